@@ -78,6 +78,29 @@ def length_chart(results: Mapping[str, Any]) -> str:
     return _svg((chosen + lines).properties(width=340, height=210))
 
 
+def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Acceptance length of custom / base in each slice: a point with its 95 % interval; the line at 1 parts gain from loss."""
+    rows = [
+        {
+            "slice": f"{dimension}: {row['name']}",
+            "ratio": row["ratio"]["value"],
+            "low": row["ratio"]["low"] or row["ratio"]["value"],
+            "high": row["ratio"]["high"] or row["ratio"]["value"],
+        }
+        for dimension, rows in slices.items()
+        for row in rows
+    ]
+    y = alt.Y("slice:N", title=None, sort=None, axis=alt.Axis(labelLimit=320))
+    base = alt.Chart(_data(rows)).encode(y=y)
+    title = "acceptance length, custom / base"
+    spans = base.mark_rule(color=COLOURS["custom"], strokeWidth=2).encode(
+        x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6)), x2="high:Q"
+    )
+    points = base.mark_point(filled=True, size=60, color=COLOURS["custom"]).encode(x=alt.X("ratio:Q", title=title))
+    even = alt.Chart(_data([{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="ratio:Q")
+    return _svg((even + spans + points).properties(width=420, height=22 * len(rows)))
+
+
 def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
     """Acceptance length on the validation part while training, at the trained depth; None without two evaluations."""
     rows = [

@@ -21,6 +21,7 @@ from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
+from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
 from outrider.eval.verification import Prompt, collect, examine, judge_tasks
 from outrider.serving.client import Sampling
@@ -28,7 +29,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, read_json, write_json
 
-VERSION = 2
+VERSION = 3
 
 
 def evaluate(
@@ -40,6 +41,7 @@ def evaluate(
     features_dir: Path,
     sequences_dir: Path,
     parts: Mapping[str, list[str]],
+    slices: Slices,
     depth: int,
     serving: ServingConfig,
     evaluation: EvalConfig,
@@ -50,7 +52,7 @@ def evaluate(
     """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there) and of the held-out part (everything else is
-    measured there). The base speculator is the target's own MTP layer.
+    measured there). `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
     """
     from outrider.data.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
@@ -87,6 +89,7 @@ def evaluate(
                 depth,
                 serving.draft_sample_method,
                 dtype=evaluation.replay_dtype,
+                by_region=part == "heldout",
             )
             seconds = time.monotonic() - begin
             say(f"exact replay, {part}, {variant}: {len(ids)} sequences in {seconds:.0f} s")
@@ -131,6 +134,7 @@ def evaluate(
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         "draft_sample_method": serving.draft_sample_method,
         "replay": _replay_results(base, custom, k, evaluation),
+        "slices": _sliced(base, custom, k, slices, heldout, evaluation),
         "counted": counted_acceptance(everything, evaluation),
         "served": {
             mode: {"speed": summarise(measured, evaluation), "acceptance": counted_acceptance(passes[mode], evaluation)}
@@ -282,6 +286,14 @@ def evaluation_prompts(
         )
     few = len(prompts) < 2 * evaluation.verification_requests
     return prompts[: evaluation.verification_requests], prompts if few else prompts[evaluation.verification_requests :]
+
+
+def _sliced(
+    base: ReplaySums, custom: ReplaySums, k: int, slices: Slices, heldout: Any, evaluation: EvalConfig
+) -> dict[str, Any]:
+    starts = dict(zip(heldout["sequence_id"], heldout["completion_start"], strict=True))
+    everything = {**slices, "prompt length": by_prompt_length(starts)}
+    return sliced(base, custom, k, everything, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
 
 
 def _replay_results(base: ReplaySums, custom: ReplaySums, k: int, evaluation: EvalConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ speculators/acceptance.py. Nothing is served and nothing sampled: the only noise
 Shapes: R responses, K depth, T tokens of a batch, N anchors; the chain's in speculators/acceptance.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +36,8 @@ class StatesByToken(Protocol):
 
 @dataclass(frozen=True)
 class ReplaySums:
-    """Expected counts per response; see `ReplayChain` for what each means. Index k - 1 of the first K axis is the number of drafts."""
+    """Expected counts per response; see `ReplayChain` for what each means. Index k - 1 of the first K axis is the number of drafts.
+    Tokens and steps by region (`regions.py`) where regions were asked for, else G = 0."""
 
     sequence_ids: list[str]
     sessions: list[str]
@@ -44,6 +45,10 @@ class ReplaySums:
     steps_RK: np.ndarray
     accepted_RKK: np.ndarray
     offered_RKK: np.ndarray
+    region_tokens_RG: np.ndarray
+    region_steps_RGK: np.ndarray
+    regions: Sequence[tuple[str, str]] = ()
+    """(dimension, name) of the G regions."""
 
     @property
     def depth(self) -> int:
@@ -66,15 +71,19 @@ class ReplaySums:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""
         arrays = {name: np.round(getattr(self, name), 6).tolist() for name in _ARRAYS}
-        return {"sequence_ids": self.sequence_ids, "sessions": self.sessions, **arrays}
+        names = [list(region) for region in self.regions]
+        return {"sequence_ids": self.sequence_ids, "sessions": self.sessions, **arrays, "regions": names}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
         """What `as_dict` made."""
-        return cls(value["sequence_ids"], value["sessions"], *(np.array(value[name]) for name in _ARRAYS))
+        arrays = (np.array(value[name]) for name in _ARRAYS)
+        regions = [(dimension, name) for dimension, name in value["regions"]]
+        return cls(value["sequence_ids"], value["sessions"], *arrays, regions=regions)
 
 
-_ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "offered_RKK")
+_CHAIN = ("tokens_R", "steps_RK", "accepted_RKK", "offered_RKK")
+_ARRAYS = (*_CHAIN, "region_tokens_RG", "region_steps_RGK")
 
 
 def replay(
@@ -86,6 +95,7 @@ def replay(
     draft_sample_method: str = "greedy",
     sampling: Sampling | None = None,
     dtype: str = "float32",
+    by_region: bool = False,
 ) -> ReplaySums:
     """Replays `rows` (sequence_id, session, temperature, top_p). `sampling` overrides the rows' own.
 
@@ -93,15 +103,23 @@ def replay(
     """
     import torch
 
+    from outrider.eval.regions import NAMES, Regions
     from outrider.speculators.checkpoint import load_mtp, load_target_ends
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
     speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
-    chains, ids, sessions = [], [], []
+    regions = Regions.of_target(target_dir) if by_region else None
+    chains, tokens_by_region, steps_by_region, ids, sessions = [], [], [], [], []
     for batch in _batches(feature_store, rows, sampling):
-        chains.append(_replay_batch(speculator, ends, batch, depth, draft_sample_method == "probabilistic", device))
+        chain = _replay_batch(speculator, ends, batch, depth, draft_sample_method == "probabilistic", device)
+        chains.append(chain)
+        for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
+            if regions:
+                member_AG = regions.members(response.token_ids_T, response.completion_start).double()
+                tokens_by_region.append(member_AG.sum(dim=0))
+                steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
         ids += [response.sequence_id for response in batch]
         sessions += [response.session for response in batch]
     if not chains:
@@ -112,7 +130,11 @@ def replay(
     def stack(name: str) -> np.ndarray:
         return torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
 
-    return ReplaySums(ids, sessions, *(stack(name) for name in _ARRAYS))
+    if not regions:
+        nothing = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
+        return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *nothing)
+    by_region_R = (torch.stack(counts).numpy() for counts in (tokens_by_region, steps_by_region))
+    return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *by_region_R, regions=NAMES)
 
 
 def compare(base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int) -> dict[str, Estimate]:

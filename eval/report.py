@@ -78,6 +78,7 @@ def render_html(
         acceptance=charts.acceptance_chart(results),
         lengths=charts.length_chart(results),
         speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+        slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
         training=charts.training_chart(metrics),
         story=_story(provenance),
         slower=_slower_than_none(results),
@@ -112,6 +113,8 @@ def render_markdown(
             for c in results["verdict"]["checks"]
         ],
     ]
+    if results["slices"]:
+        text += ["", "## By slice", "", *_slice_lines(results["slices"])]
     if on_policy:
         text += ["", *two_lines(on_policy)]
     if traffic:
@@ -164,6 +167,18 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
                 ]
             )
     return rows
+
+
+def _slice_lines(slices: Mapping[str, Any]) -> list[str]:
+    """A Markdown table: acceptance length by exact replay in every slice."""
+    lines = ["| slice | responses | base | custom | custom / base |", "|---|---|---|---|---|"]
+    for dimension, rows in slices.items():
+        for row in rows:
+            lengths = (_number(row[v]["value"]) for v in ("base", "custom"))
+            # A tenant may be called anything.
+            name = " ".join(f"{dimension}: {row['name']}".split()).replace("|", "\\|")
+            lines.append(f"| {name} | {row['sequences']} | {' | '.join(lengths)} | {_interval(row['ratio'])} |")
+    return lines
 
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -264,6 +279,8 @@ def _percent(value: float) -> str:
 
 
 def _interval(estimate: Mapping[str, float]) -> str:
+    if estimate["low"] is None:
+        return f"{estimate['value']:.2f}"
     return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
 
 

@@ -207,6 +207,7 @@ def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path) -> dict[str, Any]:
+    from outrider.data.slices import load_slices
     from outrider.eval.evaluate import evaluate
 
     return evaluate(
@@ -217,6 +218,7 @@ def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, rep
         features_dir=run.features,
         sequences_dir=run.sequences,
         parts=_parts(run),
+        slices=load_slices(run.split),
         depth=recipe.speculator.depth,
         serving=recipe.serving,
         evaluation=recipe.eval,
@@ -303,7 +305,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             name="evaluate",
-            version=1,
+            version=2,
             needs=("split", "capture", "train"),
             settings=_evaluate_settings,
             sources=_target,
@@ -329,7 +331,7 @@ STAGES: dict[str, Stage] = {
 
 OTHER_EVALUATION = Stage(
     name="evaluate_other",
-    version=1,
+    version=2,
     needs=("split", "capture"),
     settings=_evaluate_settings,
     sources=_target,

@@ -15,6 +15,7 @@ from outrider.eval.gate import judge
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
 from outrider.eval.replay import ReplaySums
 from outrider.eval.served import counted_acceptance, counted_passes, summarise
+from outrider.eval.slices import sliced
 from outrider.serving.config import ServingConfig
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
@@ -66,9 +67,18 @@ def sample_replay(acceptance: float) -> ReplaySums:
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
     steps = tokens[:, None] / length * random.normal(1, 0.05, (120, 1))
     reached = steps[:, :, None] * acceptance ** k[None, None] * (k[None, :] <= k[:, None])
-    return ReplaySums(
-        [str(i) for i in range(120)], [str(i // 2) for i in range(120)], tokens, steps, reached, reached / acceptance
-    )
+    names = [str(i) for i in range(120)], [str(i // 2) for i in range(120)]
+    shares_G = np.array([0.8, 0.2])
+    regions = tokens[:, None] * shares_G, steps[:, None] * shares_G[:, None]
+    where = [("part of response", "reasoning"), ("part of response", "answer")]
+    return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
+
+
+SLICES = {
+    "tenant": {"acme|corp": [str(i) for i in range(114)], "<b>small</b>": [str(i) for i in range(114, 120)]},
+    "fidelity": {"exact": [str(i) for i in range(120)]},
+}
+"""Two tenants, the second with three sessions; and a dimension of a single slice."""
 
 
 def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
@@ -100,6 +110,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "sampling": {"temperature": 0.6, "top_p": 0.95},
         "draft_sample_method": "greedy",
         "replay": _replay_results(base, custom, K, EVALUATION),
+        "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
         "counted": counted_acceptance([one for mode in passes.values() for one in mode], EVALUATION),
         "served": {
             mode: {"speed": summarise(measured, EVALUATION), "acceptance": counted_acceptance(passes[mode], EVALUATION)}

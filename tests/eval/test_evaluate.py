@@ -80,6 +80,7 @@ def _case(target, run, prompt, completion, depth):
         "features_dir": run / "features",
         "sequences_dir": run / "sequences",
         "parts": {"train": [], "validation": ids[6:], "heldout": ids[:6]},
+        "slices": {"tenant": {"first": ids[:3], "second": ids[3:]}},
         "depth": depth,
         "serving": ServingConfig(engine=EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_gb=0.25)),
         "evaluation": EvalConfig(

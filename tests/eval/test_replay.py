@@ -113,6 +113,18 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
         assert sums.acceptance_length()[-1] > 1.3  # the case has accepted drafts to count
 
 
+def test_regions_split_tokens_and_steps_without_a_rest(case):
+    plain = replay(case.target, case.target, case.store, case.rows, DEPTH)
+    sums = replay(case.target, case.target, case.store, case.rows, DEPTH, by_region=True)
+    assert plain.region_tokens_RG.shape == (5, 0) and np.array_equal(plain.steps_RK, sums.steps_RK)
+    for dimension in {dimension for dimension, _ in sums.regions}:
+        inside = [g for g, (name, _) in enumerate(sums.regions) if name == dimension]
+        assert np.allclose(sums.region_tokens_RG[:, inside].sum(axis=1), sums.tokens_R)
+        assert np.allclose(sums.region_steps_RGK[:, inside].sum(axis=1), sums.steps_RK)
+    loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
+    assert loaded.regions == list(sums.regions) and np.allclose(loaded.region_steps_RGK, sums.region_steps_RGK)
+
+
 def test_a_greedy_override_makes_sampled_drafts_deterministic(case):
     greedy = replay(case.target, case.target, case.store, case.rows, DEPTH, "greedy")
     override = replay(case.target, case.target, case.store, case.rows, DEPTH, "probabilistic", Sampling(0.0, 1.0))

@@ -42,7 +42,7 @@ def test_the_page_is_whole_and_needs_nothing_else(run):
     assert len(page) < 3_000_000
     assert not re.findall(r'(?:src|href)="(?!data:)', page) and "<script" not in page and "@import" not in page
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert page.count("<svg") == 5  # by position, by k, two engine modes, training
+    assert page.count("<svg") == 6  # by position, by k, two engine modes, slices, training
     assert "&lt;r&amp;d&gt;.yaml" in page and not re.search(r"\bnan\b", page, re.IGNORECASE)
 
 
@@ -54,6 +54,17 @@ def test_all_forms_say_the_same(run, results):
     for form in ((run / "report.html").read_text(), (run / "report.md").read_text(), console.export_text()):
         assert text in form and results["verdict"]["verdict"] in form
     assert json.loads((run / "report.json").read_text())["counted"] == results["counted"]
+
+
+def test_slices_are_shown_with_intervals_where_sessions_are_enough(run, results):
+    acme, small = results["slices"]["tenant"]
+    assert "fidelity" not in results["slices"]  # it tells nothing apart
+    page, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
+    ratio = acme["ratio"]
+    assert f"<td>{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]</td>" in page
+    assert small["sessions"] == 3 and small["ratio"]["low"] is None
+    assert "<td>tenant: &lt;b&gt;small&lt;/b&gt;</td>" in page and "<b>small" not in page
+    assert "| tenant: acme\\|corp | 114 |" in markdown and "part of response: reasoning | 120 |" in markdown
 
 
 def test_personal_data_is_counted_where_it_was_looked_for(run, tmp_path):
@@ -105,7 +116,7 @@ def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results
     for form in (page, markdown):
         assert "7 = 5 exchanges + 2 rejects" in form and "4 of 5 exact completions" in form and "not_json" in form
     assert "prompt, tokens: p50 12, p90 18, p99 18, max 18 (n = 5)" in markdown
-    assert "&lt;b&gt;acme&lt;/b&gt; 5" in page and page.count("<svg") == 4 + 2
+    assert "&lt;b&gt;acme&lt;/b&gt; 5" in page and page.count("<svg") == 5 + 2
     assert json.loads((tmp_path / "report.json").read_text())["traffic"] == summary
 
 
