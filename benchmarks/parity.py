@@ -9,7 +9,8 @@ from pathlib import Path
 
 from outrider.data.quarantine import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.parity import draft_parity
+from outrider.eval.config import ParityConfig
+from outrider.eval.parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
 
 
@@ -24,8 +25,9 @@ def main() -> None:
     rows = load_sequences(args.run / "traffic" / "sequences", heldout)
     prompts = [row["token_ids"][: row["completion_start"]] for row in rows]
     target = TargetConfig()
-    for name, directory in (("base", target.directory()), ("custom", args.run / "speculator")):
-        found = draft_parity(target, EngineConfig(), directory, args.k, prompts, anchors=args.anchors)
+    speculators = {"base": target.directory(), "custom": args.run / "speculator"}
+    parity = ParityConfig(max_tokens=200, anchors=args.anchors)
+    for name, found in engine_parity(target, EngineConfig(), speculators, args.k, prompts, parity).items():
         print(json.dumps({"speculator": name, **found}))
 
 

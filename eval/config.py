@@ -35,6 +35,29 @@ class GateConfig(BaseModel):
     Beyond it, trainer and engine do not run the same speculator."""
 
 
+class ParityConfig(BaseModel):
+    """Whether the trainer's unroll drafts what the engine drafts: checked before training for the base speculator and in the evaluation
+    for both."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    prompts: PositiveInt = 8
+    """Prompts that the engine answers greedily while its drafts are recorded; of the validation part before training, held-out ones in
+    the evaluation."""
+
+    max_tokens: PositiveInt = 64
+    """Longest answer in tokens."""
+
+    anchors: PositiveInt = 200
+    """Steps compared at most, at every depth; more are drawn from at random."""
+
+    min_agreement: float = Field(0.99, gt=0, le=1)
+    """Least share of draft tokens, over all depths, on which the two agree. bf16 and float32 part at near ties."""
+
+    max_difference: PositiveFloat = 0.05
+    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in nats."""
+
+
 class ReportConfig(BaseModel):
     """What is shown to people: in reports, on the terminal, in logs and in errors."""
 
@@ -97,6 +120,9 @@ class EvalConfig(BaseModel):
 
     seed: int = 0
     """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a CPU."""
+
+    parity: ParityConfig = ParityConfig()
+    """How closely trainer and engine must agree on drafts."""
 
     gate: GateConfig = GateConfig()
     """What it takes to ship."""

@@ -30,6 +30,13 @@ from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, read_json, write_json
 
 VERSION = 3
+JUDGED_ANEW = {
+    "gate": True,
+    "bootstrap_samples": True,
+    "task": True,
+    "parity": {"min_agreement", "max_difference"},
+}
+"""Settings that change what is made of the measurements, not the measurements."""
 
 
 def evaluate(
@@ -71,7 +78,7 @@ def evaluate(
             "parts": {name: parts[name] for name in ("validation", "heldout")},
             "depth": depth,
             "serving": serving.model_dump(mode="json"),
-            "evaluation": evaluation.model_dump(mode="json", exclude={"gate", "bootstrap_samples", "task"}),
+            "evaluation": evaluation.model_dump(mode="json", exclude=JUDGED_ANEW),
             "near_tie_nats": evaluation.gate.near_tie_nats,
         },
     )
@@ -114,6 +121,7 @@ def evaluate(
         serving,
         speculators,
         k,
+        depth,
         evaluation,
         sampling,
         verification_prompts,
@@ -144,7 +152,7 @@ def evaluate(
         "settings": evaluation.model_dump(mode="json"),
     }
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
-    results["verdict"] = judge(results, evaluation.gate)
+    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
     write_json(out_dir / "results.json", results)
 
     from outrider.eval.report import write_report
@@ -188,6 +196,7 @@ def _serve(
     serving: ServingConfig,
     speculators: Mapping[str, Path],
     k: int,
+    depth: int,
     evaluation: EvalConfig,
     sampling: Sampling,
     verification_prompts: list[Prompt],
@@ -225,6 +234,7 @@ def _serve(
             serving=serving,
             speculators=speculators,
             k=k,
+            depth=depth,
             evaluation=evaluation,
             scratch=out_dir / "verification_states",
         ),

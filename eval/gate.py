@@ -8,7 +8,8 @@ Every check is listed with what it saw, passed or not; the reason names the firs
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.eval.config import GateConfig
+from outrider.eval.config import GateConfig, ParityConfig
+from outrider.eval.parity import complaint
 
 SHIP, DO_NOT_SHIP = "ship", "do not ship"
 EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}
@@ -25,7 +26,7 @@ class Check:
     demand: str
 
 
-def judge(results: dict[str, Any], gate: GateConfig) -> dict[str, Any]:
+def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> dict[str, Any]:
     """The verdict, its one-line reason, the checks and the exit code."""
     checks = [_acceptance(results, gate), *_speeds(results, gate)]
     verification = results["verification"]
@@ -33,6 +34,7 @@ def judge(results: dict[str, Any], gate: GateConfig) -> dict[str, Any]:
     if verification.get("task"):
         checks.append(_task(verification["task"]))
     checks.append(_replay(verification["replay_vs_engine"], gate))
+    checks += [_parity(name, found, parity) for name, found in verification["parity"].items()]
     failed = [check for check in checks if not check.passed]
     if failed:
         verdict, more = DO_NOT_SHIP, f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -113,6 +115,16 @@ def _replay(difference: dict[str, Any], gate: GateConfig) -> Check:
         worst <= gate.max_replay_difference,
         f"steps predicted / counted - 1: base {difference['base']:+.2%}, custom {difference['custom']:+.2%}",
         f"both must lie within {gate.max_replay_difference:.0%}",
+    )
+
+
+def _parity(name: str, found: dict[str, Any], parity: ParityConfig) -> Check:
+    depths = len(found["per_depth"])
+    return Check(
+        f"drafts of trainer and engine, {name}",
+        complaint(found, parity) is None,
+        f"{found['agreement']:.2%} of {found['steps']} x {depths} draft tokens equal, log-probabilities {found['difference']:.3f} nats apart",
+        f"at least {parity.min_agreement:.1%} must be equal, and the mean difference at most {parity.max_difference:g} nats",
     )
 
 

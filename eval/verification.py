@@ -2,7 +2,8 @@
 
 From the responses and the engine's counters around them come four answers: whether speculation changed greedy outputs, whether sampled
 tokens are still the target's, whether tasks are solved as often, and whether exact replay predicts the steps that the engine counted.
-For the last one the target's states of the engine's own outputs are captured, so that replay reads exactly what was served.
+For the last one the target's states of the engine's own outputs are captured, so that replay reads exactly what was served; the engine
+that captures them also drafts, and its drafts are compared with the trainer's (parity.py).
 
     outputs = collect(fleet, prompts, sampling, max_tokens=400, concurrency=8, say=print)
     findings = examine(outputs, ...)
@@ -20,6 +21,7 @@ import numpy as np
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.parity import compare_each, record_each
 from outrider.eval.replay import replay
 from outrider.eval.tasks import load_task
 from outrider.serving.client import Sampling, complete
@@ -80,12 +82,14 @@ def examine(
     serving: ServingConfig,
     speculators: Mapping[str, Path],
     k: int,
+    depth: int,
     evaluation: EvalConfig,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Captures the states of every response and answers all but the tasks' question (`judge_tasks`). `scratch` holds the states meanwhile and is removed."""
+    """Captures the states of every response and answers all but the tasks' question (`judge_tasks`). `scratch` holds the states meanwhile and is removed.
+    In the same engine both speculators draft `depth` tokens a step, for comparison with the trainer's unroll."""
     try:
-        store = _capture(outputs, prompts, target, serving, scratch)
+        store, parity = _ask_engine(outputs, prompts, target, serving, speculators, depth, evaluation, scratch)
         heads = _Head(target.directory(), store)
         greedy = {
             variant: compare_greedy(
@@ -121,6 +125,7 @@ def examine(
         shutil.rmtree(scratch, ignore_errors=True)
     return {
         "requests": len(prompts),
+        "parity": parity,
         "greedy": greedy,
         "sampled_text": sampled_text,
         "replay_vs_engine": {
@@ -166,11 +171,20 @@ def _row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray([*prompt.token_ids, -1, *completion], np.int32).tobytes()).hexdigest()
 
 
-def _capture(
-    outputs: Mapping[str, Any], prompts: Sequence[Prompt], target: TargetConfig, serving: ServingConfig, scratch: Path
-) -> Any:
+def _ask_engine(
+    outputs: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    target: TargetConfig,
+    serving: ServingConfig,
+    speculators: Mapping[str, Path],
+    depth: int,
+    evaluation: EvalConfig,
+    scratch: Path,
+) -> tuple[Any, dict[str, Any]]:
+    """A store of every response's states, and both speculators' draft parity, from one engine."""
     from outrider.data.capture import capture_ids
     from outrider.data.feature_store import FeatureStore
+    from outrider.serving.draft_extension import DRAFT_EXTENSION
     from outrider.serving.engine import open_engine
 
     rows = {
@@ -179,9 +193,13 @@ def _capture(
         for recorded in outputs[regime].values()
         for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
     }
-    with open_engine(target, serving.engine.model_copy(update={"mode": "eager"})) as engine:
+    eager = serving.engine.model_copy(update={"mode": "eager"})
+    asked = [prompt.token_ids for prompt in prompts[: evaluation.parity.prompts]]
+    with open_engine(target, eager, speculators["custom"], depth, extension=DRAFT_EXTENSION) as engine:
         capture_ids(engine, list(rows.values()), scratch)
-    return FeatureStore.open(scratch)
+        recordings = record_each(engine, speculators, asked, evaluation.parity)
+    parity = compare_each(recordings, speculators, target, depth, evaluation.parity, evaluation.replay_dtype)
+    return FeatureStore.open(scratch), parity
 
 
 class _Head:

@@ -180,8 +180,10 @@ def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, A
 
 def _train(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.sequences import load_sequences
+    from outrider.recipes.warm_start import check_warm_start
     from outrider.training.launch import train
 
+    check_warm_start(run, recipe, _parts(run)["validation"])
     rows = load_sequences(run.sequences).select_columns(["sequence_id", "temperature", "top_p"])
     return train(
         target_dir=recipe.target.directory(),
@@ -295,7 +297,10 @@ STAGES: dict[str, Stage] = {
             name="train",
             version=1,
             needs=("split", "capture"),
-            settings=lambda recipe: {"speculator": _dump(recipe.speculator), "training": _dump(recipe.training)},
+            settings=lambda recipe: {
+                "speculator": _dump(recipe.speculator),
+                "training": _dump(recipe.training, {"parity"}),
+            },
             sources=_target,
             work=_train,
             reads=lambda run: (run.sequences, run.features / "manifest.json"),

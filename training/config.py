@@ -61,6 +61,10 @@ class TrainingConfig(BaseModel):
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many evaluations in a row without a better acceptance length; null: train to the end."""
 
+    parity: Literal["strict", "warn"] = "strict"
+    """What happens when, before the first update, the base speculator drafts otherwise in the trainer than in the engine
+    (`eval.parity`): `strict` stops the run, `warn` says so and trains; the evaluation's gate refuses it in either case."""
+
     parity_tolerance: float = Field(default=0.02, gt=0, lt=1)
     """Largest difference in any draft position's acceptance, before the first update, between the speculator as DeepSpeed
     prepared it and the base one in float32; beyond it the run stops."""

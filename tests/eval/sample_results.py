@@ -81,6 +81,12 @@ SLICES = {
 """Two tenants, the second with three sessions; and a dimension of a single slice."""
 
 
+def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> dict[str, Any]:
+    """Drafts of trainer and engine compared."""
+    depth = {"n": 200, "agreement": agreement, "difference": difference, "gap": 0.1}
+    return {"steps": 200, "agreement": agreement, "difference": difference, "per_depth": [depth] * DEPTH}
+
+
 def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     """As evaluate() writes it."""
     base, custom = sample_replay(0.6), sample_replay(0.8)
@@ -118,6 +124,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         },
         "verification": {
             "requests": 24,
+            "parity": {variant: sample_parity() for variant in ("base", "custom")},
             "greedy": {
                 variant: compare_greedy(
                     [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
@@ -139,5 +146,5 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         },
         "settings": EVALUATION.model_dump(mode="json"),
     }
-    results["verdict"] = judge(results, EVALUATION.gate)
+    results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     return results

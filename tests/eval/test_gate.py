@@ -4,8 +4,9 @@ import copy
 
 import pytest
 
-from outrider.eval.config import GateConfig
+from outrider.eval.config import GateConfig, ParityConfig
 from outrider.eval.gate import judge
+from tests.eval.sample_results import sample_parity
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
@@ -20,12 +21,13 @@ GOOD = {
         "sampled_text": {"none": {"tail_share": 0.0015}, "custom": {"tail_share": 0.0016}},
         "task": {"custom_minus_none": {"value": -0.01, "low": -0.1, "high": 0.08}},
         "replay_vs_engine": {"base": 0.001, "custom": -0.002},
+        "parity": {"base": sample_parity(), "custom": sample_parity()},
     },
 }
 
 
 def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
-    verdict = judge(GOOD, GateConfig())
+    verdict = judge(GOOD, GateConfig(), ParityConfig())
     assert verdict["verdict"] == "ship" and verdict["exit_code"] == 0
     assert "1.400 [1.300, 1.500]" in verdict["reason"] and "tokens/s" in verdict["reason"]
 
@@ -39,6 +41,8 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (("verification", "task", "custom_minus_none"), {"value": -0.3, "low": -0.5, "high": -0.1}, "task accuracy"),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
+        (("verification", "parity", "custom"), sample_parity(agreement=0.97), "drafts of trainer and engine, custom"),
+        (("verification", "parity", "base"), sample_parity(difference=0.2), "drafts of trainer and engine, base"),
     ],
 )
 def test_one_failure_is_enough(path, value, named):
@@ -47,7 +51,7 @@ def test_one_failure_is_enough(path, value, named):
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    verdict = judge(results, GateConfig())
+    verdict = judge(results, GateConfig(), ParityConfig())
     assert verdict["verdict"] == "do not ship" and verdict["exit_code"] == 2
     assert verdict["reason"].startswith(named)
     assert sum(not check["passed"] for check in verdict["checks"]) == 1

@@ -13,6 +13,7 @@ from outrider.eval.verification import Prompt, examine, judge_tasks
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.speculators.checkpoint import load_target_ends
+from tests.eval.sample_results import sample_parity
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 K = 2
@@ -42,7 +43,7 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
                 hidden=torch.randn(len(tokens), HIDDEN).bfloat16(),
                 completion_start=len(prompt.token_ids),
             )
-    monkeypatch.setattr(verification, "_capture", lambda *_: store)
+    monkeypatch.setattr(verification, "_ask_engine", lambda *_: (store, {"base": sample_parity()}))
 
     def counted(ids, sampling):
         rows = [
@@ -69,6 +70,7 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
         serving=ServingConfig(),
         speculators={"base": target, "custom": target},
         k=K,
+        depth=K,
         evaluation=EvalConfig(),
         scratch=tmp_path / "states",
     )
