@@ -23,8 +23,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from outrider.data.config import CaptureConfig
 from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.self_check import Row, require, self_check
-from outrider.data.sequences import load_sequences
-from outrider.data.split import PARTS
+from outrider.data.sequences import Tables, load_sequences
+from outrider.data.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, open_engine
 from outrider.serving.token_scores import COLUMNS
@@ -43,15 +43,15 @@ FINGERPRINT_BYTES = 4 * 2**20
 
 def capture(
     target: TargetConfig,
-    sequences_dir: Path,
+    sequences_dir: Tables,
     parts: dict[str, Any],
     capture: CaptureConfig,
     engine: EngineConfig,
     out_dir: Path,
 ) -> dict[str, Any]:
-    """Captures every sequence of the three parts; returns counts, speed and the self-check, also kept in summary.json."""
+    """Captures every sequence of every part; returns counts, speed and the self-check, also kept in summary.json."""
     out_dir, target_dir = Path(out_dir), target.directory()
-    table = load_sequences(sequences_dir, [sequence_id for part in PARTS for sequence_id in parts[part]])
+    table = load_sequences(sequences_dir, ids_of(parts))
     source = {
         "target": _target_fingerprint(target_dir),
         "sequences": _rows_digest(_rows(table)),

@@ -80,7 +80,7 @@ class ChunkWork:
     def __init__(
         self,
         target_dir: Path,
-        file_numbers: dict[str, int],
+        file_numbers: dict[str, str],
         models: list[str] | None,
         privacy: PrivacyConfig,
         key: bytes | None,

@@ -34,6 +34,13 @@ class TrafficConfig(_Section):
     """Train on at most this many exchanges with one and the same prompt, the latest. Copies are what the endpoint serves, so they
     stay by default; a health check or a load test among them may outweigh all the rest."""
 
+    general: str | list[str] | None = None
+    """Logs of other traffic than the customer's, given as `path` is: an endpoint's at large, say. Some of it is trained on, so that the
+    speculator does not forget what it could; some is kept for measuring that (docs/evaluation.md). Default: none."""
+
+    general_share: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the training sequences that are drawn from `general`; 0 only measures on it."""
+
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Least share of a completion's tokens that must be likely under the target: within top_p at the logged temperature, or within
     0.95 of the mass where top_p is larger, less what sampling leaves outside anyway. 1 is the target's own text. Sequences below are
@@ -157,6 +164,9 @@ class SplitConfig(_Section):
 
     max_heldout_sequences: int | None = Field(default=None, ge=1)
     """Measure on at most this many sequences, a seeded sample. Default: all."""
+
+    max_general_sequences: int = Field(default=200, ge=1)
+    """Measure on at most this many sequences of `traffic.general`, its latest; a fifth of it at most."""
 
     seed: int = 0
     """Seed of the samples."""

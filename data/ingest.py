@@ -68,14 +68,16 @@ def ingest(
     out_dir: Path,
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
+    prefix: str = "",
 ) -> dict[str, Any]:
-    """Reads every row of `traffic.path` for the target in `target_dir`; returns what `summary.json` holds.
+    """Reads every row of `traffic.path` for the target in `target_dir`; returns what `summary.json` holds. Ids of sequences begin with
+    `prefix`.
 
     `workers`: processes; 0 for this one alone. Default: one a core, one or none for a small log. With `privacy` on, `privacy.json`
     says what was found.
     """
     privacy = privacy or PrivacyConfig()
-    read = read_log(target_dir, traffic, out_dir, workers, privacy=privacy)
+    read = read_log(target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix)
     if privacy.mode != "off":
         read.privacy.write(privacy, Path(out_dir) / PRIVACY_FILE)
         Console(stderr=True, highlight=False).print(read.privacy.line(privacy), soft_wrap=True)
@@ -90,6 +92,7 @@ def read_log(
     workers: int | None = None,
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
+    prefix: str = "",
 ) -> ReadLog:
     """The first half of an ingest, up to its judgement. `rows_per_file`: read no more of each file than these."""
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
@@ -99,7 +102,7 @@ def read_log(
     privacy = privacy or PrivacyConfig()
     key = surrogate_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
-    file_numbers = {file.name: number for number, file in enumerate(files)}
+    file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = (Path(target_dir), file_numbers, models, privacy, key, parts_dir)
     with tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch, _progress(files) as chunk_is_done:
         records = _records(files, traffic.format, Path(scratch))

@@ -22,10 +22,11 @@ from rich.console import Console
 from outrider.data.causes import Verdict, judge
 from outrider.data.evidence import Z_EDGES, Evidence
 from outrider.data.feature_store import FeatureStore
+from outrider.data.general import GENERAL
 from outrider.data.quarantine import write_quarantine
-from outrider.data.sequences import load_sequences
+from outrider.data.sequences import Tables, load_sequences
 from outrider.data.slices import Slices, load_slices
-from outrider.data.split import PARTS
+from outrider.data.split import PARTS, ids_of
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json, write_json
 
@@ -35,12 +36,12 @@ MOST_ASIDE = 0.5
 
 
 def check_traffic(
-    sequences_dir: Path, split_dir: Path, features_dir: Path, min_on_policy: float | None
+    sequences_dir: Tables, split_dir: Path, features_dir: Path, min_on_policy: float | None
 ) -> dict[str, Any]:
     """Judges what was captured, says it in two lines, and stops the run where most of it is not the target's own; returns what a
     stage keeps of it."""
     parts = read_json(Path(split_dir) / "parts.json")
-    table = load_sequences(sequences_dir, [sequence_id for part in PARTS for sequence_id in parts[part]])
+    table = load_sequences(sequences_dir, ids_of(parts))
     report = examine(FeatureStore.open(features_dir), table, parts, load_slices(split_dir), min_on_policy)
     console = Console(stderr=True)
     for line in two_lines(report):
@@ -79,7 +80,7 @@ def examine(
         "min_on_policy": min_on_policy,
         "z_edges": Z_EDGES,
         "all": everything,
-        "parts": {part: described(rows(parts[part])) for part in PARTS},
+        "parts": {part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts},
         "slices": {
             dimension: {name: described(rows_N) for name, rows_N in names.items()}
             for dimension, names in groups.items()

@@ -5,7 +5,7 @@ scores, and every stage after capture takes its parts through `load_parts`, the 
 also names the manifest that it judged, so that its digest stands for both.
 
     write_quarantine(features, {"0-17": 0.41}, below=0.95)
-    parts = load_parts(run / "split", features)          # train, validation, heldout
+    parts = load_parts(run / "split", features)          # train, validation, heldout; general if any
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.feature_store import MANIFEST
+from outrider.data.general import GENERAL
 from outrider.data.split import PARTS
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, read_json, write_json
@@ -31,7 +32,7 @@ def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
     """parts.json without the sequences that are set aside; a part that loses all of its own is an error."""
     parts = read_json(Path(split_dir) / "parts.json")
     aside = read_json(Path(features_dir) / FILE)["sequences"]
-    for name in PARTS:
+    for name in (name for name in (*PARTS, GENERAL) if name in parts):
         kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
         if not kept:
             raise OutriderError(

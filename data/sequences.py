@@ -1,28 +1,38 @@
-"""The table of token sequences that the ingest wrote.
+"""The tables of token sequences that the ingest wrote: the customer's traffic, and general traffic where a recipe names some.
 
 rows = load_sequences("runs/resume_screening/traffic/sequences", parts["heldout"])
+rows = load_sequences([customers, general], parts["train"])
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, concatenate_datasets, load_from_disk
 
 from outrider.speculators.errors import OutriderError
 
+Tables = Path | str | Sequence[Path]
+"""One table's directory, or those of several, whose ids differ."""
 
-def load_sequences(sequences_dir: Path, ids: list[str] | None = None) -> Dataset:
+
+def load_sequences(sequences_dir: Tables, ids: list[str] | None = None) -> Dataset:
     """The rows of `ids` in their order, or all in the log's order; memory-mapped."""
-    try:
-        table = load_from_disk(str(sequences_dir))
-    except FileNotFoundError:
-        raise OutriderError(f"{sequences_dir}: no table of sequences; run the ingest stage first") from None
+    directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
+    table = concatenate_datasets([_load(directory) for directory in directories])
     if ids is None:
         return table
     index = {sequence_id: position for position, sequence_id in enumerate(table["sequence_id"])}
     unknown = [sequence_id for sequence_id in ids if sequence_id not in index]
     if unknown:
         raise OutriderError(
-            f"{sequences_dir}: {len(unknown)} of {len(ids)} sequences are not in the table (first {unknown[0]}); "
+            f"{directories[0]}: {len(unknown)} of {len(ids)} sequences are not in the table (first {unknown[0]}); "
             "run the split stage again, the table has changed"
         )
     return table.select([index[sequence_id] for sequence_id in ids])
+
+
+def _load(directory: Path | str) -> Dataset:
+    try:
+        return load_from_disk(str(directory))
+    except FileNotFoundError:
+        raise OutriderError(f"{directory}: no table of sequences; run the ingest stage first") from None

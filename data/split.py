@@ -14,6 +14,7 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,27 @@ from datasets import Dataset
 
 from outrider.data.config import SplitConfig
 from outrider.data.duplicates import SimilarPrompts
+from outrider.data.general import GENERAL, add_general
 from outrider.data.sequences import load_sequences
 from outrider.data.slices import name_slices, write_slices
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import write_json
 
 PARTS = ("train", "validation", "heldout")
+"""Of the customer's traffic; where a recipe names general traffic, `parts.json` has a part of it as well."""
 
 
-def split(sequences_dir: Path, split: SplitConfig, out_dir: Path, max_copies: int | None = None) -> dict[str, Any]:
+def split(
+    sequences_dir: Path,
+    split: SplitConfig,
+    out_dir: Path,
+    max_copies: int | None = None,
+    general_dir: Path | None = None,
+    general_share: float = 0.0,
+) -> dict[str, Any]:
     """Writes and returns `parts.json`: the ids of each part in the order of time, `left_out` {id: reason}, `summary`.
 
-    `max_copies` is `traffic.max_copies`. The slices of every later table are named beside it (slices.json), once for all, from the
+    `max_copies` and `general_share` are `traffic`'s; `general_dir` is the table of general traffic (general.py). The slices of every later table are named beside it (slices.json), once for all, from the
     whole traffic.
     """
     table = load_sequences(sequences_dir)
@@ -43,9 +53,19 @@ def split(sequences_dir: Path, split: SplitConfig, out_dir: Path, max_copies: in
         "left_out": {ids[row]: left_out[row] for row in sorted(left_out)},
         "summary": describe(table, parts, left_out),
     }
-    write_slices(name_slices(table), out_dir)
+    slices = name_slices(table)
+    if general_dir is not None:
+        general = load_sequences(general_dir)
+        add_general(result, result["summary"], table, general, general_share, split)
+        slices["traffic"] = {"customer": ids, GENERAL: general["sequence_id"][:]}
+    write_slices(slices, out_dir)
     write_json(Path(out_dir) / "parts.json", result)
     return result
+
+
+def ids_of(parts: Mapping[str, Any]) -> list[str]:
+    """Every sequence of every part: what is captured and judged."""
+    return [sequence_id for part in (*PARTS, GENERAL) for sequence_id in parts.get(part, ())]
 
 
 def divide(

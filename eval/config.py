@@ -19,6 +19,10 @@ class GateConfig(BaseModel):
     min_speed_ratio: PositiveFloat = 1.0
     """The low end of the interval of custom / base tokens/s at the lowest concurrency must lie above this in every engine mode."""
 
+    max_general_loss: float = Field(0.05, ge=0, lt=1)
+    """Largest loss of acceptance length on general traffic, as a share of the base speculator's: the low end of the interval of
+    custom / base must lie above 1 minus this. Looked at where the recipe has `traffic.general`."""
+
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
     """Largest share of greedy responses that may differ between speculation and none without a near tie at the first difference."""
 

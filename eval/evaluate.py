@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from outrider.data.sequences import Tables
 from outrider.eval.choose_k import choose_k, step_prices
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
@@ -46,7 +47,7 @@ def evaluate(
     target: TargetConfig,
     speculator_dir: Path,
     features_dir: Path,
-    sequences_dir: Path,
+    sequences_dir: Tables,
     parts: Mapping[str, list[str]],
     slices: Slices,
     depth: int,
@@ -58,8 +59,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
 
-    `parts` names the sequences of the validation part (k is chosen there) and of the held-out part (everything else is
-    measured there). `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
+    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
     """
     from outrider.data.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
@@ -75,7 +76,7 @@ def evaluate(
             "speculator": {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))},
             "target": file_digest(target_dir / "config.json"),
             "features": file_digest(features_dir / "manifest.json"),
-            "parts": {name: parts[name] for name in ("validation", "heldout")},
+            "parts": {name: parts.get(name) for name in ("validation", "heldout", "general")},
             "depth": depth,
             "serving": serving.model_dump(mode="json"),
             "evaluation": evaluation.model_dump(mode="json", exclude=JUDGED_ANEW),
@@ -113,6 +114,11 @@ def evaluate(
     replay_ids = _subset(parts["heldout"], evaluation)
     base, custom = (replayed("heldout", replay_ids, variant) for variant in ("base", "custom"))
 
+    general = None
+    if general_ids := _subset(parts.get("general", []), evaluation):
+        sums = [replayed("general", general_ids, variant) for variant in ("base", "custom")]
+        general = _replay_results(*sums, k, evaluation)
+
     sampling = _customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
     blocks, verification = _serve(
@@ -142,6 +148,7 @@ def evaluate(
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         "draft_sample_method": serving.draft_sample_method,
         "replay": _replay_results(base, custom, k, evaluation),
+        "general": general,
         "slices": _sliced(base, custom, k, slices, heldout, evaluation),
         "counted": counted_acceptance(everything, evaluation),
         "served": {

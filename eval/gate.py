@@ -29,6 +29,8 @@ class Check:
 def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> dict[str, Any]:
     """The verdict, its one-line reason, the checks and the exit code."""
     checks = [_acceptance(results, gate), *_speeds(results, gate)]
+    if results["general"]:
+        checks.append(_general(results["general"]["ratio"], gate))
     verification = results["verification"]
     checks += [_lossless(verification["greedy"], gate), _sampled_text(verification["sampled_text"], gate)]
     if verification.get("task"):
@@ -57,6 +59,15 @@ def _acceptance(results: dict[str, Any], gate: GateConfig) -> Check:
         ratio["low"] > gate.min_acceptance_ratio,
         f"{_interval(ratio)} over {ratio['clusters']} held-out sessions",
         f"the interval must lie above {gate.min_acceptance_ratio:g}",
+    )
+
+
+def _general(ratio: dict[str, Any], gate: GateConfig) -> Check:
+    return Check(
+        "acceptance length on general traffic, custom / base",
+        ratio["low"] > 1 - gate.max_general_loss,
+        f"{_interval(ratio)} over {ratio['clusters']} sessions",
+        f"the interval must lie above {1 - gate.max_general_loss:g}",
     )
 
 

@@ -156,6 +156,9 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
             "",
         ],
     ]
+    if results["general"]:
+        lengths = (_number(results["general"][v]["value"]) for v in ("base", "custom"))
+        rows.append(["acceptance, general", "1", *lengths, _interval(results["general"]["ratio"]), ""])
     for mode, measured in results["served"].items():
         for concurrency, row in measured["speed"].items():
             rows.append(

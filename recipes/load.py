@@ -180,12 +180,13 @@ def _set(values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value:
 def _resolve_paths(values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None) -> None:
     """Makes relative traffic paths, the privacy key's and target directories absolute: beside the recipe, else below the current directory."""
     traffic, privacy, target = values.get("traffic"), values.get("privacy"), values.get("target")
-    if isinstance(traffic, dict) and only in (None, ("traffic", "path")):
-        path = traffic.get("path")
-        if isinstance(path, str):
-            traffic["path"] = _traffic_path(path, folder)
-        elif isinstance(path, list):
-            traffic["path"] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
+    for key in ("path", "general"):
+        if isinstance(traffic, dict) and only in (None, ("traffic", key)):
+            path = traffic.get(key)
+            if isinstance(path, str):
+                traffic[key] = _traffic_path(path, folder)
+            elif isinstance(path, list):
+                traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
     if (
         isinstance(privacy, dict)
         and only in (None, ("privacy", "key_file"))

@@ -41,7 +41,11 @@ def local_target(recipe: Recipe) -> Path | None:
 
 def check_traffic(recipe: Recipe) -> None:
     """Every path of the log names something."""
-    paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
+    for key, paths in (("path", recipe.traffic.path), ("general", recipe.traffic.general or [])):
+        _check_paths(key, [paths] if isinstance(paths, str) else paths)
+
+
+def _check_paths(key: str, paths: list[str]) -> None:
     for path in paths:
         if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
             continue
@@ -49,8 +53,8 @@ def check_traffic(recipe: Recipe) -> None:
             f"nano_r1/{log.name.removesuffix('.jsonl.gz')}" for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")
         )
         raise OutriderError(
-            f"traffic.path = {path!r}: no such file or folder (a relative one is looked for beside its recipe, then where the "
-            "command starts); give a log, a folder of logs or a URL, in the recipe or as traffic.path=... on the command line "
+            f"traffic.{key} = {path!r}: no such file or folder (a relative one is looked for beside its recipe, then where the "
+            f"command starts); give a log, a folder of logs or a URL, in the recipe or as traffic.{key}=... on the command line "
             f"(with the package come {', '.join(embedded) or 'none'})"
         )
 

@@ -52,6 +52,17 @@ class RunDirectory:
         return self.traffic / "sequences"
 
     @property
+    def general(self) -> Path:
+        """Output of ingest for general traffic, where a recipe names some; as `traffic`."""
+        return self.traffic / "general"
+
+    @property
+    def tables(self) -> list[Path]:
+        """Every table of token sequences that there is, the customer's first."""
+        general = self.general / "sequences"
+        return [self.sequences, general] if general.is_dir() else [self.sequences]
+
+    @property
     def split(self) -> Path:
         """Output of split: parts.json."""
         return self.root / "split"

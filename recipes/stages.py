@@ -133,9 +133,16 @@ def _target(recipe: Recipe) -> dict[str, str]:
     return {"target": path_identity(recipe.target.directory())}
 
 
+def _logs(paths: str | list[str] | None) -> dict[str, str]:
+    return {path: source_identity(path) for path in ([paths] if isinstance(paths, str) else paths or [])}
+
+
 def _traffic(recipe: Recipe) -> dict[str, str]:
-    paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
-    return {path: source_identity(path) for path in paths}
+    return _logs(recipe.traffic.path) | _general(recipe)
+
+
+def _general(recipe: Recipe) -> dict[str, str]:
+    return {f"general {path}": identity for path, identity in _logs(recipe.traffic.general).items()}
 
 
 def _privacy_settings(recipe: Recipe) -> dict[str, Any]:
@@ -149,17 +156,27 @@ def _privacy_key(recipe: Recipe) -> dict[str, str]:
 
 
 def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.general import PREFIX
     from outrider.data.ingest import ingest
     from outrider.recipes.preflight import check_target
 
     check_target(recipe.target.directory())  # a target from the hub is here only now
-    return ingest(recipe.target.directory(), recipe.traffic, run.traffic, privacy=recipe.privacy)
+    result = ingest(recipe.target.directory(), recipe.traffic, run.traffic, privacy=recipe.privacy)
+    if recipe.traffic.general is None:
+        shutil.rmtree(run.general, ignore_errors=True)
+        return result
+    general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
+    ingested = ingest(recipe.target.directory(), general, run.general, privacy=recipe.privacy, prefix=PREFIX)
+    return {**result, "general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
 
 
 def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.split import split
 
-    return split(run.sequences, recipe.split, run.split, recipe.traffic.max_copies)["summary"]
+    traffic = recipe.traffic
+    general = run.general / "sequences" if traffic.general is not None else None
+    parts = split(run.sequences, recipe.split, run.split, traffic.max_copies, general, traffic.general_share)
+    return parts["summary"]
 
 
 def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -168,13 +185,13 @@ def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, A
 
     captured = capture(
         target=recipe.target,
-        sequences_dir=run.sequences,
+        sequences_dir=run.tables,
         parts=read_json(run.split / "parts.json"),
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
     )
-    judged = check_traffic(run.sequences, run.split, run.features, recipe.traffic.min_on_policy)
+    judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
     return {**captured, "on_policy": judged}
 
 
@@ -184,7 +201,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     from outrider.training.launch import train
 
     check_warm_start(run, recipe, _parts(run)["validation"])
-    rows = load_sequences(run.sequences).select_columns(["sequence_id", "temperature", "top_p"])
+    rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
     return train(
         target_dir=recipe.target.directory(),
         features_dir=run.features,
@@ -218,7 +235,7 @@ def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, rep
         target=recipe.target,
         speculator_dir=speculator,
         features_dir=run.features,
-        sequences_dir=run.sequences,
+        sequences_dir=run.tables,
         parts=_parts(run),
         slices=load_slices(run.split),
         depth=recipe.speculator.depth,
@@ -255,7 +272,7 @@ STAGES: dict[str, Stage] = {
             version=2,
             needs=(),
             settings=lambda recipe: {
-                "traffic": _dump(recipe.traffic, {"path", "max_copies", "min_on_policy"}),
+                "traffic": _dump(recipe.traffic, {"path", "general", "general_share", "max_copies", "min_on_policy"}),
                 "privacy": _privacy_settings(recipe),
             },
             sources=lambda recipe: _target(recipe) | _traffic(recipe) | _privacy_key(recipe),
@@ -269,9 +286,9 @@ STAGES: dict[str, Stage] = {
             needs=("ingest",),
             settings=lambda recipe: {
                 "split": _dump(recipe.split),
-                "traffic": {"max_copies": recipe.traffic.max_copies},
+                "traffic": {name: getattr(recipe.traffic, name) for name in ("max_copies", "general_share")},
             },
-            sources=lambda recipe: {},
+            sources=_general,
             work=_split,
             reads=lambda run: (run.sequences,),
             artifact=lambda run: run.split / "parts.json",

@@ -116,6 +116,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "sampling": {"temperature": 0.6, "top_p": 0.95},
         "draft_sample_method": "greedy",
         "replay": _replay_results(base, custom, K, EVALUATION),
+        "general": None,
         "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
         "counted": counted_acceptance([one for mode in passes.values() for one in mode], EVALUATION),
         "served": {

@@ -12,6 +12,7 @@ BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters"
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
 GOOD = {
     "replay": {"ratio": BETTER},
+    "general": {"ratio": UNSURE},
     "served": {
         mode: {"speed": {"1": {"custom_over_base": BETTER}, "8": {"custom_over_base": UNSURE}}}
         for mode in ("eager", "compiled")
@@ -36,6 +37,7 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
     ("path", "value", "named"),
     [
         (("replay", "ratio"), UNSURE, "acceptance length"),
+        (("general", "ratio"), UNSURE | {"low": 0.94}, "acceptance length on general traffic"),
         (("served", "compiled", "speed", "1", "custom_over_base"), UNSURE, "tokens/s, custom / base, compiled"),
         (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
