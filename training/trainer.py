@@ -25,8 +25,9 @@ from outrider.training.batches import Batch, Prefetch, Store
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint
 from outrider.training.losses import depth_weights, distillation_loss
 from outrider.training.metrics import Metrics
-from outrider.training.packing import Row, Sample, make_samples, padding_share, plan_epoch
+from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
+from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
 from outrider.training.validation import Validation, check_parity
@@ -45,9 +46,13 @@ class Trainer:
                 f" {self.accelerator.num_processes} processes that were started"
             )
         self.device = self.accelerator.device
-        self.samples, left_out = self._samples(spec.train, "train")
-        validation_samples, _ = self._samples(spec.validation, "validation")
-        self.left_out = left_out
+        row_tokens = self.config.row_tokens
+        self.samples, self.left_out = samples_of_part(
+            store.manifest, spec.train, row_tokens, "train", spec.features_dir
+        )
+        validation_samples, _ = samples_of_part(
+            store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
+        )
         self.steps = [
             step
             for epoch in range(self.config.epochs)
@@ -181,27 +186,20 @@ class Trainer:
                 self.optimizer.zero_grad()
             sums += torch.cat([loss.detach()[None], loss_sums.kl_K.float(), loss_sums.greedy_acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
-        kl_K, acceptance_K = (sums[1:].view(2, self.depth) / count_K.clamp_min(1)).tolist()
-        seconds = time.perf_counter() - began
         tokens = sum(sample.length for sample in in_step)
-        gradient_norm = self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm()
-        values = {
-            "loss": sums[0].item(),
-            "kl": kl_K,
-            "expected_acceptance": acceptance_K,
-            "learning_rate": rate,
-            "gradient_norm": gradient_norm,
-            "tokens_per_s": tokens / seconds,
-            "wait_share": (batches.waited - waited) / seconds,
-            "padding_share": 1 - tokens / (config.rows_per_step * config.row_tokens),
-        }
+        values = step_values(
+            sums,
+            count_K,
+            rate,
+            self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm(),
+            tokens,
+            config.rows_per_step * config.row_tokens,
+            time.perf_counter() - began,
+            batches.waited - waited,
+        )
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
-            self._say(
-                f"step {step + 1}/{len(self.steps)}  loss {values['loss']:.4f}  expected acceptance"
-                f" {' '.join(f'{rate:.3f}' for rate in acceptance_K)}  lr {rate:.1e}  {values['tokens_per_s']:.0f} tokens/s"
-                f"  waiting {values['wait_share']:.0%}"
-            )
+            self._say(step_line(step + 1, len(self.steps), values))
 
     def _row_loss(self, batch: Batch, share_K: Tensor) -> tuple[Tensor, Any]:
         """The row's part of the step's loss. `share_K` is what one target of a depth weighs; 0 where the row does not count."""
@@ -231,11 +229,7 @@ class Trainer:
         self.model.train()
         seconds = time.perf_counter() - began
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})
-        self._say(
-            f"step {done}/{len(self.steps)}  validation: acceptance {' '.join(f'{a:.3f}' for a in profile['acceptance'])}"
-            f"  acceptance length {profile['acceptance_length'][-1]:.3f} at K={self.depth}"
-            f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
-        )
+        self._say(validation_line(done, len(self.steps), profile, seconds))
         return profile
 
     def _save_best(self) -> None:
@@ -245,23 +239,6 @@ class Trainer:
             speculator.load_state_dict({name.removeprefix("speculator."): value for name, value in weights.items()})
             save_mtp(speculator, self.spec.target_dir, self._best)
         self.accelerator.wait_for_everyone()
-
-    def _samples(self, sequence_ids: list[str], part: str) -> tuple[list[Sample], dict[str, str]]:
-        table = {row["id"]: row for row in self.store.manifest["sequences"]}
-        missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
-        if missing:
-            raise OutriderError(
-                f"{self.spec.features_dir}: no states for {len(missing)} sequences of the {part} part, {missing[0]} the first;"
-                " run the capture stage again"
-            )
-        rows = [table[sequence_id] for sequence_id in sequence_ids]
-        samples, left_out = make_samples(
-            ((row["id"], row["length"], row["completion_start"]) for row in rows), self.config.row_tokens
-        )
-        if not samples:
-            reason = next(iter(left_out.values()))
-            raise OutriderError(f"training: every sequence of the {part} part was left out, the first because {reason}")
-        return samples, left_out
 
     def _my_rows(self, first_step: int) -> Iterator[Row]:
         """This process's rows of all steps to come. In a short step its first row stands in, and is not counted."""
