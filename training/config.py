@@ -56,7 +56,18 @@ class TrainingConfig(BaseModel):
     """Steps between two evaluations on the validation part; the last step is always evaluated."""
 
     checkpoint_every: int = Field(default=50, ge=1)
-    """Steps between two checkpoints that a stopped run resumes from; the last two are kept."""
+    """Steps between two checkpoints that a stopped run resumes from. One more is written before the first step."""
+
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints that are kept, the newest; each takes 12 bytes a trained parameter and the weights. With 2 or more, one that
+    a power cut tore is passed over for the one before it."""
+
+    spike_factor: float | None = Field(default=10.0, gt=1)
+    """A loss above this many times the median of the last 32 steps is undone: back to the last checkpoint, and on without that
+    batch, whose sequences are named. A loss or gradient that is no number always is. null: only those."""
+
+    max_rollbacks: int = Field(default=5, ge=0)
+    """Batches that may be undone in one run; one more is an error that names them."""
 
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many evaluations in a row without a better acceptance length; null: train to the end."""

@@ -104,8 +104,11 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
     from accelerate.utils import DummyOptim
 
+    from outrider.training.engine_files import use_safetensors
+
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
     # bf16 rounds the routing bias too, which would send tokens to other experts than the engine does.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)
