@@ -3,9 +3,10 @@
 TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
+import shlex
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class TrainingConfig(BaseModel):
@@ -47,7 +48,13 @@ class TrainingConfig(BaseModel):
     """DeepSpeed ZeRO: shards optimizer states (1), gradients too (2), weights too (3) over the processes."""
 
     processes: int = Field(default=1, ge=1)
-    """Processes on this machine, one for each GPU; more than one are started by torchrun."""
+    """Processes over all machines, one for each GPU; more than one are started by torchrun on this machine, unless `launcher`
+    says otherwise."""
+
+    launcher: str | None = None
+    """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16 python -m
+    outrider.training.worker`; the path of the run's spec.json is appended. docs/scaling.md has one for torchrun, deepspeed
+    and srun each. The run directory must be on a disk that all machines share."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """`bf16`: forward and backward in bfloat16 over float32 master weights; `fp32`: everything in float32."""
@@ -90,3 +97,10 @@ class TrainingConfig(BaseModel):
                 f" take {-(-self.rows_per_step // self.processes) * self.processes}"
             )
         return self
+
+    @field_validator("launcher")
+    @classmethod
+    def _starts_a_worker(cls, value: str | None) -> str | None:
+        if value is not None and not shlex.split(value):
+            raise ValueError("is empty; name the command that starts the workers, or leave it null")
+        return value

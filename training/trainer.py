@@ -280,7 +280,8 @@ class Trainer:
                 yield rows[place] if place < len(rows) else rows[0]
 
     def _someone_was_told_to_stop(self) -> bool:
-        told = torch.tensor([float(self.stop_requested)], device=self.device)
+        stop = self.stop_requested or (self.accelerator.is_main_process and self.spec.stop_file.exists())
+        told = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(told, reduction="sum").item())
 
     def _from_first(self, value: Any) -> float:
