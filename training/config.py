@@ -3,9 +3,10 @@
 TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
+import shlex
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class TrainingConfig(BaseModel):
@@ -47,7 +48,13 @@ class TrainingConfig(BaseModel):
     """DeepSpeed ZeRO: shards optimizer states (1), gradients too (2), weights too (3) over the processes."""
 
     processes: int = Field(default=1, ge=1)
-    """Processes on this machine, one for each GPU; more than one are started by torchrun."""
+    """Processes over all machines, one for each GPU; more than one are started by torchrun on this machine, unless `launcher`
+    says otherwise."""
+
+    launcher: str | None = None
+    """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16 python -m
+    outrider.training.worker`; the path of the run's spec.json is appended. docs/scaling.md has one for torchrun, deepspeed
+    and srun each. The run directory must be on a disk that all machines share."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """`bf16`: forward and backward in bfloat16 over float32 master weights; `fp32`: everything in float32."""
@@ -56,7 +63,18 @@ class TrainingConfig(BaseModel):
     """Steps between two evaluations on the validation part; the last step is always evaluated."""
 
     checkpoint_every: int = Field(default=50, ge=1)
-    """Steps between two checkpoints that a stopped run resumes from; the last two are kept."""
+    """Steps between two checkpoints that a stopped run resumes from. One more is written before the first step."""
+
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints that are kept, the newest; each takes 12 bytes a trained parameter and the weights. With 2 or more, one that
+    a power cut tore is passed over for the one before it."""
+
+    spike_factor: float | None = Field(default=10.0, gt=1)
+    """A loss above this many times the median of the last 32 steps is undone: back to the last checkpoint, and on without that
+    batch, whose sequences are named. A loss or gradient that is no number always is. null: only those."""
+
+    max_rollbacks: int = Field(default=5, ge=0)
+    """Batches that may be undone in one run; one more is an error that names them."""
 
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many evaluations in a row without a better acceptance length; null: train to the end."""
@@ -83,3 +101,10 @@ class TrainingConfig(BaseModel):
                 f" take {-(-self.rows_per_step // self.processes) * self.processes}"
             )
         return self
+
+    @field_validator("launcher")
+    @classmethod
+    def _starts_a_worker(cls, value: str | None) -> str | None:
+        if value is not None and not shlex.split(value):
+            raise ValueError("is empty; name the command that starts the workers, or leave it null")
+        return value

@@ -23,7 +23,7 @@ class Metrics:
         self.tracked = project is not None
         if accelerator.is_main_process:
             log_dir.mkdir(parents=True, exist_ok=True)
-            self._forget_after(resumed_step)
+        self.forget_after(resumed_step)
         if project is not None:
             os.environ.setdefault("WANDB_SILENT", "true")
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -43,9 +43,10 @@ class Metrics:
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
-    def _forget_after(self, step: int) -> None:
-        """Steps behind the checkpoint are about to run again; a line that a kill cut short goes as well."""
-        if self.path.exists():
+    def forget_after(self, step: int) -> None:
+        """Steps behind the checkpoint are about to run again; a line that a kill cut short goes as well. The tracker keeps the
+        first value that it was given for a step."""
+        if self.accelerator.is_main_process and self.path.exists():
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
             self.path.write_text("".join(kept) if step else "", encoding="utf-8")

@@ -10,6 +10,10 @@ Nothing here depends on what ran before or on how many processes run, so a resum
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.speculators.errors import OutriderError
 
 WINDOW = 1024
 """Sequences that are shuffled together and packed together: enough to fill rows, few enough to keep the order random."""
@@ -50,6 +54,25 @@ def make_samples(lengths: Iterable[tuple[str, int, int]], row_tokens: int) -> tu
             left_out[sequence_id] = f"its prompt of {completion_start} tokens fills a row of {row_tokens}"
         else:
             left_out[sequence_id] = "its completion is shorter than two tokens: nothing to draft"
+    return samples, left_out
+
+
+def samples_of_part(
+    manifest: dict[str, Any], sequence_ids: Sequence[str], row_tokens: int, part: str, features_dir: Path
+) -> tuple[list[Sample], dict[str, str]]:
+    """`make_samples` of a feature store's sequences; an `OutriderError` when one has no states or none can be used."""
+    table = {row["id"]: row for row in manifest["sequences"]}
+    missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
+    if missing:
+        raise OutriderError(
+            f"{features_dir}: no states for {len(missing)} sequences of the {part} part, {missing[0]} the first;"
+            " run the capture stage again"
+        )
+    rows = [table[sequence_id] for sequence_id in sequence_ids]
+    samples, left_out = make_samples(((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens)
+    if not samples:
+        reason = next(iter(left_out.values()))
+        raise OutriderError(f"training: every sequence of the {part} part was left out, the first because {reason}")
     return samples, left_out
 
 

@@ -7,6 +7,7 @@ model = prepare_model(accelerator, ChainUnroll(speculator, ends, depth), config)
 
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ from outrider.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+_PATIENCE = timedelta(hours=3)
+"""How long a process waits for the others: while one converts or writes a checkpoint of R1's layer, the rest wait for it. That
+a process has ended is found out otherwise, in seconds (peers.py)."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -94,7 +99,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
         gradient_accumulation_steps=rows_each,
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend)],
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
         log_with="wandb" if config.wandb_project else None,
         project_dir=str(log_dir),
     )
@@ -104,8 +109,11 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
     from accelerate.utils import DummyOptim
 
+    from outrider.training.engine_files import use_safetensors
+
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
     # bf16 rounds the routing bias too, which would send tokens to other experts than the engine does.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)

@@ -48,10 +48,23 @@ class TrainingSpec(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """All of it that decides the weights."""
-        silent = {"wandb_project", "processes", "checkpoint_every", "parity"}
+        silent = {
+            "wandb_project",
+            "processes",
+            "launcher",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "max_rollbacks",
+            "parity",
+        }
         return self.model_dump(
             mode="json", exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent}
         )
+
+    @property
+    def stop_file(self) -> Path:
+        """While it is there, the workers stop after their step: it reaches those on other machines too."""
+        return self.out_dir / "stop"
 
 
 class Preempted(OutriderError):

@@ -8,6 +8,7 @@ so it does not matter how many processes share the rows.
 Shapes: K depths, N anchors, H hidden.
 """
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,17 +17,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import broadcast
 from torch import Tensor
 
 from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import value_digest, write_json
 from outrider.training.batches import Batch, Prefetch, Store
-from outrider.training.checkpoints import load_checkpoint, save_checkpoint
+from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.losses import depth_weights, distillation_loss
 from outrider.training.metrics import Metrics
-from outrider.training.packing import Row, Sample, make_samples, padding_share, plan_epoch
+from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
+from outrider.training.reporting import step_line, step_values, validation_line
+from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
 from outrider.training.validation import Validation, check_parity
@@ -45,9 +49,13 @@ class Trainer:
                 f" {self.accelerator.num_processes} processes that were started"
             )
         self.device = self.accelerator.device
-        self.samples, left_out = self._samples(spec.train, "train")
-        validation_samples, _ = self._samples(spec.validation, "validation")
-        self.left_out = left_out
+        row_tokens = self.config.row_tokens
+        self.samples, self.left_out = samples_of_part(
+            store.manifest, spec.train, row_tokens, "train", spec.features_dir
+        )
+        validation_samples, _ = samples_of_part(
+            store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
+        )
         self.steps = [
             step
             for epoch in range(self.config.epochs)
@@ -79,6 +87,8 @@ class Trainer:
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
+        self.guard = Guard(self.config)
+        self.rollbacks = Rollbacks(self.spec.out_dir / "rollbacks.json", self.digest, self.config)
         self.metrics = Metrics(
             self.accelerator,
             self.spec.log_dir,
@@ -89,9 +99,12 @@ class Trainer:
         try:
             if state is None:
                 state = self._start()
+                self._save(0, state)
             else:
                 self._say(f"resumed at step {first_step} of {len(self.steps)}")
-            self._train(state, first_step)
+            self.rollbacks.join(state)
+            while (bad := self._train(state, first_step)) is not None:
+                first_step = self._roll_back(state, bad)
         finally:
             self.metrics.close()
         result = {
@@ -104,9 +117,10 @@ class Trainer:
             "base": state["base"],
             "best": state["best"],
             "best_step": state["best_step"],
+            "rollbacks": self.rollbacks.list,
         }
         if self.accelerator.is_main_process:
-            save_mtp(load_mtp(self._best), self.spec.target_dir, self.spec.publish_dir)
+            save_mtp(load_mtp(self._best(state["best_step"])), self.spec.target_dir, self.spec.publish_dir)
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result
@@ -118,7 +132,7 @@ class Trainer:
         base = self.validation.profile(base_unroll, base_unroll)
         prepared = self._evaluate(0)
         check_parity(base, prepared, self.config.parity_tolerance)
-        self._save_best()
+        self._save_best(0)
         return {
             "digest": self.digest,
             "base": prepared,
@@ -128,29 +142,47 @@ class Trainer:
             "without_gain": 0,
         }
 
-    def _train(self, state: dict[str, Any], first_step: int) -> None:
+    def _train(self, state: dict[str, Any], first_step: int) -> BadBatch | None:
+        """Runs to the end or to a batch that has to be undone."""
         if self._patience_ended(state):
-            return
+            return None
         with Prefetch(self.store, self.samples, self._my_rows(first_step), self.config.row_tokens) as batches:
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
-                self._step(step, supply, batches)
+                if step not in self.rollbacks.steps:
+                    try:
+                        self._step(state, step, supply, batches)
+                    except BadBatch as bad:
+                        return bad
                 done = step + 1
                 last = done == len(self.steps)
                 if last or done % self.config.evaluate_every == 0:
                     self._judge(state, done)
                 stop = self._someone_was_told_to_stop()
                 if stop or last or done % self.config.checkpoint_every == 0 or self._patience_ended(state):
-                    save_checkpoint(self.accelerator, self._checkpoints, done, state)
+                    self._save(done, state)
                 if stop and not last:
                     raise Preempted(
                         f"training was asked to stop; step {done} of {len(self.steps)} is saved, the same command goes on"
                     )
                 if self._patience_ended(state):
                     self._say(f"no gain in {self.config.patience} evaluations: stopped at step {done}")
-                    return
+                    return None
+        return None
 
-    def _step(self, step: int, supply: Iterator[Batch], batches: Prefetch) -> None:
+    def _roll_back(self, state: dict[str, Any], bad: BadBatch) -> int:
+        """Restores the last checkpoint, notes the batch to leave out, and returns the step to go on from."""
+        restored = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
+        if restored is None:
+            raise OutriderError(f"training: {bad}, and {self._checkpoints} holds no whole checkpoint to go back to")
+        self._say(self.rollbacks.add(bad, restored["step"], write=self.accelerator.is_main_process))
+        self.rollbacks.join(restored)
+        state.clear()
+        state.update(restored)
+        self.metrics.forget_after(restored["step"])
+        return restored["step"]
+
+    def _step(self, state: dict[str, Any], step: int, supply: Iterator[Batch], batches: Prefetch) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
@@ -168,40 +200,29 @@ class Trainer:
             counted = turn * world + rank < len(rows)
             with self.accelerator.accumulate(self.model):
                 loss, loss_sums = self._row_loss(batch, share_K if counted else torch.zeros_like(share_K))
-                if not loss.isfinite():
-                    names = ", ".join(self.samples[index].sequence_id for index in batch.row)
-                    raise OutriderError(
-                        f"training: the loss at step {step + 1} is {loss.item()}; the row holds the sequences {names}."
-                        f" Lower training.learning_rate ({config.learning_rate}) or leave those sequences out; what"
-                        f" {self._checkpoints} holds is from before it"
-                    )
                 # DeepSpeed divides by the micro-batches and averages over the processes; the loss is a sum already.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             sums += torch.cat([loss.detach()[None], loss_sums.kl_K.float(), loss_sums.greedy_acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
-        kl_K, acceptance_K = (sums[1:].view(2, self.depth) / count_K.clamp_min(1)).tolist()
-        seconds = time.perf_counter() - began
+        gradient_norm = self._from_first(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
+        names = [sample.sequence_id for sample in in_step]
+        self.guard.check(state, step, self._from_first(sums[0].item()), gradient_norm, names)
         tokens = sum(sample.length for sample in in_step)
-        gradient_norm = self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm()
-        values = {
-            "loss": sums[0].item(),
-            "kl": kl_K,
-            "expected_acceptance": acceptance_K,
-            "learning_rate": rate,
-            "gradient_norm": gradient_norm,
-            "tokens_per_s": tokens / seconds,
-            "wait_share": (batches.waited - waited) / seconds,
-            "padding_share": 1 - tokens / (config.rows_per_step * config.row_tokens),
-        }
+        values = step_values(
+            sums,
+            count_K,
+            rate,
+            gradient_norm,
+            tokens,
+            config.rows_per_step * config.row_tokens,
+            time.perf_counter() - began,
+            batches.waited - waited,
+        )
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
-            self._say(
-                f"step {step + 1}/{len(self.steps)}  loss {values['loss']:.4f}  expected acceptance"
-                f" {' '.join(f'{rate:.3f}' for rate in acceptance_K)}  lr {rate:.1e}  {values['tokens_per_s']:.0f} tokens/s"
-                f"  waiting {values['wait_share']:.0%}"
-            )
+            self._say(step_line(step + 1, len(self.steps), values))
 
     def _row_loss(self, batch: Batch, share_K: Tensor) -> tuple[Tensor, Any]:
         """The row's part of the step's loss. `share_K` is what one target of a depth weighs; 0 where the row does not count."""
@@ -220,7 +241,7 @@ class Trainer:
         state["evaluated_at"] = done
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
             state.update(best=profile, best_step=done, without_gain=0)
-            self._save_best()
+            self._save_best(done)
         else:
             state["without_gain"] += 1
 
@@ -231,49 +252,41 @@ class Trainer:
         self.model.train()
         seconds = time.perf_counter() - began
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})
-        self._say(
-            f"step {done}/{len(self.steps)}  validation: acceptance {' '.join(f'{a:.3f}' for a in profile['acceptance'])}"
-            f"  acceptance length {profile['acceptance_length'][-1]:.3f} at K={self.depth}"
-            f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
-        )
+        self._say(validation_line(done, len(self.steps), profile, seconds))
         return profile
 
-    def _save_best(self) -> None:
+    def _save(self, done: int, state: dict[str, Any]) -> None:
+        """A checkpoint, and of the best speculators those that a checkpoint refers to."""
+        save_checkpoint(self.accelerator, self._checkpoints, done, state, self.config.keep_checkpoints)
+        if self.accelerator.is_main_process:
+            wanted = {self._best(each["best_step"]) for each in states(self._checkpoints)}
+            for path in set(self._best(0).parent.glob("step-*")) - wanted:
+                shutil.rmtree(path)
+
+    def _save_best(self, done: int) -> None:
         weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
             speculator = load_mtp(self.spec.target_dir)
             speculator.load_state_dict({name.removeprefix("speculator."): value for name, value in weights.items()})
-            save_mtp(speculator, self.spec.target_dir, self._best)
+            save_mtp(speculator, self.spec.target_dir, self._best(done))
         self.accelerator.wait_for_everyone()
-
-    def _samples(self, sequence_ids: list[str], part: str) -> tuple[list[Sample], dict[str, str]]:
-        table = {row["id"]: row for row in self.store.manifest["sequences"]}
-        missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
-        if missing:
-            raise OutriderError(
-                f"{self.spec.features_dir}: no states for {len(missing)} sequences of the {part} part, {missing[0]} the first;"
-                " run the capture stage again"
-            )
-        rows = [table[sequence_id] for sequence_id in sequence_ids]
-        samples, left_out = make_samples(
-            ((row["id"], row["length"], row["completion_start"]) for row in rows), self.config.row_tokens
-        )
-        if not samples:
-            reason = next(iter(left_out.values()))
-            raise OutriderError(f"training: every sequence of the {part} part was left out, the first because {reason}")
-        return samples, left_out
 
     def _my_rows(self, first_step: int) -> Iterator[Row]:
         """This process's rows of all steps to come. In a short step its first row stands in, and is not counted."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        for rows in self.steps[first_step:]:
+        world, rank, left_out = self.accelerator.num_processes, self.accelerator.process_index, self.rollbacks.steps
+        for rows in (self.steps[step] for step in range(first_step, len(self.steps)) if step not in left_out):
             for turn in range(self.config.rows_per_step // world):
                 place = turn * world + rank
                 yield rows[place] if place < len(rows) else rows[0]
 
     def _someone_was_told_to_stop(self) -> bool:
-        told = torch.tensor([float(self.stop_requested)], device=self.device)
+        stop = self.stop_requested or (self.accelerator.is_main_process and self.spec.stop_file.exists())
+        told = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(told, reduction="sum").item())
+
+    def _from_first(self, value: Any) -> float:
+        """The first process's value in every process: what is decided by it is decided alike, whatever the last bit."""
+        return broadcast(torch.tensor([float(value)], device=self.device)).item()
 
     def _patience_ended(self, state: dict[str, Any]) -> bool:
         return self.config.patience is not None and state["without_gain"] >= self.config.patience
@@ -288,9 +301,8 @@ class Trainer:
     def _checkpoints(self) -> Path:
         return self.spec.out_dir / "checkpoints"
 
-    @property
-    def _best(self) -> Path:
-        return self.spec.out_dir / "best"
+    def _best(self, done: int) -> Path:
+        return self.spec.out_dir / "best" / f"step-{done:07d}"
 
 
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""One training process: alone, or one of several under torchrun.
+"""One training process: alone, or one of several under torchrun, deepspeed or srun.
 
 python -m outrider.training.worker SPEC.json
 """
@@ -10,25 +10,32 @@ import traceback
 from pathlib import Path
 
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import write_json
+from outrider.training.peers import another_rank, leave_error, watch
 from outrider.training.spec import TrainingSpec
+from outrider.training.world import join_world
 
 SUCCESS, FAILURE = 0, 1
 
 
 def main(spec_path: Path) -> int:
-    """Trains, and returns the exit code; an error is left in `error.rank{R}.json` for the launcher."""
+    """Trains, and returns the exit code; an error is left for the launcher and for the other processes (peers.py)."""
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
-    rank = int(os.environ.get("RANK", "0"))
+    rank = 0
     try:
+        rank = join_world(spec.training.processes, by_slurm=spec.training.launcher is not None)
+        watch(spec.out_dir, rank)
         _train(spec)
     except OutriderError as error:
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
-        _leave_error(spec, rank, str(error), error.exit_code, expected=True)
+        leave_error(spec.out_dir, rank, str(error), error.exit_code, expected=True)
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        _leave_error(spec, rank, f"rank {rank}: {type(error).__name__}: {error}", FAILURE, expected=False)
+        cause = another_rank(spec.out_dir, rank)
+        if cause is None:
+            traceback.print_exc()
+        else:
+            print(f"rank {rank}: ends because rank {cause} did", file=sys.stderr, flush=True)
+        leave_error(spec.out_dir, rank, f"{type(error).__name__}: {error}", FAILURE, expected=False)
         return FAILURE
     return SUCCESS
 
@@ -39,19 +46,14 @@ def _train(spec: TrainingSpec) -> None:
     from outrider.training.prepare import start_environment
 
     start_environment()
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", max(1, cores))))
     module, name = spec.feature_store.split(":")
     store = getattr(importlib.import_module(module), name).open(spec.features_dir)
 
     from outrider.training.trainer import Trainer
 
     Trainer(spec, store).run()
-
-
-def _leave_error(spec: TrainingSpec, rank: int, message: str, exit_code: int, expected: bool) -> None:
-    """`expected` is false for an error without advice of its own, such as another rank's end."""
-    error = {"message": message, "exit_code": exit_code, "expected": expected}
-    write_json(spec.out_dir / f"error.rank{rank}.json", error)
 
 
 if __name__ == "__main__":

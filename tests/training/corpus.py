@@ -13,6 +13,8 @@ from outrider.training.config import TrainingConfig
 from outrider.training.launch import train
 from tests.tiny import VOCAB, write_tiny_target
 
+FEATURE_STORE = "outrider.data.feature_store:FeatureStore"
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -22,7 +24,7 @@ class Corpus:
     features_dir: Path
     parts: dict[str, list[str]]
 
-    def train(self, run_dir: Path, depth: int = 3, **settings: object) -> dict:
+    def train(self, run_dir: Path, depth: int = 3, feature_store: str = FEATURE_STORE, **settings: object) -> dict:
         """Runs the launcher with small defaults."""
         defaults = {"row_tokens": 128, "epochs": 2, "wandb_project": None, "compute": "fp32", "learning_rate": 2e-3}
         return train(
@@ -35,6 +37,7 @@ class Corpus:
             run_dir / "training",
             run_dir / "speculator",
             run_dir / "logs",
+            feature_store=feature_store,
         )
 
 
