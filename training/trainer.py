@@ -27,6 +27,7 @@ from outrider.training.packing import Row, Sample, make_samples, padding_share, 
 from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
+from outrider.training.utilization import step_flops, utilization
 from outrider.training.validation import Validation, check_parity
 
 
@@ -195,12 +196,18 @@ class Trainer:
             "wait_share": (batches.waited - waited) / seconds,
             "padding_share": 1 - tokens / (config.rows_per_step * config.row_tokens),
         }
+        lengths, anchors = [sample.length for sample in in_step], [sample.targets(0) for sample in in_step]
+        flops = step_flops(self.unroll.speculator.arch, self.depth, lengths, anchors)
+        mfu = utilization(flops, seconds, self.device, config.compute, world)
+        if mfu is not None:
+            values["mfu"] = mfu
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
             self._say(
                 f"step {step + 1}/{len(self.steps)}  loss {values['loss']:.4f}  expected acceptance"
                 f" {' '.join(f'{rate:.3f}' for rate in acceptance_K)}  lr {rate:.1e}  {values['tokens_per_s']:.0f} tokens/s"
-                f"  waiting {values['wait_share']:.0%}"
+                f"  waiting {values['wait_share']:.0%}  padding {values['padding_share']:.0%}"
+                + (f"  MFU {mfu:.0%}" if mfu is not None else "")
             )
 
     def _judge(self, state: dict[str, Any], done: int) -> None:
