@@ -312,11 +312,12 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             name="train",
-            version=1,
+            version=2,
             needs=("split", "capture"),
             settings=lambda recipe: {
                 "speculator": _dump(recipe.speculator),
                 "training": _dump(recipe.training, {"parity"}),
+                "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
             },
             sources=_target,
             work=_train,

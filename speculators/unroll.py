@@ -8,7 +8,7 @@ target's states) and the slots i+1..i+s the chain's own, so the query of depth s
     its own chain's keys of depths 1..s
 
 The two parts are attended separately and merged through their log-sum-exps: nothing is ever a matrix over all depths, and
-only the first part depends on the device (`_attend_prefix`). Tokens are the logged ones: that is teacher forcing along an
+only the first part depends on the device (prefix_attention.py). Tokens are the logged ones: that is teacher forcing along an
 accepted chain, which is exactly the case that matters, for a chain with a rejected token is thrown away.
 
     u = unroll(speculator, ends, token_ids_BT, hidden_BTH, sequence_BT, position_BT, depth=4)
@@ -18,22 +18,12 @@ Shapes: B rows, T slots of a row, P slots that hold a token (in all rows togethe
 query or key, V dims of a value, S earlier chain depths.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from outrider.speculators.deepseek import rotary_tables
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
-
-
-class Span(NamedTuple):
-    """One packed sequence: where its tokens stand among the P and where its anchors stand among the N."""
-
-    token_start: int
-    token_end: int
-    anchor_start: int
-    anchor_end: int
+from outrider.speculators.prefix_attention import Span, prefix_attention
 
 
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
@@ -92,7 +82,6 @@ def unroll_anchors(
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     if not len(anchors_N):
         return anchors_N, [hidden_BTH.new_zeros(0, arch.hidden, dtype=ends.embedding_VH.dtype)] * depth
-    spans = _spans(sequence_BT, anchor_BT)
     token, position = token_ids_BT.flatten(), position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT)
 
@@ -108,6 +97,7 @@ def unroll_anchors(
     anchor_place_N = place_P[anchors_N]
     x_NH, q_AND = x_PH[anchor_place_N], q_APD[:, anchor_place_N]
 
+    attend_prefix = prefix_attention(anchor_place_N, _spans(sequence_BT, anchor_BT), len(slots_P))
     chain_keys, chain_values, states = [], [], []
     for s in range(depth):
         if s:
@@ -115,7 +105,7 @@ def unroll_anchors(
             q_AND, key_AND, value_ANV = _project(speculator, x_NH, position[anchors_N] + s)
             chain_keys.append(key_AND)
             chain_values.append(value_ANV)
-        prefix = _attend_prefix(q_AND, key_APD, value_APV, anchor_place_N, spans, arch.softmax_scale)
+        prefix = attend_prefix(q_AND, key_APD, value_APV, arch.softmax_scale)
         attended_ANV = _merge_chain(*prefix, q_AND, chain_keys, chain_values, arch.softmax_scale)
         states.append(speculator.norm(speculator.block.finish(x_NH[None], attended_ANV[None])[0]))
     return anchors_N, states
@@ -125,28 +115,6 @@ def _project(speculator: MTPSpeculator, x_NH: Tensor, position_N: Tensor) -> tup
     rotary = rotary_tables(speculator.arch, position_N[None])
     q, key, value = speculator.block.project(x_NH[None], rotary)
     return q[0], key[0], value[0]
-
-
-def _attend_prefix(
-    q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, place_N: Tensor, spans: list[Span], scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention of each anchor over the depth-0 keys up to its own, and the log-sum-exp [A, N] of its scores.
-
-    Sequence by sequence and dense: on a CPU nothing beats it for sequences of up to a few thousand tokens, and the
-    probabilities kept for backward grow with each sequence's square only. A kernel for a GPU that returns the log-sum-exp
-    (flex attention does, differentiably) takes this function's place.
-    """
-    outs, log_sum_exps = [], []
-    for span in spans:
-        tokens, anchors = slice(span.token_start, span.token_end), slice(span.anchor_start, span.anchor_end)
-        score_ANP = torch.matmul(q_AND[:, anchors] * scale, key_APD[:, tokens].transpose(1, 2)).float()
-        later = torch.arange(span.token_start, span.token_end, device=place_N.device) > place_N[anchors, None]
-        score_ANP = score_ANP.masked_fill(later, float("-inf"))
-        log_sum_exp_AN = score_ANP.logsumexp(-1)
-        probability_ANP = (score_ANP - log_sum_exp_AN[..., None]).exp().to(value_APV.dtype)
-        outs.append(torch.matmul(probability_ANP, value_APV[:, tokens]))
-        log_sum_exps.append(log_sum_exp_AN)
-    return torch.cat(outs, dim=1), torch.cat(log_sum_exps, dim=1)
 
 
 def _merge_chain(

@@ -8,19 +8,27 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
+DepthWeights = Literal["decay", "uniform", "visited"]
+
 
 class TrainingConfig(BaseModel):
     """Loss, optimisation, batches, and how often to look."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    loss: Literal["kl", "ce"] = "kl"
-    """`kl`: KL(p||q) to the target's distribution at temperature 1; `ce`: cross-entropy against the target's most likely
-    token, which is what greedy drafts are accepted by when the target is sure."""
+    loss: Loss = "kl"
+    """What a draft's distribution q is moved towards the target's p by, p and q as the customer's requests are served. `kl`:
+    KL(p||q); `ce`: cross-entropy against p's most likely token; with alpha the probability that the draft is accepted, `tv`:
+    1 - alpha, `lk_alpha`: -log alpha, `lk_hybrid`: from kl to tv as alpha grows. docs/training.md has them side by side."""
+
+    depth_weights: DepthWeights = "decay"
+    """How much each draft counts. `decay`: position s weighs depth_decay^s, because it is reached only when all before it were
+    accepted; `uniform`: all the same; `visited`: how often the engine would offer it while serving the logged response, from
+    exact replay with the weights of the step."""
 
     depth_decay: float = Field(default=0.6, gt=0, le=1)
-    """beta: draft position s weighs beta^s in the loss (normalised to sum 1), because it is reached only when all before
-    it were accepted."""
+    """beta of `depth_weights: decay`; the weights are normalised to sum 1."""
 
     epochs: int = Field(default=3, ge=1)
     """Passes over the training part."""

@@ -1,90 +1,174 @@
-"""The loss of every draft depth against the target's distribution, recomputed from stored states, in chunks of the vocabulary's rows.
+"""The loss of every draft depth against the target's distribution, recomputed from stored states, in chunks of target tokens.
 
-    loss_K, sums = distillation_loss(u_KNH, teacher_NH, weight_KN, ends.lm_head_VH, "kl")
-    loss_K.sum().backward()
+    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid")
+    (loss_KN * weight_KN).sum().backward()
 
-    kl   KL(p||q) = sum_v p (log p - log q)      d/dz = q - p
-    ce   -log q[argmax p]                        d/dz = q - onehot(argmax p)
+p is the target's distribution as it is served (teacher.py), q = softmax(W u / t) the draft's, with t the request's temperature
+where drafts are drawn from q, and 1 where they are its argmax. alpha is how likely the draft is accepted,
 
-with p = softmax(W h) and q = softmax(W u). W is frozen, so the gradient of a chunk goes straight to u while its logits are
-at hand: what is kept for backward is one tensor of u's size, and no [N, V] tensor, p or q, ever exists as a whole. The
-teacher's row n is the one that all depths predict: u_KNH[s][n] and h[n] must have been aligned to the same target token.
+    sum_v min(p, q)     drafts drawn from q, under rejection sampling
+    sum_v p q           argmax drafts: p(argmax q), smooth in q; equal to it where q is sure
+
+and the losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; for argmax drafts p itself):
+
+    kl         KL(p||q)                                q - p
+    ce         -log q[argmax p]                        q - onehot(argmax p)
+    tv         1 - alpha                               -q (m - <m, q>)
+    lk_alpha   -log alpha                              -q (m - <m, q>) / alpha
+    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    as its parts; lambda = exp(-3 alpha), a constant to the gradient
+
+For draws from q, 1 - alpha is the total variation. tv has no gradient where p and q do not meet; lk_hybrid is KL there, and
+becomes tv as they meet. Against a p that is one-hot (temperature 0) kl, ce and lk_alpha are the same.
+
+W is frozen, so the gradient of a chunk goes straight to u while its logits are at hand, in place of them: what is kept for
+backward is one tensor of u's size, and no [N, V] tensor, p or q, ever exists as a whole. It is kept for a weight of 1 and
+scaled in backward, so weights may depend on what this pass finds (weights.py). The teacher's row n is the one that all depths
+predict: u_KNH[s][n] and h[n] must have been aligned to the same target token.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, C rows of a chunk.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.speculators.acceptance import GREEDY_BELOW
+from outrider.training.config import Loss
+from outrider.training.teacher import Served, Teacher, served_distribution
+
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 """Logits of a chunk: on a CPU what stays near the caches (8 MB in float32), on a GPU what fills it (256 MB)."""
 
+CHUNK_ROWS = 256
+"""Rows of a chunk at least: with fewer, reading W costs more than multiplying by it. At 129,280 tokens, 132 MB of logits in float32."""
 
-class DistillationSums(NamedTuple):
-    """Sums over the rows whose weight is not zero, by depth; divide by `count_K`."""
+ETA = 3.0
+"""How soon lk_hybrid leaves KL as alpha grows."""
 
-    count_K: Tensor
-    kl_K: Tensor
-    greedy_acceptance_K: Tensor
-    """p(argmax q): how likely the target, sampling at temperature 1, accepts a greedy draft."""
+
+class Judged(NamedTuple):
+    """What the pass finds beside the loss, by depth and target; 0 where `valid_KN` is false."""
+
+    kl_KN: Tensor
+    """KL(p||q) in nats"""
+    acceptance_KN: Tensor
+    """How likely the engine accepts the draft, over what the target may say: p(argmax q), or sum min(p, q) where drafts are drawn."""
+    accepted_KN: Tensor
+    """How likely it accepted the draft, given the token that the log shows: a of `speculators.acceptance`."""
 
 
 def distillation_loss(
-    u_KNH: Tensor, teacher_NH: Tensor, weight_KN: Tensor, lm_head_VH: Tensor, kind: Literal["kl", "ce"]
-) -> tuple[Tensor, DistillationSums]:
-    """The weighted sum over rows of each depth's loss, [K] in float32 and differentiable in u; and sums to report."""
-    rows = max(1, CHUNK_ELEMENTS[u_KNH.device.type] // lm_head_VH.shape[0])
-    loss_K, count_K, kl_K, acceptance_K = _ChunkedDistillation.apply(
-        u_KNH, teacher_NH, weight_KN, lm_head_VH, kind, rows
-    )
-    return loss_K, DistillationSums(count_K, kl_K, acceptance_K)
+    u_KNH: Tensor,
+    teacher_NH: Tensor,
+    token_N: Tensor,
+    valid_KN: Tensor,
+    lm_head_VH: Tensor,
+    served: Served,
+    kind: Loss,
+) -> tuple[Tensor, Judged]:
+    """Each target's loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and what else was found.
+
+    `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
+    """
+    rows = max(CHUNK_ROWS, CHUNK_ELEMENTS[u_KNH.device.type] // lm_head_VH.shape[0])
+    loss_KN, *found = _ChunkedDistillation.apply(u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows)
+    return loss_KN, Judged(*found)
 
 
 class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, u_KNH, teacher_NH, weight_KN, lm_head_VH, kind, rows):
+    def forward(ctx, u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows):
         depths, tokens, _ = u_KNH.shape
         wide = torch.promote_types(u_KNH.dtype, torch.float32)
-        grad_KNH = torch.empty_like(u_KNH)
-        loss_K, kl_K, acceptance_K = (u_KNH.new_zeros(depths, dtype=wide) for _ in range(3))
+        grad_KNH = torch.zeros_like(u_KNH)
+        out = [u_KNH.new_zeros(depths, tokens, dtype=wide) for _ in range(4)]
         for start in range(0, tokens, rows):
             chunk = slice(start, start + rows)
-            log_p_CV = F.linear(teacher_NH[chunk], lm_head_VH).to(wide).log_softmax(-1)
-            p_CV = log_p_CV.exp()
-            best_C = log_p_CV.argmax(-1, keepdim=True)
-            negative_entropy_C = torch.linalg.vecdot(p_CV, log_p_CV)
+            if not valid_KN[:, chunk].any():
+                continue
+            logits_CV = F.linear(teacher_NH[chunk], lm_head_VH).to(wide)
+            temperature_C, top_p_C = served.temperature_N[chunk], served.top_p_N[chunk]
+            teacher = served_distribution(logits_CV, token_N[chunk], temperature_C, top_p_C)
+            del logits_CV  # it holds log p by now; the depths want its room
+            draft_temperature_C = served.draft_temperature(chunk)
             for s in range(depths):
-                weight_C = weight_KN[s, chunk].to(wide)
-                counted_C = (weight_C != 0).to(wide)
                 z_CV = F.linear(u_KNH[s, chunk], lm_head_VH).to(wide)
-                log_sum_exp_C = z_CV.logsumexp(-1)
-                kl_C = negative_entropy_C - torch.linalg.vecdot(p_CV, z_CV) + log_sum_exp_C
-                own_C = log_sum_exp_C - z_CV.gather(-1, best_C)[:, 0] if kind == "ce" else kl_C
-                loss_K[s] += torch.dot(weight_C, own_C)
-                kl_K[s] += torch.dot(counted_C, kl_C)
-                acceptance_K[s] += torch.dot(counted_C, p_CV.gather(-1, z_CV.argmax(-1, keepdim=True))[:, 0])
-                dz_CV = z_CV.sub_(log_sum_exp_C[:, None]).exp_()
-                if kind == "ce":
-                    dz_CV.scatter_add_(-1, best_C, dz_CV.new_full(best_C.shape, -1.0))
-                else:
-                    dz_CV.sub_(p_CV)
-                dz_CV.mul_(weight_C[:, None])
-                grad_KNH[s, chunk] = dz_CV.to(u_KNH.dtype) @ lm_head_VH
-        count_K = (weight_KN != 0).sum(-1).to(wide)
+                found, dz_CV = _judge(z_CV, teacher, token_N[chunk], temperature_C, draft_temperature_C, kind)
+                for out_KN, found_C in zip(out, found, strict=True):
+                    out_KN[s, chunk] = found_C * valid_KN[s, chunk]
+                grad_KNH[s, chunk] = (dz_CV.to(u_KNH.dtype) @ lm_head_VH) * valid_KN[s, chunk, None]
         ctx.save_for_backward(grad_KNH)
-        ctx.mark_non_differentiable(count_K, kl_K, acceptance_K)
-        return loss_K, count_K, kl_K, acceptance_K
+        ctx.mark_non_differentiable(*out[1:])
+        return tuple(out)
 
     @staticmethod
-    def backward(ctx, grad_loss_K, *_):
+    def backward(ctx, grad_loss_KN, *_):
         (grad_KNH,) = ctx.saved_tensors
-        return grad_KNH * grad_loss_K[:, None, None].to(grad_KNH.dtype), None, None, None, None, None
+        return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), *[None] * 7
 
 
-def depth_weights(depth: int, decay: float) -> Tensor:
-    """beta^s for s < depth, normalised to sum 1."""
-    weight_K = decay ** torch.arange(depth, dtype=torch.float64)
-    return (weight_K / weight_K.sum()).float()
+def _judge(
+    z_CV: Tensor,
+    teacher: Teacher,
+    token_C: Tensor,
+    temperature_C: Tensor,
+    draft_temperature_C: Tensor | None,
+    kind: Loss,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits, which takes the logits' place."""
+    p_CV = teacher.p_CV
+    if draft_temperature_C is not None:
+        z_CV.div_(draft_temperature_C[:, None])
+    top_C, drafted_C = z_CV.max(-1)
+    cross_C = torch.linalg.vecdot(p_CV, z_CV)
+    best_z_C = z_CV.gather(-1, teacher.best_C[:, None])[:, 0]
+    q_CV = z_CV.sub_(top_C[:, None]).exp_()
+    total_C = q_CV.sum(-1)
+    q_CV.div_(total_C[:, None])
+    log_sum_exp_C = top_C + total_C.log()
+    kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
+    hit_C = (drafted_C == token_C).to(z_CV.dtype)
+    p_of_draft_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
+
+    if draft_temperature_C is None:
+        m_CV = p_CV
+        m_q_C = alpha_C = torch.linalg.vecdot(p_CV, q_CV)
+        acceptance_C, accepted_C = p_of_draft_C, hit_C
+    else:
+        m_CV = (q_CV < p_CV).to(z_CV.dtype)
+        m_q_C = torch.linalg.vecdot(m_CV, q_CV)
+        alpha_C = m_q_C + 1 - torch.linalg.vecdot(m_CV, p_CV)  # sum min(p, q): q where it is the smaller, else p
+        greedy_C = temperature_C < GREEDY_BELOW
+        q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
+        ratio_C = (q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=1.0)
+        acceptance_C = torch.where(greedy_C, p_of_draft_C, alpha_C)
+        accepted_C = torch.where(greedy_C, hit_C, ratio_C)
+
+    if kind == "ce":
+        loss_C = log_sum_exp_C - best_z_C
+        dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
+    else:
+        loss_C, of_kl_C, of_alpha_C = _mixture(kind, kl_C, alpha_C)
+        # of_kl (q - p) - of_alpha q (m - <m, q>), written so that q is the only matrix that changes
+        rise_CV = m_CV * -of_alpha_C[:, None]
+        rise_CV.add_((of_kl_C + of_alpha_C * m_q_C)[:, None])
+        dz_CV = q_CV.mul_(rise_CV).addcmul_(p_CV, of_kl_C[:, None], value=-1)
+    if draft_temperature_C is not None:
+        dz_CV.div_(draft_temperature_C[:, None])
+    return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
+
+
+def _mixture(kind: Loss, kl_C: Tensor, alpha_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and how much of KL's gradient and of alpha's (with the sign turned) its gradient holds."""
+    none_C, all_C = torch.zeros_like(alpha_C), torch.ones_like(alpha_C)
+    if kind == "kl":
+        return kl_C, all_C, none_C
+    if kind == "tv":
+        return 1 - alpha_C, none_C, all_C
+    if kind == "lk_alpha":
+        alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
+        return -alpha_C.log(), none_C, 1 / alpha_C
+    blend_C = (-ETA * alpha_C).exp()
+    return blend_C * kl_C + (1 - blend_C) * (1 - alpha_C), blend_C, 1 - blend_C

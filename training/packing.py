@@ -91,19 +91,46 @@ def plan_epoch(
 
 
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
-    """First-fit-decreasing of (index, length): the longest first, each into the first row that still has room for it."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index, length in sorted(pieces, key=lambda piece: -piece[1]):
-        for number, free in enumerate(room):
-            if length <= free:
-                rows[number].append(index)
-                room[number] -= length
-                break
-        else:
-            rows.append([index])
-            room.append(row_tokens - length)
-    return [tuple(row) for row in rows]
+    """Rows of (index, length): each takes the first piece left, and of the others those that fill it best.
+
+    Minimum bin slack (Gupta and Ho 1999), from the longest piece on and in the order given; the fewer rows win. The first
+    leaves no long piece for the end, where nothing goes with it. The second wins where lengths hardly differ (413 +- 30
+    tokens in rows of 2,048: five do not quite fit) and the first would spend the short ones on the long.
+    """
+    ways = (sorted(pieces, key=lambda piece: -piece[1]), list(pieces))
+    return min((_fill_rows(way, row_tokens) for way in ways), key=len)
+
+
+def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
+    rows = []
+    while left:
+        (index, length), *others = left
+        taken = _best_filling([each for _, each in others], row_tokens - length)
+        rows.append((index, *(others[place][0] for place in taken)))
+        chosen = set(taken)
+        left = [piece for place, piece in enumerate(others) if place not in chosen]
+    return rows
+
+
+def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
+    """Places of the lengths whose sum comes closest to `room` from below; among equal sums the ones that stand first.
+
+    Bit n of `reachable` is set when some of the lengths seen so far sum to n: one shift of a long integer for each length, and
+    it ends with the first exact filling, which twenty or so lengths usually allow.
+    """
+    within = (1 << (room + 1)) - 1
+    before, reachable = [], 1
+    for length in lengths:
+        if reachable >> room & 1:
+            break
+        before.append(reachable)
+        reachable |= reachable << length & within
+    total, taken = reachable.bit_length() - 1, []
+    for place in reversed(range(len(before))):
+        if not before[place] >> total & 1:
+            taken.append(place)
+            total -= lengths[place]
+    return taken[::-1]
 
 
 def padding_share(steps: Iterable[Sequence[Row]], samples: Sequence[Sample], row_tokens: int) -> float:

@@ -34,11 +34,11 @@ class TrainingSpec(BaseModel):
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
-    """Of the validation sequences at least."""
+    """Of every sequence: what its drafts are accepted against, in the loss and in the validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     probabilistic_drafts: bool = False
-    """Whether serving samples its drafts; acceptance on the validation part is computed for that."""
+    """Whether serving samples its drafts; the loss and the acceptance on the validation part are computed for that."""
     out_dir: Path
     """Checkpoints, the best speculator so far, result.json."""
     publish_dir: Path

@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import broadcast
-from torch import Tensor
 
 from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import value_digest, write_json
 from outrider.training.batches import Batch, Prefetch, Store
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
-from outrider.training.losses import depth_weights, distillation_loss
 from outrider.training.metrics import Metrics
+from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
 from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
+from outrider.training.utilization import step_flops, utilization
 from outrider.training.validation import Validation, check_parity
 
 
@@ -76,7 +75,9 @@ class Trainer:
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
         self.unroll = ChainUnroll(load_mtp(spec.target_dir), ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
-        self.weight_K = depth_weights(self.depth, self.config.depth_decay).to(self.device)
+        self.objective = Objective(
+            self.config, self.depth, ends.lm_head_VH, self.samples, spec.sampling, spec.probabilistic_drafts
+        )
         # What decides the weights: a checkpoint of another digest belongs to another run.
         self.digest = value_digest([spec.settings(), store.manifest])
         self.stop_requested = False
@@ -191,49 +192,43 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         in_step = [self.samples[index] for row in rows for index in row]
-        count_K = torch.tensor([sum(sample.targets(s) for sample in in_step) for s in range(self.depth)])
-        share_K = self.weight_K / count_K.clamp_min(1).to(self.device)
+        share_K = self.objective.share(in_step).to(self.device)
         rows_each = config.rows_per_step // world
         sums = torch.zeros(1 + 2 * self.depth, device=self.device)
         for turn in range(rows_each):
             batch = next(supply).to(self.device)
             counted = turn * world + rank < len(rows)
             with self.accelerator.accumulate(self.model):
-                loss, loss_sums = self._row_loss(batch, share_K if counted else torch.zeros_like(share_K))
+                u_KNH = run_unroll(self.model, batch)
+                loss, loss_sums = self.objective.of_row(u_KNH, batch, share_K if counted else torch.zeros_like(share_K))
                 # DeepSpeed divides by the micro-batches and averages over the processes; the loss is a sum already.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat([loss.detach()[None], loss_sums.kl_K.float(), loss_sums.greedy_acceptance_K.float()])
+            sums += torch.cat([loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
         gradient_norm = self._from_first(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
         names = [sample.sequence_id for sample in in_step]
         self.guard.check(state, step, self._from_first(sums[0].item()), gradient_norm, names)
-        tokens = sum(sample.length for sample in in_step)
+        seconds = time.perf_counter() - began
+        lengths, anchors = [sample.length for sample in in_step], [sample.targets(0) for sample in in_step]
         values = step_values(
             sums,
-            count_K,
+            self.objective.targets(in_step),
             rate,
             gradient_norm,
-            tokens,
+            sum(lengths),
             config.rows_per_step * config.row_tokens,
-            time.perf_counter() - began,
+            seconds,
             batches.waited - waited,
         )
+        flops = step_flops(self.unroll.speculator.arch, self.depth, lengths, anchors)
+        mfu = utilization(flops, seconds, self.device, config.compute, world)
+        if mfu is not None:
+            values["mfu"] = mfu
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
             self._say(step_line(step + 1, len(self.steps), values))
-
-    def _row_loss(self, batch: Batch, share_K: Tensor) -> tuple[Tensor, Any]:
-        """The row's part of the step's loss. `share_K` is what one target of a depth weighs; 0 where the row does not count."""
-        anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
-        u_KNH, weight_KN = align_to_targets(run_unroll(self.model, batch), batch.sequence_BT[0, anchors_N])
-        # Anchor i of depth 0 predicts the token at i + 2, whose distribution the target gives from its state at i + 1.
-        teacher_NH = batch.hidden_BTH[0, anchors_N + 1].to(u_KNH.dtype)
-        loss_K, sums = distillation_loss(
-            u_KNH, teacher_NH, weight_KN * share_K[:, None], self.unroll.ends.lm_head_VH, self.config.loss
-        )
-        return loss_K.sum(), sums
 
     def _judge(self, state: dict[str, Any], done: int) -> None:
         """Evaluates, and keeps the speculator if its acceptance length with K drafts is the best so far."""
@@ -303,15 +298,3 @@ class Trainer:
 
     def _best(self, done: int) -> Path:
         return self.spec.out_dir / "best" / f"step-{done:07d}"
-
-
-def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Shifts depth s by s anchors, so that row n of every depth predicts the token two after anchor n, and tells [K, N]
-    where that row exists: its chain must have started in the same sequence. The anchors of a sequence are consecutive."""
-    depth, anchors, _ = u_KNH.shape
-    shifted, valid = [], []
-    for s in range(depth):
-        reach = min(s, anchors)
-        shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
-        valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
-    return torch.stack(shifted), torch.stack(valid)

@@ -7,8 +7,8 @@ import torch
 
 from outrider.speculators.unroll import valid_BT
 from outrider.training.batches import Prefetch, assemble
+from outrider.training.objective import align_to_targets
 from outrider.training.packing import make_samples
-from outrider.training.trainer import align_to_targets
 
 LENGTHS = {"a": (6, 3), "b": (5, 2), "c": (40, 4)}
 

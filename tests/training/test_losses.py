@@ -1,4 +1,4 @@
-"""The chunked loss against closed forms and against the naive one."""
+"""The chunked losses against closed forms and against a literal version that autograd differentiates."""
 
 import math
 
@@ -7,89 +7,236 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.speculators.acceptance import GREEDY_BELOW, accept_probability, logged_token_probability
+from outrider.speculators.acceptance import target_distribution as literal_target
 from outrider.training import losses
-from outrider.training.losses import depth_weights, distillation_loss
+from outrider.training.losses import ETA, Judged, distillation_loss
+from outrider.training.teacher import Served
 
-K, N, H, V = 2, 6, 4, 9
+K, N, H, V = 2, 7, 4, 9
+KINDS = ["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
+
+Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 4 * V)
+    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 1)
+    monkeypatch.setattr(losses, "CHUNK_ROWS", 3)
 
 
-def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(probabilistic: bool) -> Problem:
+    """Requests of several kinds: plain, at a customer's settings, greedy; some drafts without a target."""
     torch.manual_seed(0)
-    u_KNH = torch.randn(K, N, H, dtype=dtype, requires_grad=True)
-    weight_KN = torch.rand(K, N, dtype=dtype)
-    weight_KN[1, 2:4] = 0
-    return u_KNH, torch.randn(N, H, dtype=dtype), weight_KN, torch.randn(V, H, dtype=dtype)
+    u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
+    teacher_NH, lm_head_VH = torch.randn(N, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)
+    valid_KN = torch.ones(K, N, dtype=torch.bool)
+    valid_KN[1, 2:4] = False
+    token_N = torch.randint(0, V, (N,))
+    temperature_N = torch.tensor([1.0, 0.6, 0.6, 0.0, 1.3, 0.6, 0.0])
+    top_p_N = torch.tensor([1.0, 0.95, 0.5, 1.0, 0.9, 1.0, 0.5])
+    return u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, Served(temperature_N, top_p_N, probabilistic)
 
 
-def naive(u_KNH: Tensor, teacher_NH: Tensor, weight_KN: Tensor, lm_head_VH: Tensor, kind: str) -> Tensor:
-    log_p = F.linear(teacher_NH, lm_head_VH).log_softmax(-1)
-    log_q = F.linear(u_KNH, lm_head_VH).log_softmax(-1)
-    if kind == "kl":
-        return (weight_KN * (log_p.exp() * (log_p - log_q)).sum(-1)).sum(-1)
-    best = log_p.argmax(-1).expand(K, N)
-    return (weight_KN * -log_q.gather(-1, best[..., None])[..., 0]).sum(-1)
+def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]:
+    """Every formula as it is written in the module's text, over whole matrices."""
+    _, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem
+    # In float64: `literal_target` rounds to float32.
+    p_NV = literal_p(F.linear(teacher_NH, lm_head_VH), served)
+    t_N = served.temperature_N.double().masked_fill(served.temperature_N < GREEDY_BELOW, 1.0)
+    z_KNV = F.linear(u_KNH, lm_head_VH) / (t_N[:, None] if served.probabilistic else 1.0)
+    q_KNV = z_KNV.softmax(-1)
+    kl_KN = torch.where(p_NV > 0, p_NV * (p_NV.clamp_min(1e-300).log() - z_KNV.log_softmax(-1)), 0.0).sum(-1)
+    alpha_KN = (torch.minimum(p_NV.expand_as(q_KNV), q_KNV) if served.probabilistic else p_NV * q_KNV).sum(-1)
+    best_KN1 = p_NV.argmax(-1).expand(K, N)[..., None]
+    blend_KN = (-ETA * alpha_KN.detach()).exp()
+    loss_KN = {
+        "kl": kl_KN,
+        "ce": -z_KNV.log_softmax(-1).gather(-1, best_KN1)[..., 0],
+        "tv": 1 - alpha_KN,
+        "lk_alpha": -alpha_KN.log(),
+        "lk_hybrid": blend_KN * kl_KN + (1 - blend_KN) * (1 - alpha_KN),
+    }[kind]
+    p_of_draft_KN = p_NV.expand_as(q_KNV).gather(-1, q_KNV.argmax(-1, keepdim=True))[..., 0]
+    acceptance_KN = p_of_draft_KN
+    if served.probabilistic:
+        acceptance_KN = torch.where(served.temperature_N < GREEDY_BELOW, p_of_draft_KN, alpha_KN)
+    p_N = logged_token_probability(F.linear(teacher_NH, lm_head_VH), token_N, served.temperature_N, served.top_p_N)
+    accepted_KN = torch.stack(
+        [
+            accept_probability(
+                F.linear(u_NH, lm_head_VH), token_N, served.temperature_N, p_N, probabilistic=served.probabilistic
+            )
+            for u_NH in u_KNH
+        ]
+    )
+    found = Judged(*(value * valid_KN for value in (kl_KN, acceptance_KN, accepted_KN)))
+    return loss_KN * valid_KN, found
 
 
-@pytest.mark.parametrize("kind", ["kl", "ce"])
-@pytest.mark.usefixtures("small_chunks")
-def test_loss_and_gradient_equal_the_naive_ones(kind: str) -> None:
-    u_KNH, *rest = tensors()
-    loss_K, _ = distillation_loss(u_KNH, *rest, kind)
-    torch.testing.assert_close(loss_K, naive(u_KNH, *rest, kind))
-    scale_K = torch.tensor([0.5, 3.0], dtype=torch.float64)
-    (grad,) = torch.autograd.grad((scale_K * loss_K).sum(), u_KNH)
-    (expected,) = torch.autograd.grad((scale_K * naive(u_KNH, *rest, kind)).sum(), u_KNH)
-    torch.testing.assert_close(grad, expected)
+def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
+    """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalise."""
+    p_NV = torch.zeros_like(logits_NV)
+    for n, (temperature, top_p) in enumerate(zip(served.temperature_N, served.top_p_N, strict=True)):
+        if temperature < GREEDY_BELOW:
+            p_NV[n, logits_NV[n].argmax()] = 1.0
+            continue
+        plain_V = (logits_NV[n] / temperature.double()).softmax(-1)
+        mass = 0.0
+        for token in plain_V.argsort(descending=True):
+            if mass < top_p:
+                p_NV[n, token] = plain_V[token]
+            mass += plain_V[token]
+        p_NV[n] /= p_NV[n].sum()
+    return p_NV
 
 
-@pytest.mark.parametrize("kind", ["kl", "ce"])
-@pytest.mark.usefixtures("small_chunks")
-def test_gradcheck(kind: str) -> None:
-    u_KNH, *rest = tensors()
-    assert torch.autograd.gradcheck(lambda u: distillation_loss(u, *rest, kind)[0], (u_KNH,))
+@pytest.mark.parametrize("probabilistic", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_gradient_and_findings_equal_the_literal_ones(kind: str, probabilistic: bool) -> None:
+    given = problem(probabilistic)
+    u_KNH = given[0]
+    weight_KN = torch.rand(K, N, dtype=torch.float64)
+    loss_KN, judged = distillation_loss(*given, kind)
+    expected_KN, expected = literal(u_KNH, given, kind)
+    # The temperature is float32 in the engine's requests as it is here.
+    torch.testing.assert_close(loss_KN, expected_KN, rtol=1e-6, atol=1e-7)
+    for ours, theirs in zip(judged, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    (grad,) = torch.autograd.grad((weight_KN * loss_KN).sum(), u_KNH)
+    (expected_grad,) = torch.autograd.grad((weight_KN * expected_KN).sum(), u_KNH)
+    assert expected_grad.abs().max() > 1e-3
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-6, atol=1e-7)
 
 
-def test_closed_forms() -> None:
-    # W is the identity: states are logits. p = (3/4, 1/4), q = (1/2, 1/2).
+@pytest.mark.parametrize("probabilistic", [False, True])
+@pytest.mark.parametrize("kind", ["kl", "ce", "tv", "lk_alpha"])
+def test_gradcheck(kind: str, probabilistic: bool) -> None:
+    """By finite differences; lk_hybrid's lambda is held fixed in its gradient, so they do not apply to it."""
+    u_KNH, *rest = problem(probabilistic)
+    assert torch.autograd.gradcheck(lambda u: distillation_loss(u, *rest, kind)[0], (u_KNH,), atol=1e-6)
+
+
+PLAIN = Served(torch.ones(1), torch.ones(1), probabilistic=True)
+P, Q = (0.75, 0.25), (0.5, 0.5)
+KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+MIN, DOT = 0.75, 0.5
+
+
+def two_tokens(served: Served, kind: str) -> tuple[float, list[float], Judged]:
+    """W is the identity, so states are logits: p = (3/4, 1/4), q = (1/2, 1/2), and the log shows token 0."""
     teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
     u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
-    one, eye = torch.ones(1, 1), torch.eye(2)
-    kl_K, sums = distillation_loss(u_KNH, teacher_NH, one, eye, "kl")
-    assert kl_K.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
-    assert sums.greedy_acceptance_K.item() == pytest.approx(0.75)
-    ce_K, _ = distillation_loss(u_KNH, teacher_NH, one, eye, "ce")
-    assert ce_K.item() == pytest.approx(math.log(2))
-    ce_K.sum().backward()
-    assert u_KNH.grad.flatten().tolist() == pytest.approx([-0.5, 0.5])
+    one = torch.ones(1, 1, dtype=torch.bool)
+    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind)
+    loss_KN.sum().backward()
+    return loss_KN.item(), u_KNH.grad.flatten().tolist(), judged
 
 
-def test_a_perfect_draft_costs_nothing_and_is_left_alone() -> None:
-    _, teacher_NH, weight_KN, lm_head_VH = tensors(torch.float32)
+@pytest.mark.parametrize(
+    ("kind", "loss", "slope"),
+    [
+        ("kl", KL, -0.25),
+        ("ce", math.log(2), -0.5),
+        ("tv", 1 - MIN, -0.25),  # m = (1, 0), <m, q> = 1/2: q (m - <m, q>) = (1/4, -1/4)
+        ("lk_alpha", -math.log(MIN), -0.25 / MIN),
+        ("lk_hybrid", math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
+    ],
+)
+def test_closed_forms_for_drawn_drafts(kind: str, loss: float, slope: float) -> None:
+    found, gradient, judged = two_tokens(PLAIN, kind)
+    assert found == pytest.approx(loss)
+    assert gradient == pytest.approx([slope, -slope])
+    assert judged.kl_KN.item() == pytest.approx(KL)
+    assert judged.acceptance_KN.item() == pytest.approx(MIN)
+    assert judged.accepted_KN.item() == pytest.approx(Q[0] / P[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "slope"),
+    [
+        ("tv", 1 - DOT, -0.125),  # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
+        ("lk_alpha", -math.log(DOT), -0.125 / DOT),
+        (
+            "lk_hybrid",
+            math.exp(-3 * DOT) * KL + (1 - math.exp(-3 * DOT)) * (1 - DOT),
+            -0.25 * math.exp(-3 * DOT) - 0.125 * (1 - math.exp(-3 * DOT)),
+        ),
+    ],
+)
+def test_closed_forms_for_argmax_drafts(kind: str, loss: float, slope: float) -> None:
+    found, gradient, judged = two_tokens(PLAIN._replace(probabilistic=False), kind)
+    assert found == pytest.approx(loss)
+    assert gradient == pytest.approx([slope, -slope])
+    assert judged.acceptance_KN.item() == pytest.approx(P[0])  # q's argmax is the first of the two
+    assert judged.accepted_KN.item() == 1.0
+
+
+def test_against_a_greedy_target_kl_ce_and_lk_alpha_are_one() -> None:
+    for probabilistic in (False, True):
+        served = Served(torch.zeros(1), torch.ones(1), probabilistic)
+        for kind in ("kl", "ce", "lk_alpha"):
+            found, gradient, _ = two_tokens(served, kind)
+            assert found == pytest.approx(math.log(2))
+            assert gradient == pytest.approx([-0.5, 0.5])
+
+
+def test_a_temperature_sharpens_p_and_drawn_drafts_alike() -> None:
+    # At 1/2, p = (9/10, 1/10) and q = (1/2, 1/2): alpha = 1/2 + 1/10; dz/du = 2.
+    found, gradient, _ = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "kl")
+    assert found == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert gradient == pytest.approx([2 * (0.5 - 0.9), 2 * (0.5 - 0.1)])
+    _, _, judged = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "tv")
+    assert judged.acceptance_KN.item() == pytest.approx(0.6)
+    # A nucleus of 0.7 holds the first token alone.
+    found, _, _ = two_tokens(Served(torch.ones(1), torch.tensor([0.7]), probabilistic=True), "kl")
+    assert found == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("kind", ["kl", "tv", "lk_alpha", "lk_hybrid"])
+def test_a_perfect_draft_costs_nothing(kind: str) -> None:
+    _, teacher_NH, token_N, valid_KN, lm_head_VH, _ = problem(True)
+    served = Served(torch.full((N,), 0.7), torch.ones(N), probabilistic=True)
     u_KNH = teacher_NH.expand(K, N, H).clone().requires_grad_()
-    loss_K, sums = distillation_loss(u_KNH, teacher_NH, weight_KN, lm_head_VH, "kl")
-    assert loss_K.abs().max() < 1e-5
-    loss_K.sum().backward()
-    assert u_KNH.grad.abs().max() < 1e-5
-    assert torch.equal(sums.count_K, (weight_KN != 0).sum(-1).float())
+    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind)
+    assert loss_KN.abs().max() < 1e-6
+    torch.testing.assert_close(judged.acceptance_KN, valid_KN.double())
+    if kind == "kl":  # the others have a kink there: sum min(p, q) falls on either side of q = p
+        loss_KN.sum().backward()
+        assert u_KNH.grad.abs().max() < 1e-6
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_sums_leave_out_the_rows_without_weight() -> None:
-    u_KNH, teacher_NH, weight_KN, lm_head_VH = tensors()
-    _, sums = distillation_loss(u_KNH, teacher_NH, weight_KN, lm_head_VH, "ce")
-    log_p = F.linear(teacher_NH, lm_head_VH).log_softmax(-1)
-    log_q = F.linear(u_KNH, lm_head_VH).log_softmax(-1)
-    counted = (weight_KN != 0).double()
-    torch.testing.assert_close(sums.kl_K, (counted * (log_p.exp() * (log_p - log_q)).sum(-1)).sum(-1))
-    hit = log_p.exp().expand(K, N, V).gather(-1, log_q.argmax(-1, keepdim=True))[..., 0]
-    torch.testing.assert_close(sums.greedy_acceptance_K, (counted * hit).sum(-1))
+def test_drafts_without_a_target_cost_nothing_and_whole_chunks_of_them_no_head() -> None:
+    u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem(False)
+    valid_KN = valid_KN.clone()
+    valid_KN[:, 3:6] = False
+    poisoned_NH = teacher_NH.clone()
+    poisoned_NH[3:6] = float("nan")
+    loss_KN, judged = distillation_loss(u_KNH, poisoned_NH, token_N, valid_KN, lm_head_VH, served, "kl")
+    loss_KN.sum().backward()
+    for values_KN in (loss_KN, *judged, u_KNH.grad.norm(dim=-1)):
+        assert not values_KN[~valid_KN].any()
+    assert u_KNH.grad[valid_KN].any()
 
 
-def test_depth_weights() -> None:
-    assert depth_weights(3, 0.5).tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
-    assert depth_weights(4, 1.0).tolist() == pytest.approx([0.25] * 4)
+def test_bf16_states_and_head_stay_within_bf16_of_float32() -> None:
+    u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem(True)
+    wide, narrow = (
+        [x.detach().to(d) for x in (u_KNH, teacher_NH, lm_head_VH)] for d in (torch.float32, torch.bfloat16)
+    )
+    gradients = []
+    for u, teacher, head in (wide, narrow):
+        u = u.bfloat16().to(u.dtype).requires_grad_()
+        arguments = (teacher.bfloat16().to(u.dtype), token_N, valid_KN, head.bfloat16().to(u.dtype), served)
+        loss_KN, _ = distillation_loss(u, *arguments, "kl")
+        assert loss_KN.dtype == torch.float32
+        (gradient,) = torch.autograd.grad(loss_KN.sum(), u)
+        gradients.append(gradient.float())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.05)
+
+
+def test_literal_p_is_the_engines() -> None:
+    _, teacher_NH, _, _, lm_head_VH, served = problem(True)
+    logits_NV = F.linear(teacher_NH, lm_head_VH)
+    expected = literal_target(logits_NV, served.temperature_N, served.top_p_N)
+    torch.testing.assert_close(literal_p(logits_NV, served).float(), expected)

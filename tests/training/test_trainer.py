@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from outrider.data.feature_store import FeatureStore
+from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.checkpoint import load_mtp, load_target_ends
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.unroll import unroll
@@ -98,7 +99,7 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(corpus: Corpus, whole: tup
         states = unroll(
             speculator, ends, features.token_ids[None].long(), hidden_TH[None], sequence_BT, position_BT, depth
         )
-        p_TV = ends.logits(hidden_TH).softmax(-1)
+        p_TV = target_distribution(ends.logits(hidden_TH), torch.full((length,), 0.6), torch.full((length,), 0.95))
         for s, u_BTH in enumerate(states):
             for target in range(features.completion_start + 1 + s, length):
                 log_q_V = ends.logits(u_BTH[0, target - 2 - s]).log_softmax(-1)

@@ -1,0 +1,311 @@
+"""The trainer against the plain way to do the same: the loss at R1's size, a training step on nano R1, torch.compile.
+
+    python -m benchmarks.training loss --tokens 4096          # the head's loss, chunked: seconds and peak memory beyond its inputs
+    python -m benchmarks.training loss --tokens 1024 --naive  # whole logits and autograd, in the same process: the ratio
+    python -m benchmarks.training step                        # nano R1: tokens/s of a step against a loop over transformers' layer
+    python -m benchmarks.training compile                     # nano R1: the same step with the layer compiled
+
+`step` and `compile` need a captured run (train-speculator --recipe resume_screening.yaml --stages ingest,split,capture). Blocks of
+the ways that are compared alternate; speeds are medians of the paired ratios. One line of JSON each.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+VOCABULARY, HIDDEN = 129_280, 7168
+
+
+def loss(args: argparse.Namespace) -> dict[str, Any]:
+    """KL at one depth, bf16 states and head, forward and backward to the states."""
+    from outrider.training.losses import distillation_loss
+    from outrider.training.teacher import Served
+
+    torch.manual_seed(0)
+    head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
+    # Logits of a standard deviation of 3: the most likely of 129,280 tokens has a third of the mass, say.
+    teacher_NH = torch.randn(args.tokens, HIDDEN).bfloat16()
+    u_NH = (teacher_NH + 0.5 * torch.randn(args.tokens, HIDDEN)).bfloat16().requires_grad_()
+    token_N = torch.randint(0, VOCABULARY, (args.tokens,))
+    every = torch.ones(args.tokens)
+    served = Served(every * args.temperature, every * args.top_p, probabilistic=False)
+
+    def chunked() -> Tensor:
+        valid_KN = torch.ones(1, args.tokens, dtype=torch.bool)
+        loss_KN, _ = distillation_loss(u_NH[None], teacher_NH, token_N, valid_KN, head_VH, served, args.kind)
+        return loss_KN.sum()
+
+    def naive() -> Tensor:
+        with torch.no_grad():
+            logits_NV = F.linear(teacher_NH, head_VH)
+            p_NV = _plain_p(logits_NV, args.temperature, args.top_p)
+        return F.kl_div(F.linear(u_NH, head_VH).float().log_softmax(-1), p_NV, reduction="sum")
+
+    ways = {"chunked": chunked} | ({"naive": naive} if args.naive else {})
+    found: dict[str, Any] = {
+        "tokens": args.tokens,
+        "kind": args.kind,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    gradients = {}
+    for repeat in range(args.repeats):
+        for name, way in ways.items():
+            before = _reset_peak()
+            began = time.perf_counter()
+            value = way()
+            value.backward()
+            seconds[name].append(time.perf_counter() - began)
+            peak = (_status("VmHWM") - before) / 1e6
+            found[f"{name}_peak_gb"] = round(max(peak, found.get(f"{name}_peak_gb", 0.0)), 2)
+            found[f"{name}_loss"] = value.item() / args.tokens
+            gradients[name], u_NH.grad = u_NH.grad.float(), None
+            del value
+            print(f"# {repeat} {name} {seconds[name][-1]:.1f} s, {peak:.2f} GB", flush=True)
+    found |= {f"{name}_s": round(statistics.median(times), 2) for name, times in seconds.items()}
+    if args.naive:
+        found |= _ratio(seconds["naive"], seconds["chunked"])
+        found["gradient_cosine"] = F.cosine_similarity(*(g.flatten() for g in gradients.values()), dim=0).item()
+    return found
+
+
+def step(args: argparse.Namespace) -> dict[str, Any]:
+    """One optimizer step a time, ours and the plain loop, on the same sequences from the same weights."""
+    bench = StepBench(args)
+    return bench.compare({"plain": bench.plain_step, "ours": bench.our_step}, "plain", "ours")
+
+
+def compiled(args: argparse.Namespace) -> dict[str, Any]:
+    """Our step with the layer's two halves compiled for any shape, against the same uncompiled."""
+    from outrider.speculators.deepseek import DecoderLayer
+
+    bench = StepBench(args)
+    eager = {name: getattr(DecoderLayer, name) for name in ("project", "finish")}
+    fast = {name: torch.compile(method, dynamic=True) for name, method in eager.items()}
+
+    def with_layer(methods: dict[str, Any]) -> Callable[[int], tuple[float, int]]:
+        def run(turn: int) -> tuple[float, int]:
+            for name, method in methods.items():
+                setattr(DecoderLayer, name, method)
+            return bench.our_step(turn)
+
+        return run
+
+    return bench.compare({"eager": with_layer(eager), "compiled": with_layer(fast)}, "eager", "compiled")
+
+
+class StepBench:
+    """Steps of `--rows` rows of the run's training sequences, float32 (what a CPU is fastest in), AdamW."""
+
+    def __init__(self, args: argparse.Namespace):
+        from outrider.data.feature_store import FeatureStore
+        from outrider.data.quarantine import load_parts
+        from outrider.data.sequences import load_sequences
+        from outrider.serving.config import TargetConfig
+        from outrider.speculators.checkpoint import load_mtp, load_target_ends
+        from outrider.training.config import TrainingConfig
+        from outrider.training.objective import Objective
+        from outrider.training.packing import make_samples, plan_epoch
+        from outrider.training.prepare import ChainUnroll
+        from outrider.training.spec import Sampling
+
+        self.args = args
+        target = TargetConfig().directory()
+        self.store = FeatureStore.open(args.run / "features")
+        rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
+            ["sequence_id", "temperature", "top_p"]
+        )
+        self.sampling = {r["sequence_id"]: Sampling(temperature=r["temperature"], top_p=r["top_p"]) for r in rows}
+        table = {row["id"]: row for row in self.store.manifest["sequences"]}
+        chosen = [table[name] for name in load_parts(args.run / "split", args.run / "features")["train"][:200]]
+        self.samples, _ = make_samples(((r["id"], r["length"], r["completion_start"]) for r in chosen), args.row_tokens)
+        self.steps = plan_epoch(self.samples, args.row_tokens, 1, seed=0, epoch=0)
+        self.ends = load_target_ends(target)
+        self.model = ChainUnroll(load_mtp(target), self.ends, args.depth)
+        config = TrainingConfig(depth_weights="decay")
+        self.objective = Objective(
+            config, args.depth, self.ends.lm_head_VH, self.samples, self.sampling, probabilistic=False
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.plain = PlainLoop(target, self.model.speculator, self.ends, args.depth)
+        self.plain_optimizer = torch.optim.AdamW(self.plain.parameters(), lr=1e-5)
+
+    def our_step(self, turn: int) -> tuple[float, int]:
+        """The loss and the tokens of a step over one row."""
+        from outrider.training.batches import assemble
+        from outrider.training.prepare import run_unroll
+
+        row = self.steps[turn % len(self.steps)][0]
+        batch = assemble(self.store, self.samples, row, self.args.row_tokens)
+        in_step = [self.samples[index] for index in row]
+        value, _ = self.objective.of_row(run_unroll(self.model, batch), batch, self.objective.share(in_step))
+        self._update(value, self.model, self.optimizer)
+        return value.item(), sum(sample.length for sample in in_step)
+
+    def plain_step(self, turn: int) -> tuple[float, int]:
+        """The same sequences side by side in a padded batch."""
+        row = self.steps[turn % len(self.steps)][0]
+        in_step = [self.samples[index] for index in row]
+        features = [self.store.read(sample.sequence_id) for sample in in_step]
+        sampling = [self.sampling[sample.sequence_id] for sample in in_step]
+        value = self.plain.loss(in_step, features, sampling, self.objective.share(in_step))
+        self._update(value, self.plain, self.plain_optimizer)
+        return value.item(), sum(sample.length for sample in in_step)
+
+    def compare(self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str) -> dict[str, Any]:
+        """Both ways over the same rows, in turn; the first round warms up."""
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        losses: dict[str, list[float]] = {name: [] for name in ways}
+        tokens = 0
+        for turn in range(self.args.repeats + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                value, count = way(turn)
+                if turn:
+                    seconds[name].append(time.perf_counter() - began)
+                    losses[name].append(value)
+            tokens += count if turn else 0
+        return {
+            "depth": self.args.depth,
+            "row_tokens": self.args.row_tokens,
+            "steps": self.args.repeats,
+            **{f"{name}_tokens_per_s": round(tokens / sum(times)) for name, times in seconds.items()},
+            **{f"{name}_loss": round(statistics.mean(values), 5) for name, values in losses.items()},
+            **_ratio(seconds[slow], seconds[fast]),
+        }
+
+    @staticmethod
+    def _update(value: Tensor, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class PlainLoop(torch.nn.Module):
+    """The unroll as one writes it over transformers' layer: every depth over whole padded sequences, earlier depths' keys in
+    transformers' cache, one dense mask; whole logits of the completions, softmax and autograd."""
+
+    def __init__(self, target_dir: Path, speculator: Any, ends: Any, depth: int):
+        from transformers import DeepseekV3Config
+        from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+            DeepseekV3DecoderLayer,
+            DeepseekV3RotaryEmbedding,
+        )
+
+        super().__init__()
+        self.config = DeepseekV3Config.from_pretrained(target_dir)
+        self.config._attn_implementation = "sdpa"
+        self.layer = DeepseekV3DecoderLayer(self.config, self.config.num_hidden_layers - 1)
+        self.layer.self_attn.layer_idx = 0
+        self.layer.load_state_dict(speculator.block.state_dict())
+        self.rotary = DeepseekV3RotaryEmbedding(self.config)
+        for name in ("enorm", "hnorm", "norm"):
+            module = torch.nn.RMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
+            module.load_state_dict(getattr(speculator, name).state_dict())
+            self.add_module(name, module)
+        self.eh_proj = torch.nn.Linear(2 * self.config.hidden_size, self.config.hidden_size, bias=False)
+        self.eh_proj.load_state_dict(speculator.eh_proj.state_dict())
+        self.ends, self.depth = ends, depth
+
+    def loss(self, samples: list[Any], features: list[Any], sampling: list[Any], share_K: Tensor) -> Tensor:
+        """KL(p||q) of every depth over every completion, weighed by `share_K`."""
+        from transformers import DynamicCache
+
+        pad = torch.nn.utils.rnn.pad_sequence
+        token_BT = pad([each.token_ids.long() for each in features], batch_first=True)
+        hidden_BTH = pad([each.hidden.float() for each in features], batch_first=True)
+        rows, width = token_BT.shape
+        length_B = torch.tensor([sample.length for sample in samples])
+        first_B = torch.tensor([sample.first_anchor for sample in samples])
+        index_T = torch.arange(width)
+        causal_TT = index_T[None] <= index_T[:, None]
+        own_TT = torch.eye(width, dtype=torch.bool)
+        p_BTV = self._target(hidden_BTH, sampling)
+        cache, state_BTH, total = DynamicCache(config=self.config), hidden_BTH, 0.0
+        for s in range(self.depth):
+            embedding_BTH = F.embedding(token_BT[:, (index_T + 1 + s).clamp(max=width - 1)], self.ends.embedding_VH)
+            embedding_BTH = embedding_BTH.masked_fill((index_T + s == 0)[None, :, None], 0)
+            x_BTH = self.eh_proj(torch.cat([self.enorm(embedding_BTH), self.hnorm(state_BTH)], dim=-1))
+            position_BT = (index_T + s).expand(rows, -1)
+            mask = torch.cat([causal_TT, *[own_TT] * s], dim=1).expand(rows, 1, -1, -1)
+            out_BTH = self.layer(
+                x_BTH,
+                attention_mask=mask,
+                position_ids=position_BT,
+                position_embeddings=self.rotary(x_BTH, position_ids=position_BT),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            state_BTH = self.norm(out_BTH)
+            counted_BT = (index_T >= first_B[:, None]) & (index_T + 2 + s < length_B[:, None])
+            b, i = counted_BT.nonzero(as_tuple=True)
+            log_q_NV = F.linear(state_BTH[b, i], self.ends.lm_head_VH).log_softmax(-1)
+            total = total + share_K[s] * F.kl_div(log_q_NV, p_BTV[b, i + 1 + s], reduction="sum")
+        return total
+
+    @torch.no_grad()
+    def _target(self, hidden_BTH: Tensor, sampling: list[Any]) -> Tensor:
+        logits_BTV = F.linear(hidden_BTH, self.ends.lm_head_VH)
+        return torch.stack(
+            [_plain_p(logits, each.temperature, each.top_p) for logits, each in zip(logits_BTV, sampling, strict=True)]
+        )
+
+
+def _plain_p(logits_NV: Tensor, temperature: float, top_p: float) -> Tensor:
+    """p as it is served, sorting the vocabulary where there is a nucleus."""
+    scaled_NV = logits_NV.float() / temperature
+    if top_p < 1:
+        ordered_NV, order_NV = scaled_NV.sort(dim=-1)
+        dropped_NV = ordered_NV.softmax(-1).cumsum(-1) <= 1 - top_p
+        dropped_NV[:, -1] = False
+        scaled_NV = scaled_NV.scatter(-1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf")))
+    return scaled_NV.softmax(-1)
+
+
+def _ratio(slow: list[float], fast: list[float]) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return {"times_faster": round(statistics.median(ratios), 2), "ratios": [round(ratio, 2) for ratio in ratios]}
+
+
+def _status(field: str) -> int:
+    """Of /proc/self/status, in kilobytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise KeyError(field)
+
+
+def _reset_peak() -> int:
+    """Makes the resident set's peak what it is now, and returns it, in kilobytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["loss", "step", "compile"])
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--naive", action="store_true", help="compare with whole logits and autograd")
+    parser.add_argument("--kind", default="kl")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose capture is done")
+    parser.add_argument("--row-tokens", type=int, default=2048)
+    parser.add_argument("--depth", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    print(json.dumps({"loss": loss, "step": step, "compile": compiled}[args.what](args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Attention of each anchor over the depth-0 keys up to its own, with the log-sum-exp that the chain is merged through.
+
+    attend = prefix_attention(place_N, spans, tokens)       # once a row: what may be attended to is the same at every depth
+    attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
+
+On a CPU dense, sequence by sequence: nothing beats it for sequences of up to a few thousand tokens, and what is kept for
+backward grows with each sequence's square only. On a GPU flex attention, linear in memory; torch gives it no backward on a CPU,
+where its forward is tested against the dense one.
+
+Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+"""Queries and keys of a block of flex attention's mask."""
+
+Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+class Span(NamedTuple):
+    """One packed sequence: where its tokens stand among the P and where its anchors stand among the N."""
+
+    token_start: int
+    token_end: int
+    anchor_start: int
+    anchor_end: int
+
+
+def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
+    """The attention for these anchors: `place_N` is each one's place among the `tokens`, the last that it attends to."""
+    return FlexPrefix(place_N, spans, tokens) if place_N.is_cuda else DensePrefix(place_N, spans)
+
+
+class DensePrefix:
+    """Scores of a whole sequence at once."""
+
+    def __init__(self, place_N: Tensor, spans: list[Span]):
+        self.place_N, self.spans = place_N, spans
+
+    def __call__(self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        outs, log_sum_exps = [], []
+        for span in self.spans:
+            tokens, anchors = slice(span.token_start, span.token_end), slice(span.anchor_start, span.anchor_end)
+            score_ANP = torch.matmul(q_AND[:, anchors] * scale, key_APD[:, tokens].transpose(1, 2)).float()
+            token_P = torch.arange(span.token_start, span.token_end, device=self.place_N.device)
+            score_ANP = score_ANP.masked_fill(token_P > self.place_N[anchors, None], float("-inf"))
+            log_sum_exp_AN = score_ANP.logsumexp(-1)
+            probability_ANP = (score_ANP - log_sum_exp_AN[..., None]).exp().to(value_APV.dtype)
+            outs.append(torch.matmul(probability_ANP, value_APV[:, tokens]))
+            log_sum_exps.append(log_sum_exp_AN)
+        return torch.cat(outs, dim=1), torch.cat(log_sum_exps, dim=1)
+
+
+class FlexPrefix:
+    """Flex attention: blocks that no anchor of theirs may see are never computed, and no score outlives its block."""
+
+    _compiled: Callable[..., Any] | None = None
+
+    def __init__(self, place_N: Tensor, spans: list[Span], tokens: int):
+        from torch.nn.attention.flex_attention import BlockMask
+
+        device = place_N.device
+        start_N = torch.cat([torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]).to(device)
+        partial_QK, full_QK = _blocks(start_N, place_N, tokens)
+        self.mask = BlockMask.from_kv_blocks(
+            *_listed(partial_QK),
+            *_listed(full_QK),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=lambda b, h, n, p: (p >= start_N[n]) & (p <= place_N[n]),
+            seq_lengths=(len(place_N), tokens),
+        )
+
+    def __call__(self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+        if q_AND.is_cuda and FlexPrefix._compiled is None:
+            FlexPrefix._compiled = torch.compile(flex_attention, dynamic=True)
+        attend = FlexPrefix._compiled if q_AND.is_cuda else flex_attention
+        # A half-precision query would be rounded once more if it were scaled beforehand; the kernel scales its float32 scores.
+        out, aux = attend(
+            q_AND[None],
+            key_APD[None],
+            value_APV[None],
+            block_mask=self.mask,
+            scale=scale,
+            return_aux=AuxRequest(lse=True),
+        )
+        return out[0], aux.lse[0]
+
+
+def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Which blocks [queries, keys] some pair is allowed in but not every one, and which every one is allowed in.
+
+    From the four extremes of a block's queries alone, so nothing of size N x P is ever made: a block between two sequences'
+    tokens that neither attends to may be listed in vain, which the mask then empties.
+    """
+    first_K = torch.arange(0, tokens, BLOCK, device=place_N.device)
+    last_K = (first_K + BLOCK - 1).clamp(max=tokens - 1)
+    low_start_Q, high_start_Q = _extremes(start_N)
+    low_place_Q, high_place_Q = _extremes(place_N)
+    some_QK = (last_K >= low_start_Q[:, None]) & (first_K <= high_place_Q[:, None])
+    all_QK = (first_K >= high_start_Q[:, None]) & (last_K <= low_place_Q[:, None])
+    # A block that the tokens do not fill needs the mask to end it.
+    all_QK &= last_K - first_K == BLOCK - 1
+    return some_QK & ~all_QK, all_QK
+
+
+def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each block of queries."""
+    padding = values_N[-1:].expand(-len(values_N) % BLOCK)
+    blocks_QB = torch.cat([values_N, padding]).view(-1, BLOCK)
+    return blocks_QB.amin(1), blocks_QB.amax(1)
+
+
+def _listed(wanted_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """As BlockMask wants them: how many blocks each block of queries has, and their numbers, those first."""
+    order_QK = wanted_QK.int().argsort(dim=1, descending=True, stable=True)
+    return wanted_QK.sum(1).int()[None, None], order_QK.int()[None, None]

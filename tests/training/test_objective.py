@@ -1,0 +1,125 @@
+"""A row's part of the step's loss: against sums over single drafts, and the same however sequences share rows."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outrider.speculators.acceptance import target_distribution
+from outrider.training.batches import Batch, assemble
+from outrider.training.config import TrainingConfig
+from outrider.training.objective import Objective
+from outrider.training.packing import make_samples
+from outrider.training.spec import Sampling
+from outrider.training.weights import fixed_weights
+
+DEPTH, H, V = 3, 8, 4
+LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
+SAMPLING = {
+    "a": Sampling(temperature=0.6, top_p=0.9),
+    "b": Sampling(temperature=0.0),
+    "c": Sampling(temperature=1.0, top_p=1.0),
+}
+SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40)
+
+
+class RandomStore:
+    """Random tokens and states, the same for a sequence wherever it is read."""
+
+    def read(self, sequence_id: str) -> SimpleNamespace:
+        length, start = LENGTHS[sequence_id]
+        generator = torch.Generator().manual_seed(ord(sequence_id))
+        return SimpleNamespace(
+            token_ids=torch.randint(0, V, (length,), generator=generator, dtype=torch.int32),
+            hidden=torch.randn(length, H, generator=generator),
+            completion_start=start,
+        )
+
+
+def drafts(batch: Batch) -> torch.Tensor:
+    """States of the chains: any function of sequence, anchor and depth will do."""
+    anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
+    states = [
+        torch.cos(batch.hidden_BTH[0, anchors_N] * (s + 1) + batch.position_BT[0, anchors_N, None])
+        for s in range(DEPTH)
+    ]
+    return torch.stack(states).requires_grad_()
+
+
+def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
+    head_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
+    return Objective(TrainingConfig(**settings), DEPTH, head_VH, SAMPLES, SAMPLING, probabilistic), head_VH
+
+
+@pytest.mark.parametrize("probabilistic", [False, True])
+@pytest.mark.parametrize("weighting", ["decay", "uniform", "visited"])
+def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic: bool) -> None:
+    goal, _ = objective(probabilistic, depth_weights=weighting, loss="lk_hybrid")
+    share_K = goal.share(SAMPLES)
+    totals = []
+    for rows in ([(0, 1, 2)], [(1,), (2, 0)]):
+        total, gradient = torch.zeros(()), {}
+        for row in rows:
+            batch = assemble(RandomStore(), SAMPLES, row, 40)
+            u_KNH = drafts(batch)
+            loss, _ = goal.of_row(u_KNH, batch, share_K)
+            (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
+            total = total + loss.detach()
+            for index, part in zip(row, grad_KNH.split([SAMPLES[i].targets(0) for i in row], dim=1), strict=True):
+                gradient[index] = part
+        totals.append((total, gradient))
+    torch.testing.assert_close(totals[0][0], totals[1][0])
+    for index in range(3):
+        torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
+
+
+def test_a_row_that_stands_in_counts_nothing() -> None:
+    goal, _ = objective(False, depth_weights="visited")
+    batch = assemble(RandomStore(), SAMPLES, (0, 1), 40)
+    u_KNH = drafts(batch)
+    loss, sums = goal.of_row(u_KNH, batch, torch.zeros(DEPTH))
+    (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
+    assert loss == 0
+    assert not grad_KNH.any()
+    assert not sums.kl_K.any()
+
+
+@pytest.mark.parametrize("weighting", ["decay", "visited"])
+def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
+    """Draft by draft: the token, its teacher, the request's own sampling, the weight."""
+    goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
+    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40)
+    u_KNH = drafts(batch)
+    loss, sums = goal.of_row(u_KNH, batch, goal.share(SAMPLES))
+    decay_K = fixed_weights("decay", DEPTH, 0.6).tolist()
+    counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
+    expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
+    for sample in SAMPLES:
+        features, requested = RandomStore().read(sample.sequence_id), SAMPLING[sample.sequence_id]
+        anchors = range(sample.first_anchor, sample.length - 2)
+        hit, kl = {}, {}
+        for i in anchors:
+            for s in range(DEPTH):
+                if (index := i + 2 + s) < sample.length:
+                    logits_V = head_VH @ features.hidden[index - 1]
+                    temperature, top_p = torch.tensor([requested.temperature]), torch.tensor([requested.top_p])
+                    p_V = target_distribution(logits_V[None], temperature, top_p)[0]
+                    log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
+                    kl[i, s] = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
+                    hit[i, s] = log_q_V.argmax() == features.token_ids[index]
+        column += len(anchors)
+        for (_, s), value in kl.items():
+            kl_K[s] += value
+            expected += decay_K[s] / counts_K[s] * value if weighting == "decay" else 0.0
+        # Argmax drafts are right or wrong, so the engine walks one way through the response.
+        t = anchors[0]
+        while weighting == "visited" and t in anchors:
+            for s in range(DEPTH + 1):
+                if s == DEPTH or (t, s) not in kl:
+                    break
+                expected += kl[t, s] / counts_K[0]
+                if not hit[t, s]:
+                    break
+            t += s + 1
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)

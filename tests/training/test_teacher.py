@@ -1,0 +1,46 @@
+"""p without sorting the vocabulary against p as the replay makes it, which is tested against vLLM's own code."""
+
+import pytest
+import torch
+
+from outrider.speculators.acceptance import logged_token_probability, target_distribution
+from outrider.training import teacher
+from outrider.training.teacher import served_distribution
+
+ROWS, VOCABULARY = 40, 300
+
+
+def requests() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Flat and sharp logits, at temperatures 0 to 1.5 and nuclei from one token to all."""
+    torch.manual_seed(0)
+    logits_CV = torch.randn(ROWS, VOCABULARY) * torch.linspace(0.1, 8.0, ROWS)[:, None]
+    temperature_C = torch.tensor([0.0, 0.3, 0.6, 1.0, 1.5]).repeat(ROWS // 5)
+    top_p_C = torch.tensor([1.0, 0.95, 0.5, 0.1]).repeat(ROWS // 4)
+    return logits_CV, torch.randint(0, VOCABULARY, (ROWS,)), temperature_C, top_p_C
+
+
+@pytest.mark.parametrize("within", [1, 16, 256, 10**6])
+def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "NUCLEUS_WITHIN", within)
+    logits_CV, token_C, temperature_C, top_p_C = requests()
+    expected_CV = target_distribution(logits_CV, temperature_C, top_p_C)
+    expected_logged_C = logged_token_probability(logits_CV, token_C, temperature_C, top_p_C)
+    # More of the nuclei end within 16 tokens than do not, and some of each.
+    sizes_C = (expected_CV > 0).sum(-1)
+    assert 0.2 < (sizes_C <= 16).float().mean() < 0.9
+    found = served_distribution(logits_CV.clone(), token_C, temperature_C, top_p_C)
+    assert torch.equal(found.p_CV > 0, expected_CV > 0)
+    torch.testing.assert_close(found.p_CV, expected_CV)
+    assert torch.equal(found.best_C, logits_CV.argmax(-1))
+    torch.testing.assert_close(found.negative_entropy_C, torch.special.xlogy(expected_CV, expected_CV).sum(-1))
+    torch.testing.assert_close(found.logged_C, expected_logged_C)
+
+
+def test_equal_logits_at_the_edge_keep_as_many_tokens_as_the_replay_does() -> None:
+    """bf16 logits tie often; which of the equal tokens is kept is the sort's choice, how many is not."""
+    logits_CV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -1.0]])
+    one = torch.ones(1)
+    for top_p in (0.3, 0.5, 0.6, 0.75, 0.9):
+        expected_CV = target_distribution(logits_CV, one, one * top_p)
+        found = served_distribution(logits_CV.clone(), torch.tensor([0]), one, one * top_p)
+        torch.testing.assert_close(found.p_CV.sort().values, expected_CV.sort().values)

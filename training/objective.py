@@ -1,0 +1,95 @@
+"""What a step minimises: the recipe's loss over the drafts of its rows, weighed as the recipe says.
+
+    objective = Objective(config, depth, lm_head_VH, samples, sampling, probabilistic)
+    share_K = objective.share(samples_of_the_step)         # the same in every process
+    loss, sums = objective.of_row(u_KNH, batch, share_K)   # a row's part of the step's loss
+
+Shapes: K depths, N anchors of a row (and as many targets), H hidden.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.training.batches import Batch
+from outrider.training.config import TrainingConfig
+from outrider.training.losses import distillation_loss
+from outrider.training.packing import Sample
+from outrider.training.spec import Sampling
+from outrider.training.teacher import Served
+from outrider.training.weights import fixed_weights, visited_weights
+
+
+class RowSums(NamedTuple):
+    """Sums over the targets of a row, by depth; divide by the step's count of targets."""
+
+    kl_K: Tensor
+    acceptance_K: Tensor
+    """Of the expected acceptance: see `losses.Judged`."""
+
+
+class Objective:
+    """The loss of a row as its part of the step's. Rows of a step add up, whichever process has them."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        depth: int,
+        lm_head_VH: Tensor,
+        samples: Sequence[Sample],
+        sampling: Mapping[str, Sampling],
+        probabilistic: bool,
+    ):
+        self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
+        self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
+
+    def targets(self, in_step: Sequence[Sample]) -> Tensor:
+        """Targets of each depth in these samples, [K], at least 1."""
+        count_K = torch.tensor([sum(sample.targets(s) for sample in in_step) for s in range(self.depth)])
+        return count_K.clamp_min(1)
+
+    def share(self, in_step: Sequence[Sample]) -> Tensor:
+        """What one draft of each depth weighs in the step's loss, [K]; `visited` has its own factor on top of it."""
+        count_K = self.targets(in_step)
+        if self.config.depth_weights == "visited":
+            return (1 / count_K[:1]).expand(self.depth)
+        return fixed_weights(self.config.depth_weights, self.depth, self.config.depth_decay) / count_K
+
+    def of_row(self, u_KNH: Tensor, batch: Batch, share_K: Tensor) -> tuple[Tensor, RowSums]:
+        """The row's part of the loss and its sums. A `share_K` of zeros: the row stands in and does not count."""
+        anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
+        u_KNH, valid_KN = align_to_targets(u_KNH, batch.sequence_BT[0, anchors_N])
+        valid_KN = valid_KN & (share_K != 0)[:, None]
+        # Anchor i of depth 0 predicts the token at i + 2, whose distribution the target gives from its state at i + 1.
+        teacher_NH = batch.hidden_BTH[0, anchors_N + 1].to(u_KNH.dtype)
+        token_N = batch.token_ids_BT[0, anchors_N + 2]
+        anchors_R = torch.tensor([self.samples[index].targets(0) for index in batch.row])
+        served = self._served(batch, anchors_R, u_KNH.device)
+        loss_KN, judged = distillation_loss(
+            u_KNH, teacher_NH, token_N, valid_KN, self.lm_head_VH, served, self.config.loss
+        )
+        weight_KN = valid_KN * share_K[:, None]
+        if self.config.depth_weights == "visited":
+            weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)
+        return (loss_KN * weight_KN).sum(), RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
+
+    def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
+        requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
+        sampled_R2 = torch.tensor([[request.temperature, request.top_p] for request in requests])
+        sampled_N2 = sampled_R2.repeat_interleave(anchors_R, dim=0).to(device)
+        return Served(sampled_N2[:, 0], sampled_N2[:, 1], self.probabilistic)
+
+
+def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Shifts depth s by s anchors, so that row n of every depth predicts the token two after anchor n, and tells [K, N]
+    where that row exists: its chain must have started in the same sequence. The anchors of a sequence are consecutive."""
+    depth, anchors, _ = u_KNH.shape
+    shifted, valid = [], []
+    for s in range(depth):
+        reach = min(s, anchors)
+        shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
+        valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
+    return torch.stack(shifted), torch.stack(valid)
