@@ -8,6 +8,7 @@ so it does not matter how many processes share the rows.
 Shapes: K depths, N anchors, H hidden.
 """
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
+from outrider.speculators.checkpoint import load_mtp, load_target_ends, write_mtp
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import value_digest, write_json
+from outrider.speculators.files import publish, value_digest, write_json
+from outrider.speculators.layout import read_layout
 from outrider.training.batches import Batch, Prefetch, Store
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint
 from outrider.training.losses import depth_weights, distillation_loss
@@ -29,6 +31,7 @@ from outrider.training.packing import Row, Sample, make_samples, padding_share, 
 from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
+from outrider.training.trainable import export_line, exported_profile, load_trainable, trained_tensors
 from outrider.training.validation import Validation, check_parity
 
 
@@ -66,7 +69,8 @@ class Trainer:
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        self.unroll = ChainUnroll(load_mtp(spec.target_dir), ends, self.depth)
+        speculator = load_trainable(spec.target_dir, spec.speculator, dtype, self.device, self.config.seed)
+        self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.weight_K = depth_weights(self.depth, self.config.depth_decay).to(self.device)
         # What decides the weights: a checkpoint of another digest belongs to another run.
@@ -92,6 +96,7 @@ class Trainer:
             else:
                 self._say(f"resumed at step {first_step} of {len(self.steps)}")
             self._train(state, first_step)
+            exported = self._exported(state)
         finally:
             self.metrics.close()
         result = {
@@ -104,9 +109,11 @@ class Trainer:
             "base": state["base"],
             "best": state["best"],
             "best_step": state["best_step"],
+            "exported": exported,
         }
         if self.accelerator.is_main_process:
-            save_mtp(load_mtp(self._best), self.spec.target_dir, self.spec.publish_dir)
+            with publish(self.spec.publish_dir) as temporary:
+                shutil.copytree(self._best, temporary)
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result
@@ -114,7 +121,7 @@ class Trainer:
     def _start(self) -> dict[str, Any]:
         """Step 0: the base speculator in float32, the same as prepared, and proof that they agree."""
         base_ends = load_target_ends(self.spec.target_dir).to(self.device)
-        base_unroll = ChainUnroll(load_mtp(self.spec.target_dir), base_ends, self.depth).to(self.device)
+        base_unroll = ChainUnroll(load_mtp(self.spec.target_dir, device=self.device), base_ends, self.depth)
         base = self.validation.profile(base_unroll, base_unroll)
         prepared = self._evaluate(0)
         check_parity(base, prepared, self.config.parity_tolerance)
@@ -241,10 +248,15 @@ class Trainer:
     def _save_best(self) -> None:
         weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            speculator = load_mtp(self.spec.target_dir)
-            speculator.load_state_dict({name.removeprefix("speculator."): value for name, value in weights.items()})
-            save_mtp(speculator, self.spec.target_dir, self._best)
+            write_mtp(trained_tensors(self.unroll.speculator, weights), self.spec.target_dir, self._best)
         self.accelerator.wait_for_everyone()
+
+    def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What the best speculator accepts as it was written, in the target's own precision."""
+        profile = exported_profile(self.validation, self._best, self.unroll.ends, self.depth)
+        self.metrics.write(state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()})
+        self._say(export_line(state["base"], state["best"], profile, read_layout(self.spec.target_dir).blocks))
+        return profile
 
     def _samples(self, sequence_ids: list[str], part: str) -> tuple[list[Sample], dict[str, str]]:
         table = {row["id"]: row for row in self.store.manifest["sequences"]}
