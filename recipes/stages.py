@@ -130,7 +130,13 @@ def _dump(section: Any, leave_out: set[str] | None = None) -> dict[str, Any]:
 
 
 def _target(recipe: Recipe) -> dict[str, str]:
-    return {"target": path_identity(recipe.target.directory())}
+    directory = recipe.target.training_directory()
+    # Of a hub's model the commit decides, by which its folder is named, and not which of its files are here yet.
+    return {
+        "target": value_digest([recipe.target.model, directory.name])
+        if recipe.target.on_hub
+        else path_identity(directory)
+    }
 
 
 def _traffic(recipe: Recipe) -> dict[str, str]:
@@ -152,8 +158,9 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     from outrider.data.ingest import ingest
     from outrider.recipes.preflight import check_target
 
-    check_target(recipe.target.directory())  # a target from the hub is here only now
-    return ingest(recipe.target.directory(), recipe.traffic, run.traffic, privacy=recipe.privacy)
+    target_dir = recipe.target.training_directory()
+    check_target(target_dir)  # a target from the hub is here only now
+    return ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
 
 
 def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
     rows = load_sequences(run.sequences).select_columns(["sequence_id", "temperature", "top_p"])
     return train(
-        target_dir=recipe.target.directory(),
+        target_dir=recipe.target.training_directory(),
         features_dir=run.features,
         sampling={row["sequence_id"]: (row["temperature"], row["top_p"]) for row in rows},
         parts=_parts(run),
