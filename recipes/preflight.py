@@ -4,8 +4,6 @@ check(recipe)      # an OutriderError names the key, the file and the fix
 """
 
 import importlib.util
-import json
-import struct
 from pathlib import Path
 
 from outrider.data.config import NOT_INSTALLED
@@ -14,6 +12,7 @@ from outrider.recipes.schema import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
+from outrider.speculators.layout import fp8_blocks, weight_map
 
 
 def check(recipe: Recipe) -> None:
@@ -29,7 +28,7 @@ def local_target(recipe: Recipe) -> Path | None:
     """The target's directory if it is on this machine; unlike `TargetConfig.directory`, fetches nothing."""
     model = recipe.target.model
     if model in EMBEDDED_TARGETS or model.count("/") != 1 or Path(model).expanduser().is_dir():
-        return recipe.target.directory()
+        return recipe.target.training_directory()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -80,28 +79,10 @@ def check_target(target: Path) -> None:
             f"{config_path}: num_nextn_predict_layers is {config.get('num_nextn_predict_layers', 'not there')}, so this target has "
             f"no MTP layer to start from; {fix}"
         )
-    if quantization := config.get("quantization_config"):
-        raise OutriderError(
-            f"{config_path}: quantization_config says the weights are {quantization.get('quant_method', 'quantized')}; training reads "
-            "unquantized ones. Point target.model at a bf16 copy and set target.quantization, so that it is served quantized"
-        )
+    fp8_blocks(config, config_path)  # quantized in another way than DeepSeek's, it is refused
     prefix = f"model.layers.{config['num_hidden_layers']}."
-    if not any(name.startswith(prefix) for name in _tensor_names(target)):
+    if not any(name.startswith(prefix) for name in weight_map(target)):
         raise OutriderError(
             f"{target}: no tensor named {prefix}*, though num_nextn_predict_layers in {config_path.name} is "
             f"{config['num_nextn_predict_layers']}: conversions often drop the MTP layer; {fix}"
         )
-
-
-def _tensor_names(target: Path) -> list[str]:
-    """From the index or the file's header: 8 bytes of length, then JSON. Nothing is loaded."""
-    index, single = target / "model.safetensors.index.json", target / "model.safetensors"
-    if index.is_file():
-        return list(read_json(index)["weight_map"])
-    if not single.is_file():
-        raise OutriderError(
-            f"{target}: neither {index.name} nor {single.name} is there; target.model must name a checkpoint"
-        )
-    with single.open("rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        return [name for name in json.loads(file.read(length)) if name != "__metadata__"]

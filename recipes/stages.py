@@ -130,7 +130,13 @@ def _dump(section: Any, leave_out: set[str] | None = None) -> dict[str, Any]:
 
 
 def _target(recipe: Recipe) -> dict[str, str]:
-    return {"target": path_identity(recipe.target.directory())}
+    directory = recipe.target.training_directory()
+    # Of a hub's model the commit decides, by which its folder is named, and not which of its files are here yet.
+    return {
+        "target": value_digest([recipe.target.model, directory.name])
+        if recipe.target.on_hub
+        else path_identity(directory)
+    }
 
 
 def _logs(paths: str | list[str] | None) -> dict[str, str]:
@@ -160,13 +166,14 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     from outrider.data.ingest import ingest
     from outrider.recipes.preflight import check_target
 
-    check_target(recipe.target.directory())  # a target from the hub is here only now
-    result = ingest(recipe.target.directory(), recipe.traffic, run.traffic, privacy=recipe.privacy)
+    target_dir = recipe.target.training_directory()
+    check_target(target_dir)  # a target from the hub is here only now
+    result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
-    ingested = ingest(recipe.target.directory(), general, run.general, privacy=recipe.privacy, prefix=PREFIX)
+    ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
     return {**result, "general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
 
 
@@ -203,7 +210,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     check_warm_start(run, recipe, _parts(run)["validation"])
     rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
     return train(
-        target_dir=recipe.target.directory(),
+        target_dir=recipe.target.training_directory(),
         features_dir=run.features,
         sampling={row["sequence_id"]: (row["temperature"], row["top_p"]) for row in rows},
         parts=_parts(run),

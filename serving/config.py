@@ -9,9 +9,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.speculators.errors import OutriderError
+from outrider.speculators.layout import INDEX, read_layout
 
 EMBEDDED_TARGETS = {"nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"}
 """Targets that come with the package, by the name a recipe uses."""
+
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""Of a checkpoint on the hub everything but its weights: config, index, tokenizer, template."""
 
 
 class TargetConfig(BaseModel):
@@ -28,6 +32,29 @@ class TargetConfig(BaseModel):
 
     def directory(self) -> Path:
         """The checkpoint's local directory; a hub model is downloaded on first use."""
+        return self._local() or _download(self.model, self.revision)
+
+    def training_directory(self) -> Path:
+        """The same with what ingest and training read: of a hub model's weights only the shards that hold the MTP layer, the
+        embedding or the head are downloaded (R1: a few of 163); an engine wants `directory`."""
+        if local := self._local():
+            return local
+        small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
+        if (small / INDEX).is_file():
+            layout = read_layout(small)
+            shards = layout.files(layout.training_tensors())
+        else:
+            shards = ["*.safetensors"]
+        # By the commit that the first answer came from: a branch may move between the two.
+        return _download(self.model, small.name, allow_patterns=[*SMALL_FILES, *shards])
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the model is named by its id on the hub, and not by a directory."""
+        return self._local() is None
+
+    def _local(self) -> Path | None:
+        """The directory of a model that is none of the hub's."""
         directory = EMBEDDED_TARGETS.get(self.model, Path(self.model).expanduser())
         if (directory / "config.json").is_file():
             return directory
@@ -43,7 +70,7 @@ class TargetConfig(BaseModel):
                 f"target.model = {self.model!r}: no such directory; give a checkpoint's directory, a hub id "
                 f"(owner/name), or one of {', '.join(sorted(EMBEDDED_TARGETS))}"
             )
-        return _download(self.model, self.revision)
+        return None
 
     def fetch(self, patterns: tuple[str, ...], into: Path) -> Path:
         """The files of a hub model that fit the patterns, and no others: its tokenizer without its hundreds of gigabytes."""

@@ -9,10 +9,14 @@ holds the target's full config.json and those tensors only: vLLM (0.32, deepseek
 draft's `embed_tokens` and `shared_head.head` by the target's own modules after loading, so the copies that DeepSeek ships
 are neither read nor written. (With pipeline parallelism it would want `embed_tokens`.) Only the shards that hold a wanted
 tensor are opened.
+
+What is written has the target's own precision, tensor by tensor, since vLLM builds the drafter with the target's quantization: a
+weight that DeepSeek ships in FP8 blocks leaves in FP8 blocks, the rest (eh_proj, norms, the router and its bias) as it came. What has
+not changed is copied, scales and all, so that its bytes are the target's.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -22,11 +26,11 @@ from torch import Tensor
 
 from outrider.speculators.deepseek import DeepseekArch
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import publish, read_json
+from outrider.speculators.files import publish
+from outrider.speculators.fp8 import FP8, dequantize, grid, quantize
+from outrider.speculators.frozen import PROJECTIONS, FrozenExperts, Stack, expert_name
+from outrider.speculators.layout import SCALE_SUFFIX, CheckpointLayout, read_layout
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
-
-SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
-"""Tensors of the MTP layer that DeepSeek ships as copies of the target's embedding and head."""
 
 KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
 """The routing bias decides by differences of 1e-3 which expert is chosen: never rounded."""
@@ -34,76 +38,91 @@ KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
 
 def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> TargetEnds:
     """The target's embedding and head, from the shards that hold them."""
-    target_dir = Path(target_dir)
-    config = _read_config(target_dir)
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if config.get("tie_word_embeddings"):
-        head = embedding
-    tensors = _read_tensors(target_dir, {embedding, head}, _weight_map(target_dir))
-    shape = (config["vocab_size"], config["hidden_size"])
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != shape:
-            raise OutriderError(f"{target_dir}: {name} has shape {tuple(tensor.shape)}, but config.json says {shape}")
-    return TargetEnds(tensors[embedding].to(dtype), tensors[head].to(dtype))
+    layout = read_layout(target_dir)
+    tensors = _Tensors(layout)
+    shape = (layout.config["vocab_size"], layout.config["hidden_size"])
+    embedding, head = (_checked(layout, name, tensors.read(name, dtype), shape) for name in layout.ends)
+    return TargetEnds(embedding, head)
 
 
-def load_mtp(directory: Path, dtype: torch.dtype = torch.float32) -> MTPSpeculator:
-    """The MTP layer of a target's or a speculator's directory. What is not loaded would stay NaN, and nothing may."""
-    directory = Path(directory)
-    arch = DeepseekArch.from_config(_read_config(directory))
+def load_mtp(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    frozen_experts: bool = False,
+) -> MTPSpeculator:
+    """The MTP layer of a target's or a speculator's directory, FP8 dequantized to `dtype`.
+
+    With `frozen_experts` the routed experts are no parameters and stay in the checkpoint's own precision (frozen.py). What is not
+    loaded would stay NaN, and nothing may.
+    """
+    layout = read_layout(directory)
+    arch = DeepseekArch.from_config(layout.config)
     if arch.mtp_layers != 1:
         raise OutriderError(
-            f"{directory / 'config.json'}: num_nextn_predict_layers is {arch.mtp_layers}, but Outrider trains targets with"
+            f"{layout.directory / 'config.json'}: num_nextn_predict_layers is {arch.mtp_layers}, but Outrider trains targets with"
             " exactly 1 multi-token prediction layer; point target.model at a checkpoint that has one (DeepSeek-V3 and R1"
             " do), and mind that conversions to other formats often drop it"
         )
-    prefix = f"model.layers.{arch.layers}."
-    weight_map = _weight_map(directory)
     with torch.device("meta"):
         speculator = MTPSpeculator(arch)
-    speculator = speculator.to_empty(device="cpu").to(dtype)
+    if frozen_experts:
+        speculator.block.mlp.experts = FrozenExperts(arch, _empty_stacks(layout, arch))
+    speculator = speculator.to_empty(device=device).to(dtype)
     with torch.no_grad():
         for tensor in speculator.state_dict().values():
             tensor.fill_(float("nan"))
     # The routing bias keeps its own dtype whatever the weights are.
     _restore_float32_buffers(speculator)
     views = checkpoint_views(speculator)
-    present = {name.removeprefix(prefix) for name in weight_map if name.startswith(prefix)}
-    _compare_names(directory, prefix, expected=set(views), present=present - set(SHARED_WITH_TARGET))
-    tensors = _read_tensors(directory, {prefix + suffix for suffix in views}, weight_map)
+    experts = [(e, name) for e in range(arch.experts) for name in PROJECTIONS] if frozen_experts else []
+    _compare_names(layout, {*views, *(expert_name(*each) for each in experts)})
+    tensors = _Tensors(layout)
     with torch.no_grad():
         for suffix, view in views.items():
-            tensor = tensors[prefix + suffix]
-            if tensor.shape != view.shape:
-                raise OutriderError(
-                    f"{directory}: {prefix + suffix} has shape {tuple(tensor.shape)}, but config.json makes it"
-                    f" {tuple(view.shape)}; the weights and config.json belong to different models"
-                )
-            view.copy_(tensor)
+            name = layout.prefix + suffix
+            view.copy_(_checked(layout, name, tensors.read(name, torch.float32), view.shape))
+    for expert, name in experts:
+        _fill(speculator.block.mlp.experts.stacks[name], expert, layout.prefix + expert_name(expert, name), tensors)
     broken = [name for name, tensor in speculator.state_dict().items() if not tensor.isfinite().all()]
     if broken:
-        raise OutriderError(f"{directory}: not a finite number in {', '.join(broken)}; the checkpoint is damaged")
+        raise OutriderError(
+            f"{layout.directory}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
+        )
     return speculator
 
 
-def save_mtp(speculator: MTPSpeculator, target_dir: Path, out_dir: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_mtp(speculator: MTPSpeculator, target_dir: Path, out_dir: Path) -> None:
     """Publishes a directory for `--speculative-config '{"method": "mtp", "model": OUT_DIR, ...}'`, atomically."""
-    prefix = f"model.layers.{speculator.arch.layers}."
-    tensors = {}
-    for suffix, view in checkpoint_views(speculator).items():
-        kept = torch.float32 if suffix == KEPT_IN_FLOAT32 else dtype
-        tensors[prefix + suffix] = view.detach().to(device="cpu", dtype=kept).contiguous().clone()
-    config = _read_config(Path(target_dir))
+    write_mtp(checkpoint_views(speculator).items(), target_dir, out_dir)
+
+
+def write_mtp(changed: Iterable[tuple[str, Tensor]], target_dir: Path, out_dir: Path) -> None:
+    """As `save_mtp`, from (name less the layer's prefix, tensor) of what may have changed; the rest is the target's, byte for byte."""
+    layout = read_layout(target_dir)
+    tensors = _Tensors(layout)
+    written: dict[str, Tensor] = {}
+    for suffix, tensor in changed:
+        written |= _encode(tensors, layout.prefix + suffix, tensor.detach().cpu())
+    for suffix in layout.mtp_suffixes():
+        name = layout.prefix + suffix
+        if name not in written:
+            written[name] = tensors.raw(name)
     with publish(Path(out_dir)) as temporary:
         temporary.mkdir()
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
+        (temporary / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
 
 
 def checkpoint_views(speculator: MTPSpeculator) -> dict[str, Tensor]:
     """The speculator's tensors under the checkpoint's names (less the layer's prefix): views, for reading and for writing."""
+    return checkpoint_names(speculator.state_dict())
+
+
+def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same of a speculator's state dict."""
     views: dict[str, Tensor] = {}
-    for name, tensor in speculator.state_dict().items():
+    for name, tensor in state.items():
         suffix = "shared_head.norm.weight" if name == "norm.weight" else name.removeprefix("block.")
         views.update(experts_apart(suffix, tensor))
     return views
@@ -114,13 +133,106 @@ def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
     if suffix == "mlp.experts.gate_up_proj":
         views = {}
         for expert, both in enumerate(tensor):
-            gate, up = both.chunk(2)
-            views[f"mlp.experts.{expert}.gate_proj.weight"] = gate
-            views[f"mlp.experts.{expert}.up_proj.weight"] = up
+            views[expert_name(expert, "gate_proj")], views[expert_name(expert, "up_proj")] = both.chunk(2)
         return views
     if suffix == "mlp.experts.down_proj":
-        return {f"mlp.experts.{expert}.down_proj.weight": down for expert, down in enumerate(tensor)}
+        return {expert_name(expert, "down_proj"): down for expert, down in enumerate(tensor)}
     return {suffix: tensor}
+
+
+class _Tensors:
+    """A checkpoint's tensors, as they are stored or dequantized. A shard is opened when its first tensor is wanted."""
+
+    def __init__(self, layout: CheckpointLayout):
+        self.layout = layout
+        self._files: dict[str, safe_open] = {}
+
+    def raw(self, name: str) -> Tensor:
+        """As the file has it."""
+        [file] = self.layout.files([name])
+        if file not in self._files:
+            path = self.layout.directory / file
+            if not path.is_file():
+                raise OutriderError(f"{path}: no such file, though the index says it holds {name}")
+            self._files[file] = safe_open(path, framework="pt")
+        return self._files[file].get_tensor(name)
+
+    def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """The values and, where they are FP8, their scales: one without the other, or of another shape, is an `OutriderError`."""
+        value, scale_name = self.raw(name), self.layout.scale_of(name)
+        if scale_name is None:
+            if value.dtype == FP8:
+                raise OutriderError(f"{self.layout.directory}: {name} is FP8, but there is no {name}{SCALE_SUFFIX}")
+            return value, None
+        if self.layout.blocks is None:
+            raise OutriderError(
+                f"{self.layout.directory}: {scale_name} is there, but config.json has no quantization_config"
+            )
+        scale, expected = self.raw(scale_name), grid(value.shape, self.layout.blocks)
+        if value.dtype != FP8 or tuple(scale.shape) != expected:
+            raise OutriderError(
+                f"{self.layout.directory}: {name} is {value.dtype} of shape {tuple(value.shape)} and {scale_name} of shape"
+                f" {tuple(scale.shape)}, but blocks of {self.layout.blocks} want {FP8} and {expected}; the weights and"
+                " config.json belong to different models"
+            )
+        return value, scale
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The weight, dequantized where it is FP8."""
+        value, scale = self.stored(name)
+        return value.to(dtype) if scale is None else dequantize(value, scale, self.layout.blocks, dtype)
+
+
+def _encode(tensors: _Tensors, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The tensor as the target stores its own: quantized with scales, or in its dtype."""
+    value, scale = tensors.stored(name)
+    _checked(tensors.layout, name, tensor, value.shape)
+    if scale is None:
+        return {name: tensor.to(value.dtype).contiguous().clone()}
+    scale_name = tensors.layout.scale_of(name)
+    # Trained weights come in bf16: what is the same in it was not trained, and quantizing it again could move it.
+    before = dequantize(value, scale, tensors.layout.blocks, torch.bfloat16)
+    if not torch.equal(before, tensor.to(torch.bfloat16)):
+        value, scale = quantize(tensor, tensors.layout.blocks)
+    return {name: value, scale_name: scale}
+
+
+def _empty_stacks(layout: CheckpointLayout, arch: DeepseekArch) -> dict[str, Stack]:
+    if arch.layers < arch.dense_layers:
+        raise OutriderError(
+            f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed experts to freeze; set"
+            " speculator.train: all"
+        )
+    tensors, stacks = _Tensors(layout), {}
+    for name in PROJECTIONS:
+        value, scale = tensors.stored(layout.prefix + expert_name(0, name))
+        stacks[name] = Stack(
+            torch.empty(arch.experts, *value.shape, dtype=value.dtype),
+            None if scale is None else torch.empty(arch.experts, *scale.shape, dtype=scale.dtype),
+            layout.blocks,
+        )
+    return stacks
+
+
+def _fill(stack: Stack, expert: int, name: str, tensors: _Tensors) -> None:
+    value, scale = tensors.stored(name)
+    _checked(tensors.layout, name, value, stack.value_XOI.shape[1:])
+    # e4m3 has no infinity, and one pattern for what is no number: all ones below the sign.
+    damaged = (value.view(torch.uint8) & 0x7F == 0x7F).any() if scale is not None else not value.isfinite().all()
+    if damaged or (scale is not None and not scale.isfinite().all()):
+        raise OutriderError(f"{tensors.layout.directory}: not a finite number in {name}; the checkpoint is damaged")
+    stack.value_XOI[expert].copy_(value)
+    if scale is not None:
+        stack.scale_XPQ[expert].copy_(scale)
+
+
+def _checked(layout: CheckpointLayout, name: str, tensor: Tensor, shape: Iterable[int]) -> Tensor:
+    if tuple(tensor.shape) != tuple(shape):
+        raise OutriderError(
+            f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it {tuple(shape)}; the weights"
+            " and config.json belong to different models"
+        )
+    return tensor
 
 
 def _restore_float32_buffers(speculator: MTPSpeculator) -> None:
@@ -129,55 +241,13 @@ def _restore_float32_buffers(speculator: MTPSpeculator) -> None:
             setattr(module, name, buffer.float())
 
 
-def _read_config(directory: Path) -> dict:
-    config = read_json(directory / "config.json")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise OutriderError(
-            f"{directory / 'config.json'}: quantization_config says the weights are quantized ({method}); training reads"
-            " unquantized checkpoints only. Point target.model at a bf16 copy of the target"
-        )
-    if "kv_lora_rank" not in config:
-        raise OutriderError(
-            f"{directory / 'config.json'}: architecture {config.get('architectures')} is not DeepSeek-V3's (no kv_lora_rank);"
-            " an MTP speculator needs DeepseekV3ForCausalLM"
-        )
-    return config
-
-
-def _weight_map(directory: Path) -> dict[str, str]:
-    """Which file of the directory holds which tensor."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        return read_json(index)["weight_map"]
-    single = directory / "model.safetensors"
-    if not single.is_file():
-        raise OutriderError(f"{directory}: neither model.safetensors.index.json nor model.safetensors is there")
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single.name)
-
-
-def _read_tensors(directory: Path, names: Iterable[str], weight_map: dict[str, str]) -> dict[str, Tensor]:
-    by_file: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if name not in weight_map:
-            raise OutriderError(f"{directory}: the checkpoint has no tensor {name}")
-        by_file.setdefault(weight_map[name], []).append(name)
-    tensors = {}
-    for file_name, wanted in by_file.items():
-        path = directory / file_name
-        if not path.is_file():
-            raise OutriderError(f"{path}: no such file, though the index says it holds {wanted[0]}")
-        with safe_open(path, framework="pt") as file:
-            tensors.update({name: file.get_tensor(name) for name in wanted})
-    return tensors
-
-
-def _compare_names(directory: Path, prefix: str, expected: set[str], present: set[str]) -> None:
+def _compare_names(layout: CheckpointLayout, expected: set[str]) -> None:
+    present, prefix = layout.mtp_suffixes(), layout.prefix
+    expected = expected | {name + SCALE_SUFFIX for name in expected} & present
     missing, unexpected = sorted(expected - present), sorted(present - expected)
     if not present:
         raise OutriderError(
-            f"{directory}: no tensor named {prefix}*, though num_nextn_predict_layers in config.json promises a multi-token"
+            f"{layout.directory}: no tensor named {prefix}*, though num_nextn_predict_layers in config.json promises a multi-token"
             " prediction layer; conversions often drop it: use the original checkpoint"
         )
     if missing or unexpected:
@@ -187,4 +257,4 @@ def _compare_names(directory: Path, prefix: str, expected: set[str], present: se
 
         parts = [f"missing: {some(missing)}"] if missing else []
         parts += [f"unexpected: {some(unexpected)}"] if unexpected else []
-        raise OutriderError(f"{directory}: the tensors of {prefix}* do not fit config.json; {'; '.join(parts)}")
+        raise OutriderError(f"{layout.directory}: the tensors of {prefix}* do not fit config.json; {'; '.join(parts)}")

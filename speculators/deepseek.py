@@ -210,16 +210,24 @@ class Experts(nn.Module):
 
     def __init__(self, arch: DeepseekArch):
         super().__init__()
+        self.count = arch.experts
         self.gate_up_proj = nn.Parameter(torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden))
         self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.hidden, arch.expert_intermediate))
         nn.init.normal_(self.gate_up_proj, std=0.02)
         nn.init.normal_(self.down_proj, std=0.02)
 
     def forward(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
-        experts = self.gate_up_proj.shape[0]
-        if experts <= self.DENSE_UP_TO:
-            return self._dense(x_NH, weight_Nk.new_zeros(x_NH.shape[0], experts).scatter(1, index_Nk, weight_Nk))
+        if self.count <= self.DENSE_UP_TO:
+            return self._dense(x_NH, weight_Nk.new_zeros(x_NH.shape[0], self.count).scatter(1, index_Nk, weight_Nk))
         return self._sorted(x_NH, weight_Nk, index_Nk)
+
+    def gate_up(self, expert: int, x_MH: Tensor) -> Tensor:
+        """One expert's gate and up projections [M, 2F] of its tokens."""
+        return F.linear(x_MH, self.gate_up_proj[expert])
+
+    def down(self, expert: int, act_MF: Tensor) -> Tensor:
+        """One expert's down projection [M, H]."""
+        return F.linear(act_MF, self.down_proj[expert])
 
     def _dense(self, x_NH: Tensor, weight_NX: Tensor) -> Tensor:
         gate_NXF, up_NXF = (
@@ -231,12 +239,12 @@ class Experts(nn.Module):
     def _sorted(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
         order = index_Nk.flatten().argsort(stable=True)
         token = order // index_Nk.shape[1]
-        counts = index_Nk.flatten().bincount(minlength=self.gate_up_proj.shape[0]).tolist()
+        counts = index_Nk.flatten().bincount(minlength=self.count).tolist()
         pieces = []
         for expert, part_NH in enumerate(x_NH[token].split(counts)):
             if len(part_NH):
-                gate, up = F.linear(part_NH, self.gate_up_proj[expert]).chunk(2, -1)
-                pieces.append(F.linear(F.silu(gate) * up, self.down_proj[expert]))
+                gate, up = self.gate_up(expert, part_NH).chunk(2, -1)
+                pieces.append(self.down(expert, F.silu(gate) * up))
         routed = torch.cat(pieces) * weight_Nk.flatten()[order, None].to(x_NH.dtype)
         return torch.zeros_like(x_NH).index_add(0, token, routed.to(x_NH.dtype))
 

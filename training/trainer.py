@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast
 
-from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
+from outrider.speculators.checkpoint import load_mtp, load_target_ends, write_mtp
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import value_digest, write_json
+from outrider.speculators.files import publish, value_digest, write_json
+from outrider.speculators.layout import read_layout
 from outrider.training.batches import Batch, Prefetch, Store
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.metrics import Metrics
@@ -31,6 +32,7 @@ from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
+from outrider.training.trainable import export_line, exported_profile, load_trainable, trained_tensors
 from outrider.training.utilization import step_flops, utilization
 from outrider.training.validation import Validation, check_parity
 
@@ -73,7 +75,8 @@ class Trainer:
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        self.unroll = ChainUnroll(load_mtp(spec.target_dir), ends, self.depth)
+        speculator = load_trainable(spec.target_dir, spec.speculator, dtype, self.device, self.config.seed)
+        self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
             self.config, self.depth, ends.lm_head_VH, self.samples, spec.sampling, spec.probabilistic_drafts
@@ -106,6 +109,7 @@ class Trainer:
             self.rollbacks.join(state)
             while (bad := self._train(state, first_step)) is not None:
                 first_step = self._roll_back(state, bad)
+            exported = self._exported(state)
         finally:
             self.metrics.close()
         result = {
@@ -119,9 +123,11 @@ class Trainer:
             "best": state["best"],
             "best_step": state["best_step"],
             "rollbacks": self.rollbacks.list,
+            "exported": exported,
         }
         if self.accelerator.is_main_process:
-            save_mtp(load_mtp(self._best(state["best_step"])), self.spec.target_dir, self.spec.publish_dir)
+            with publish(self.spec.publish_dir) as temporary:
+                shutil.copytree(self._best(state["best_step"]), temporary)
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result
@@ -129,7 +135,7 @@ class Trainer:
     def _start(self) -> dict[str, Any]:
         """Step 0: the base speculator in float32, the same as prepared, and proof that they agree."""
         base_ends = load_target_ends(self.spec.target_dir).to(self.device)
-        base_unroll = ChainUnroll(load_mtp(self.spec.target_dir), base_ends, self.depth).to(self.device)
+        base_unroll = ChainUnroll(load_mtp(self.spec.target_dir, device=self.device), base_ends, self.depth)
         base = self.validation.profile(base_unroll, base_unroll)
         prepared = self._evaluate(0)
         check_parity(base, prepared, self.config.parity_tolerance)
@@ -261,10 +267,16 @@ class Trainer:
     def _save_best(self, done: int) -> None:
         weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            speculator = load_mtp(self.spec.target_dir)
-            speculator.load_state_dict({name.removeprefix("speculator."): value for name, value in weights.items()})
-            save_mtp(speculator, self.spec.target_dir, self._best(done))
+            write_mtp(trained_tensors(self.unroll.speculator, weights), self.spec.target_dir, self._best(done))
         self.accelerator.wait_for_everyone()
+
+    def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What the best speculator accepts as it was written, in the target's own precision."""
+        best = self._best(state["best_step"])
+        profile = exported_profile(self.validation, best, self.unroll.ends, self.depth)
+        self.metrics.write(state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()})
+        self._say(export_line(state["base"], state["best"], profile, read_layout(self.spec.target_dir).blocks))
+        return profile
 
     def _my_rows(self, first_step: int) -> Iterator[Row]:
         """This process's rows of all steps to come. In a short step its first row stands in, and is not counted."""

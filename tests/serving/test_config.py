@@ -1,12 +1,20 @@
 """The target's directory, and what is said when there is none."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from pydantic import ValidationError
 
+from outrider.recipes.preflight import check_target
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
+from outrider.speculators.checkpoint import load_mtp, load_target_ends
 from outrider.speculators.errors import OutriderError
+from outrider.speculators.layout import INDEX
+from tests.fp8_target import write_fp8_copy
+from tests.tiny import write_tiny_target
 
 
 def test_a_local_checkpoint_is_its_own_directory(tmp_path: Path) -> None:
@@ -32,3 +40,48 @@ def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model: str) -
 def test_unknown_keys_are_refused() -> None:
     with pytest.raises(ValidationError):
         EngineConfig(max_length=3)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An FP8 target on a hub of one model, whose commit is 0123abcd; the folder of what has been downloaded of it."""
+    repository = write_fp8_copy(write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "repository")
+    # R1's layers 0 to 60 stand in 160 shards that hold nothing that training reads.
+    index = json.loads((repository / INDEX).read_text())
+    others = [
+        name for name in index["weight_map"] if name.startswith(("model.layers.0.", "model.layers.1.", "model.norm"))
+    ]
+    index["weight_map"] |= dict.fromkeys(others, "model-00000-of-00002.safetensors")
+    (repository / INDEX).write_text(json.dumps(index))
+    for name in ("model-00000-of-00002.safetensors", "modeling_deepseek.bin", "tokenizer.json"):
+        (repository / name).write_text("{}")
+    cache = tmp_path / "cache" / "snapshots" / "0123abcd"
+
+    def snapshot_download(model: str, revision: str | None = None, allow_patterns: list[str] | None = None) -> str:
+        assert model == "deepseek-ai/DeepSeek-R1" and revision in (None, "main", "0123abcd")
+        for name in filter_repo_objects([path.name for path in repository.iterdir()], allow_patterns=allow_patterns):
+            cache.mkdir(parents=True, exist_ok=True)
+            shutil.copy(repository / name, cache / name)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return cache
+
+
+def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(hub: Path) -> None:
+    target = TargetConfig(model="deepseek-ai/DeepSeek-R1", revision="main")
+    assert target.on_hub and target.training_directory() == hub
+    shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+    assert {path.name for path in hub.iterdir()} >= {"config.json", INDEX, "tokenizer.json"} | shards
+    assert not (hub / "model-00000-of-00002.safetensors").exists() and not (hub / "modeling_deepseek.bin").exists()
+    check_target(hub)
+    assert load_mtp(hub).eh_proj.weight.isfinite().all()
+    assert load_target_ends(hub).lm_head_VH.isfinite().all()
+    assert target.directory() == hub
+    assert (hub / "model-00000-of-00002.safetensors").exists()
+
+
+def test_a_local_checkpoint_is_fetched_from_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    target = TargetConfig(model=str(tmp_path))
+    assert target.training_directory() == tmp_path and not target.on_hub

@@ -24,7 +24,14 @@ class Corpus:
     features_dir: Path
     parts: dict[str, list[str]]
 
-    def train(self, run_dir: Path, depth: int = 3, feature_store: str = FEATURE_STORE, **settings: object) -> dict:
+    def train(
+        self,
+        run_dir: Path,
+        depth: int = 3,
+        feature_store: str = FEATURE_STORE,
+        speculator: SpeculatorConfig | None = None,
+        **settings: object,
+    ) -> dict:
         """Runs the launcher with small defaults."""
         defaults = {"row_tokens": 128, "epochs": 2, "wandb_project": None, "compute": "fp32", "learning_rate": 2e-3}
         return train(
@@ -32,7 +39,7 @@ class Corpus:
             self.features_dir,
             {sequence_id: (0.6, 0.95) for part in self.parts.values() for sequence_id in part},
             self.parts,
-            SpeculatorConfig(depth=depth),
+            speculator or SpeculatorConfig(depth=depth),
             TrainingConfig(**(defaults | settings)),
             run_dir / "training",
             run_dir / "speculator",

@@ -1,0 +1,58 @@
+"""DeepSeek's block FP8: weights in e4m3, one float32 scale for each block of (usually) 128 x 128, w = value * scale.
+
+    value, scale = quantize(weight, (128, 128))
+    weight = dequantize(value, scale, (128, 128))
+
+As DeepSeek-V3's weight_dequant and the W8A8 kernels have it (arXiv:2412.19437, section 3.3.2; its inference/kernel.py): the
+scale of a block is its largest magnitude over 448, e4m3's largest number, and stands in NAME.weight_scale_inv, its grid rounded up
+where a side is no multiple of the block's.
+
+Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+"""448."""
+
+
+def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, int]:
+    """P and Q for a weight of shape [O, I]."""
+    return math.ceil(shape[-2] / blocks[0]), math.ceil(shape[-1] / blocks[1])
+
+
+def quantize(weight_OI: Tensor, blocks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """e4m3 values [O, I] and float32 scales [P, Q]; rounded to nearest, ties to even. A block of zeros has scale 1."""
+    blocked = _blocked(weight_OI.float(), blocks)
+    largest_PQ = blocked.abs().amax(dim=(1, 3))
+    # A block whose scale would be no normal float32 is as good as zero: dividing by its scale would lose what is left of it.
+    scale_PQ = torch.where(largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    value = (blocked / scale_PQ[:, None, :, None]).clamp(-LARGEST, LARGEST)
+    return _flat(value, weight_OI.shape).to(FP8), scale_PQ
+
+
+def dequantize(
+    value_OI: Tensor, scale_PQ: Tensor, blocks: tuple[int, int], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The weight [O, I]: multiplied in float32, then rounded once."""
+    blocked = _blocked(value_OI.float(), blocks)
+    return _flat(blocked.mul_(scale_PQ.float()[:, None, :, None]), value_OI.shape).to(dtype)
+
+
+def _blocked(weight_OI: Tensor, blocks: tuple[int, int]) -> Tensor:
+    """[P, rows, Q, columns], filled up with zeros where a side is no multiple of the block's."""
+    (high, wide), (rows, columns) = grid(weight_OI.shape, blocks), blocks
+    missing = high * rows - weight_OI.shape[0], wide * columns - weight_OI.shape[1]
+    if any(missing):
+        weight_OI = F.pad(weight_OI, (0, missing[1], 0, missing[0]))
+    return weight_OI.reshape(high, rows, wide, columns)
+
+
+def _flat(blocked: Tensor, shape: torch.Size) -> Tensor:
+    high, rows, wide, columns = blocked.shape
+    return blocked.view(high * rows, wide * columns)[: shape[0], : shape[1]]
