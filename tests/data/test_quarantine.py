@@ -112,7 +112,7 @@ def test_without_a_limit_nothing_is_set_aside(own, foreign, tmp_path):
 
 
 def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
-    store, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
+    _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
     table.save_to_disk(tmp_path / "sequences")
     (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
     (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))

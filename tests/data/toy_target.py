@@ -68,6 +68,4 @@ class ToyTarget:
 def together(*groups: Evidence) -> Evidence:
     """The sequences of all groups."""
     names = ("sums_SPC", "temperature_S", "top_p_S", "retokenized_S")
-    return Evidence(
-        groups[0].columns, *(np.concatenate([getattr(group, name) for group in groups]) for name in names)
-    )
+    return Evidence(groups[0].columns, *(np.concatenate([getattr(group, name) for group in groups]) for name in names))
