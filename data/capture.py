@@ -2,7 +2,7 @@
 
 Before anything is spent it is checked that the disk holds the states and that every sequence fits the engine; then that
 the states are right (self_check.py). An interrupted capture goes on after its last whole shard; another target or other
-sequences start it anew. On the way the target is asked what it says of every completion; on_policy.py judges the answers.
+sequences start it anew. Responses that are to be given anew are, first (regenerate.py). On the way the target is asked what it says of every completion; on_policy.py judges the answers.
 
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), "run/features")
 """
@@ -10,7 +10,7 @@ sequences start it anew. On the way the target is asked what it says of every co
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.data.config import CaptureConfig
 from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.regenerate import asked_rows, regenerate
 from outrider.data.self_check import Row, require, self_check
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split import ids_of
@@ -76,24 +77,26 @@ def capture_table(
     capture: CaptureConfig,
     out_dir: Path,
 ) -> dict[str, Any]:
-    """The self-check on a sample that is spread over the table, then the table."""
+    """Responses anew where the table asks for them, the self-check on a sample that is spread over the table, then the table."""
     console = Console(stderr=True)
+    answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
     sample = np.linspace(0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int)
-    check = self_check(engine, [row[:3] for row in _rows(table.select(sample))], lm_head_VH)
+    check = self_check(engine, [row[:3] for row in _rows(table.select(sample), answers)], lm_head_VH)
     console.print(check.describe(), highlight=False, soft_wrap=True)
     require(check, capture)
-    tokens = sum(len(token_ids) for token_ids in table["token_ids"])
+    tokens = sum(len(row.token_ids) for row in _rows(table, answers))
     began = time.monotonic()
 
     def states(batch: list[LoggedRow]) -> Iterator[State]:
         return engine.prefill_logged(batch, capture.on_policy_positions, capture.batch_tokens)
 
-    captured = _write(engine, states, _rows(table), tokens, out_dir, source, capture, console, COLUMNS)
+    captured = _write(engine, states, _rows(table, answers), tokens, out_dir, source, capture, console, COLUMNS)
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
         "sequences": len(store.sequence_ids),
         "tokens": tokens,
+        "regenerated": len(answers),
         "bytes": sum(shard["bytes"] for shard in store.manifest["shards"]),
         "shards": len(store.manifest["shards"]),
         "tokens_captured_now": captured,
@@ -165,9 +168,14 @@ def _write(
     return captured
 
 
-def _rows(table: Dataset) -> Iterator[LoggedRow]:
+def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> Iterator[LoggedRow]:
+    """The table's rows, with the response in `answers` in the place of the logged one."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
-    return (LoggedRow(*(row[name] for name in names)) for row in table.select_columns(names))
+    for row in table.select_columns(names):
+        logged = LoggedRow(*(row[name] for name in names))
+        if answers and (answer := answers.get(logged.row_id)) is not None:
+            logged = logged._replace(token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()])
+        yield logged
 
 
 def _batches(rows: Iterable[Row | LoggedRow], batch_tokens: int) -> Iterator[list[Row | LoggedRow]]:

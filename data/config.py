@@ -112,7 +112,9 @@ class PrivacyConfig(_Section):
     first use in traffic/privacy.key."""
 
     regenerate: bool = False
-    """Let the target answer anew where a response holds personal data, instead of leaving the exchange out. Not available yet."""
+    """With `mode: surrogate`: have the target answer anew, from the prompt with surrogates, where a response holds personal data or repeats
+    some of the prompt's, instead of leaving the exchange out. The capture does it, with the logged temperature and top_p and as many
+    tokens as the logged response had at most; it takes the time of decoding them."""
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """What is deleted once the bundle is exported: nothing, the hidden states, or these, the table of sequences and the responses of the
@@ -127,14 +129,14 @@ class PrivacyConfig(_Section):
             raise ValueError("names a value twice")
         return value
 
-    @field_validator("regenerate")
-    @classmethod
-    def _is_not_available(cls, value: bool) -> bool:
-        if value:
+    @model_validator(mode="after")
+    def _regenerates_what_was_replaced(self) -> "PrivacyConfig":
+        if self.regenerate and self.mode != "surrogate":
             raise ValueError(
-                "is not available yet; leave it false, exchanges with personal data in the response are left out"
+                f"privacy.regenerate = true has nothing to answer anew under privacy.mode = {self.mode!r}; set privacy.mode: surrogate, "
+                "or leave regenerate out"
             )
-        return value
+        return self
 
 
 NOT_INSTALLED = (

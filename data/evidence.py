@@ -74,7 +74,7 @@ class Evidence:
             np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]]),
             np.round(np.array(table["temperature"], np.float64), 4),  # the table holds float32
             np.round(np.array(table["top_p"], np.float64), 4),
-            np.array([fidelity != "exact" for fidelity in table["fidelity"]]),
+            np.array([fidelity == "retokenized" for fidelity in table["fidelity"]]),
         )
 
     def __len__(self) -> int:

@@ -75,6 +75,8 @@ class Exchange:
     temperature: float | None = None
     top_p: float | None = None
     weight: float = 1.0
+    regenerate: bool = False
+    """Whether the response held personal data: surrogates stand in it, and the target has to answer anew before it is learned from."""
 
 
 class Reject(Exception):

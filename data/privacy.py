@@ -1,8 +1,9 @@
 """The privacy guard: every exchange passes it between its reader and the tokenizer.
 
 It counts what is personal in an exchange (`report`), or also puts surrogates in the prompt (`surrogate`), the same for a value in
-every spelling and wherever in the log it stands. A response that holds or repeats a value is not changed: its tokens would no longer
-be the target's, so the exchange is left out. Logged prompt ids are dropped where the prompt's text was changed, and then alone.
+every spelling and wherever in the log it stands. A response that holds or repeats a value can not be changed and learned from, for its
+tokens would no longer be the target's: the exchange is left out, or with `regenerate` its response gets surrogates too and is marked, so
+that the target answers anew (regenerate.py). Logged prompt ids are dropped where the prompt's text was changed, and then alone.
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one a process
     outcome = guard.apply(exchange)                                  # an Exchange, or the Reject to count
@@ -10,6 +11,7 @@ be the target's, so the exchange is left out. Logged prompt ids are dropped wher
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,13 +120,15 @@ class PrivacyGuard:
         in_order = sorted(found, key=lambda value: (self.config.entities.index(value[0]), value[1]))
         replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
         holds = {name: any(replacements.hold(text) for _, text in texts) for name, texts in fields.items()}
-        if holds["completion"]:
-            self.tally.in_completion += 1
-            kinds = sorted({kind for kind, _ in found})
-            return Reject(REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})")
         changes: dict[str, Any] = {
             name: replacements.sub(getattr(exchange, name)) for name in METADATA if getattr(exchange, name)
         }
+        if holds["completion"]:
+            self.tally.in_completion += 1
+            if not self.config.regenerate:
+                kinds = sorted({kind for kind, _ in found})
+                return Reject(REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})")
+            changes |= self._to_regenerate(exchange, replacements.sub)
         if holds["prompt"]:
             if exchange.messages is None:
                 return Reject(IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for")
@@ -132,7 +136,29 @@ class PrivacyGuard:
             changes |= {"prompt_token_ids": None, "messages": _mapped(exchange.messages, replacements.sub)}
             changes["template_arguments"] = _mapped(exchange.template_arguments, replacements.sub)
         self.tally.replaced += 1
+        self.tally.to_regenerate += changes.get("regenerate", False)
         return dataclasses.replace(exchange, **changes)
+
+    def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
+        """The response with surrogates, and nothing that says how many tokens the logged one had or what string ended it."""
+        if exchange.completion_token_ids is not None and self.decode is not None:
+            reasoning, content, calls = None, change(self.decode(exchange.completion_token_ids)), None
+        else:
+            reasoning, content, calls = (
+                _mapped(value, change) for value in (exchange.reasoning, exchange.content, exchange.tool_calls)
+            )
+        if calls:
+            content = (content or "") + json.dumps(calls, ensure_ascii=False)
+        return {
+            "regenerate": True,
+            "completion_token_ids": None,
+            "reasoning": reasoning,
+            "content": content,
+            "tool_calls": None,
+            "completion_tokens": None,
+            "stop_reason": None,
+            "stop_strings": (),
+        }
 
     def _prompt(self, exchange: Exchange) -> Texts | None:
         """What is stored of the prompt; None where that cannot be read."""

@@ -32,8 +32,10 @@ class PrivacyTally:
     """Exchanges whose response holds some, or repeats some of the prompt."""
     replaced: int = 0
     """Exchanges in which a surrogate was put."""
+    to_regenerate: int = 0
+    """Of these, those whose response the target has to give anew."""
     ids_dropped: int = 0
-    """Of these, those whose prompt ids were logged and are no longer what the text says."""
+    """Exchanges with a surrogate whose prompt ids were logged and are no longer what the text says."""
     without_text: int = 0
     """Exchanges of token ids that nothing could be looked for in."""
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -77,6 +79,8 @@ class PrivacyTally:
         line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data ({kinds})"
         if config.mode == "surrogate":
             line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out"
+            if self.to_regenerate:
+                line += f"; the target will answer {self.to_regenerate:,} anew"
         elif self.in_completion:
             line += f"; {self.in_completion:,} hold some in the response, surrogates would leave these out"
         if self.without_text:

@@ -20,6 +20,7 @@ from typing import IO, BinaryIO
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
+from outrider.data.stores import answering
 from outrider.speculators.errors import OutriderError
 
 # Reads every frame of a file and tells a cut-off one, which `zstandard`, fsspec's other choice, does not.
@@ -72,7 +73,7 @@ class LogFile:
     def stored(self) -> Iterator[IO[bytes]]:
         """The file as it is stored, for formats that seek in it (Parquet)."""
         try:
-            with self.filesystem.open(self.path, "rb") as file:
+            with answering(f"traffic.path: {self.name}"), self.filesystem.open(self.path, "rb") as file:
                 yield file
         except PermissionError:
             raise OutriderError(f"{self.name}: no permission to read it (traffic.path)") from None
@@ -118,11 +119,13 @@ class LogFile:
 
     def size(self) -> int:
         """Bytes as stored; 0 where the filesystem does not say."""
-        return self.filesystem.size(self.path) or 0
+        with answering(f"traffic.path: {self.name}"):
+            return self.filesystem.size(self.path) or 0
 
     def identity(self) -> list[str]:
         """What changes when the content does, as far as the store says."""
-        info = self.filesystem.info(self.path)
+        with answering(f"traffic.path: {self.name}"):
+            info = self.filesystem.info(self.path)
         return [
             self.name,
             *(str(info.get(key)) for key in ("size", "mtime", "ETag", "md5Hash", "blob_id", "LastModified", "updated")),
@@ -173,39 +176,41 @@ def log_files(path: str | list[str]) -> list[LogFile]:
 
 
 def _files_of(entry: str) -> list[LogFile]:
+    what = f"traffic.path = {entry!r}"
     try:
-        filesystem, root = url_to_fs(entry)
+        with answering(what):
+            filesystem, paths, nothing = _found(entry)
     except ImportError as error:
         package = PACKAGES.get(entry.partition("://")[0], "the package that the protocol needs")
-        raise OutriderError(f"traffic.path = {entry!r}: install {package} to read it ({error})") from None
-    except ValueError as error:  # an unknown protocol
-        raise OutriderError(f"traffic.path = {entry!r}: {error}") from None
-    try:
-        if filesystem.isdir(root):
-            paths = _without_data_set_files([path for path in filesystem.find(root) if _is_log(path)])
-            nothing = (
-                f"holds no file that ends in {', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
-            )
-        elif filesystem.exists(root):
-            paths, nothing = [root], ""
-        elif any(character in entry for character in "*?["):
-            paths = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
-            nothing = "matches no file"
-        else:
-            paths, nothing = [], "no such file or folder"
-            if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
-                nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
-            elif entry.startswith("hf://"):  # which answers so for what it does not show
-                nothing += "; a private or gated data set needs the variable HF_TOKEN"
+        raise OutriderError(f"{what}: install {package} to read it ({error})") from None
     except PermissionError:
-        raise OutriderError(f"traffic.path = {entry!r}: no permission to read it") from None
-    except OSError as error:  # a store that does not answer, or refuses the credentials
-        raise OutriderError(f"traffic.path = {entry!r}: {error}") from error
+        raise OutriderError(f"{what}: no permission to read it") from None
+    except (OSError, ValueError) as error:  # a store that refuses; an unknown protocol, or what is no name of a store's
+        raise OutriderError(f"{what}: {error}") from error
     if not paths:
-        raise OutriderError(f"traffic.path = {entry!r}: {nothing}")
+        raise OutriderError(f"{what}: {nothing}")
     return [
         LogFile(filesystem.unstrip_protocol(path).removeprefix("file://"), filesystem, path) for path in sorted(paths)
     ]
+
+
+def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
+    """The filesystem of an entry, its files there, and what to say where there are none."""
+    filesystem, root = url_to_fs(entry)
+    if filesystem.isdir(root):
+        paths = _without_data_set_files([path for path in filesystem.find(root) if _is_log(path)])
+        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
+        return filesystem, paths, f"holds no file that ends in {endings}"
+    if filesystem.exists(root):
+        return filesystem, [root], ""
+    if any(character in entry for character in "*?["):
+        return filesystem, [path for path in filesystem.glob(root) if filesystem.isfile(path)], "matches no file"
+    nothing = "no such file or folder"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
+        nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
+    elif entry.startswith("hf://"):  # which answers so for what it does not show
+        nothing += "; a private or gated data set needs the variable HF_TOKEN"
+    return filesystem, [], nothing
 
 
 def _without_data_set_files(paths: list[str]) -> list[str]:

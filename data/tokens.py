@@ -11,11 +11,14 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.data.emitted import endings, opening_of, readings
+from outrider.data.emitted import END_THINK, endings, opening_of, readings
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.template import ChatTemplate
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
+
+REGENERATE = "regenerate"
+"""See `TokenSequence.fidelity`."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class TokenSequence:
     token_ids: list[int]
     completion_start: int
     fidelity: str
-    """`exact`: the engine's own ids. `retokenized`: rendered and tokenized again."""
+    """`exact`: the engine's own ids. `retokenized`: rendered and tokenized again. `regenerate`: the completion is none of the target's, which
+    answers anew before anything is learned from it (regenerate.py)."""
     prompt_text: str
     """What the engine saw, special tokens as text."""
     temperature: float
@@ -78,7 +82,9 @@ class SequenceBuilder:
             prompt_text = self.tokenizer.decode(
                 prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
-        if completion_ids is None:
+        if exchange.regenerate:
+            completion_ids = self._encode(END_THINK.join(filter(None, (exchange.reasoning, exchange.content))))
+        elif completion_ids is None:
             completion_ids = self.retokenize(exchange, prompt_text)
         else:
             self._check_vocabulary(completion_ids)
@@ -95,7 +101,7 @@ class SequenceBuilder:
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
-            fidelity="exact" if exact else "retokenized",
+            fidelity=REGENERATE if exchange.regenerate else "exact" if exact else "retokenized",
             prompt_text=prompt_text,
             temperature=temperature,
             top_p=top_p,

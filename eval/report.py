@@ -227,7 +227,11 @@ def _privacy_line(privacy: Mapping[str, Any]) -> str:
         "surrogate": f"Surrogates stand in {privacy['replaced']:,} prompts; {sum(privacy['left_out'].values()):,} exchanges were left out, "
         "most because their response holds some.",
     }
-    return f"Personal data: {privacy['with_any']:,} of {privacy['exchanges']:,} exchanges hold some. {done[privacy['mode']]}"
+    text = f"Personal data: {privacy['with_any']:,} of {privacy['exchanges']:,} exchanges hold some. {done[privacy['mode']]}"
+    # Reports are also made of runs whose counts are older.
+    if anew := privacy.get("to_regenerate", 0):
+        text += f" To {anew:,} prompts the target gave a new response, because the logged one held some."
+    return text
 
 
 def _story(provenance: Mapping[str, Any]) -> dict[str, str]:

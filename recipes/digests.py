@@ -32,8 +32,11 @@ def source_identity(source: str) -> str:
         return value_digest({str(file): path_identity(file) for file in files}) if files else "absent"
     import fsspec
 
-    filesystem, path = fsspec.url_to_fs(source)
-    found = filesystem.find(path, detail=True) or {p: filesystem.info(p) for p in filesystem.glob(path)}
+    from outrider.data.stores import answering
+
+    with answering(f"traffic.path = {source!r}"):
+        filesystem, path = fsspec.url_to_fs(source)
+        found = filesystem.find(path, detail=True) or {p: filesystem.info(p) for p in filesystem.glob(path)}
     return value_digest({name: _remote_identity(info) for name, info in found.items()})
 
 

@@ -167,6 +167,16 @@ class LoggedRow(NamedTuple):
     top_p: float
 
 
+class AskedRow(NamedTuple):
+    """A prompt that the target shall answer."""
+
+    row_id: str
+    token_ids: Sequence[int]
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
 class Engine:
     """A live vLLM engine; made by `open_engine`."""
 
@@ -226,6 +236,20 @@ class Engine:
             tops = [min(position, key=lambda token: position[token].rank) for position in positions]
             results.append(PromptLogprobs(row_id, np.array(logprobs, np.float32), np.array(tops, np.int32)))
         return results
+
+    def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
+        """The target's answer to each row, sampled as the row says: token ids, the end token included where it ended by itself.
+
+        Without a seed: the sampler of a CPU build fails on seeded requests above temperature 0 (vLLM 0.32).
+        """
+        from vllm import SamplingParams
+
+        self._check_lengths(rows)
+        sampling = [
+            SamplingParams(temperature=row.temperature, top_p=row.top_p, max_tokens=row.max_tokens, detokenize=False)
+            for row in rows
+        ]
+        return [list(output.outputs[0].token_ids) for output in self._generate(rows, sampling)]
 
     def _generate(self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]") -> list[Any]:
         prompts = [{"prompt_token_ids": list(token_ids)} for _, token_ids, *_ in rows]

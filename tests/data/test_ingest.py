@@ -2,6 +2,7 @@ import json
 import stat
 
 import pytest
+from transformers import AutoTokenizer
 
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.ingest import ingest
@@ -236,6 +237,18 @@ def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target
     assert (counts["exchanges"], counts["with_any"], counts["replaced"]) == (4, 2, 1)
     texts = load_sequences(tmp_path / "out" / "sequences")["prompt_text"][:]
     assert "Write to " in texts[1] and "ada.lovelace" not in "".join(texts)
+    regenerated = ingest(
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "anew",
+        privacy=PrivacyConfig(mode="surrogate", regenerate=True),
+    )
+    assert regenerated["exchanges"] == 4 and regenerated["fidelity"]["regenerate"] == 1
+    table = load_sequences(tmp_path / "anew" / "sequences")
+    decoded = AutoTokenizer.from_pretrained(text_target).batch_decode(table["token_ids"][:])
+    assert [fidelity == "regenerate" for fidelity in table["fidelity"]] == [False, False, True, False]
+    assert "Written to " in decoded[2] and "lovelace" not in "".join(decoded)
+    assert json.loads((tmp_path / "anew" / "privacy.json").read_text())["to_regenerate"] == 1
     reported = ingest(
         text_target, TrafficConfig(path=str(log)), tmp_path / "told", privacy=PrivacyConfig(mode="report")
     )

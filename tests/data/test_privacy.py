@@ -151,6 +151,36 @@ def test_a_response_with_a_value_is_left_out_because_it_would_not_be_the_targets
     assert reject.reason in LEFT_OUT
 
 
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(builder, with_ids):
+    row = exchange(f"mail {EMAIL}", f"It is {EMAIL.upper()}.", f"Dear {EMAIL}", stop_reason=f"end {EMAIL}", model="r1")
+    if with_ids:
+        ids = builder.tokenizer.encode(f"It is {EMAIL}\n</think>\n\nDear {EMAIL}", add_special_tokens=False)
+        row = dataclasses.replace(row, completion_token_ids=ids, completion_tokens=len(ids))
+    one = guard(PrivacyConfig(mode="surrogate", regenerate=True), decode=builder.tokenizer.decode)
+    marked = one.apply(row)
+    assert marked.regenerate and marked.model == "r1" and marked.finish_reason == "stop"
+    assert "lovelace" not in everything(marked).lower()
+    surrogate = marked.messages[1]["content"].removeprefix("mail ")
+    assert surrogate in marked.content and marked.completion_token_ids is None
+    assert (one.tally.to_regenerate, one.tally.replaced, one.tally.in_completion) == (1, 1, 1)
+    assert not one.tally.left_out and "the target will answer 1 anew" in one.tally.line(one.config)
+    sequence = builder.build(marked)
+    text = builder.tokenizer.decode(sequence.token_ids)
+    assert sequence.fidelity == "regenerate" and text.count(surrogate) >= 2 and "lovelace" not in text.lower()
+    assert sequence.agrees_with_usage is None
+    clean = exchange(f"mail {EMAIL}")
+    assert not one.apply(clean).regenerate, "only where the response holds it"
+
+
+def test_a_call_of_a_tool_is_regenerated_as_any_response():
+    calls = [{"id": "c1", "type": "function", "function": {"name": "mail", "arguments": json.dumps({"to": EMAIL})}}]
+    row = exchange("hello", None, None, tool_calls=calls)
+    marked = guard(PrivacyConfig(mode="surrogate", regenerate=True)).apply(row)
+    assert marked.regenerate and marked.tool_calls is None and "mail" in marked.content
+    assert "lovelace" not in everything(marked)
+
+
 def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
     def logged(prompt, **fields):
         one = exchange(prompt, **fields)
@@ -263,7 +293,7 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"regenerate": True}, "is not available yet"),
+        ({"regenerate": True, "mode": "report"}, "nothing to answer anew under privacy.mode = 'report'"),
         ({"entities": []}, "must name at least one"),
         ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
         ({"entities": ["PERSON"]}, "EMAIL_ADDRESS"),
@@ -272,4 +302,4 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
 )
 def test_a_configuration_that_cannot_be_followed_is_refused(keys, message):
     with pytest.raises(ValidationError, match=message):
-        PrivacyConfig(mode="surrogate", **keys)
+        PrivacyConfig(**{"mode": "surrogate", **keys})

@@ -77,7 +77,9 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
         ),
         (
             ["--recipe", "mine.yaml", "--privacy.regenerate", "true"],
-            ["command line, --privacy.regenerate true: privacy.regenerate = True: is not available yet"],
+            [
+                "privacy.regenerate = true has nothing to answer anew under privacy.mode = 'off'; set privacy.mode: surrogate"
+            ],
         ),
         (["--recipe", "mine.yaml", "--dryrun"], ["--dryrun: no such option; did you mean --dry-run?"]),
         (
