@@ -2,7 +2,7 @@
 
     python benchmarks/traffic.py --megabytes 5000 [--target recipes/nano_r1/target] [--format openai_pairs] [--keep DIR]
 
-The log is generated from the embedded traffic: conversations of four turns, about 1,000 tokens each (R1's are longer), no two alike,
+The log is generated from the embedded traffic: conversations of four turns, about 770 tokens each (R1's are longer), no two alike,
 as text alone, so that everything goes through the template and the tokenizer. The bare tokenizer is `tokenizer(texts)` of transformers with its own threads on every
 core, timed before and after the ingest, because a shared machine's speed drifts; texts are ready in memory, nothing else is timed.
 """
