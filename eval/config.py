@@ -34,6 +34,13 @@ class GateConfig(BaseModel):
     """Largest excess, over no speculation, of the share of sampled tokens whose probability under the target is below 1e-4. A broken
     rejection sampler shows here first (0.0015 is usual, a broken one gave 0.089)."""
 
+    min_same_text_p: float = Field(0.001, ge=0, lt=1)
+    """Least p-value of the permutation test that sampled responses have the same token frequencies with and without speculation. A
+    lossless speculator falls below it once in 1 / this evaluations."""
+
+    max_task_loss: float = Field(0.0, ge=0, lt=1)
+    """Margin of the task accuracy: the interval of custom minus none must reach above minus this."""
+
     max_replay_difference: PositiveFloat = 0.02
     """Largest relative difference between the steps that exact replay predicts and those that the engine counted for the same responses.
     Beyond it, trainer and engine do not run the same speculator."""
@@ -60,6 +67,24 @@ class ParityConfig(BaseModel):
 
     max_difference: PositiveFloat = 0.05
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in nats."""
+
+
+class CostConfig(BaseModel):
+    """Prices, for what speed is worth. One endpoint is what the evaluation serves; the currency is yours."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    gpu_hour_price: PositiveFloat
+    """Price of one GPU for one hour."""
+
+    gpus: PositiveInt = 1
+    """GPUs of one endpoint, as measured."""
+
+    tokens_per_s: PositiveFloat | None = None
+    """Output tokens a second that the customer's endpoints must deliver together; for GPU-hours a month and the days to break even."""
+
+    training_gpu_hours: float | None = Field(None, ge=0)
+    """GPU-hours that capture, training and evaluation took; for the break-even."""
 
 
 class ReportConfig(BaseModel):
@@ -127,6 +152,9 @@ class EvalConfig(BaseModel):
 
     parity: ParityConfig = ParityConfig()
     """How closely trainer and engine must agree on drafts."""
+
+    cost: CostConfig | None = None
+    """Prices; null: no money in the report."""
 
     gate: GateConfig = GateConfig()
     """What it takes to ship."""

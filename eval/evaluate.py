@@ -20,10 +20,12 @@ from outrider.eval.choose_k import choose_k, step_prices
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
+from outrider.eval.money import money
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
+from outrider.eval.two_sample import same_tokens
 from outrider.eval.verification import Prompt, collect, examine, judge_tasks
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -33,6 +35,7 @@ from outrider.speculators.files import file_digest, read_json, write_json
 VERSION = 3
 JUDGED_ANEW = {
     "gate": True,
+    "cost": True,
     "bootstrap_samples": True,
     "task": True,
     "parity": {"min_agreement", "max_difference"},
@@ -155,10 +158,11 @@ def evaluate(
             mode: {"speed": summarise(measured, evaluation), "acceptance": counted_acceptance(passes[mode], evaluation)}
             for mode, measured in blocks.items()
         },
-        "verification": verification["findings"],
+        "verification": {**verification["findings"], "same_text": _same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
+    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
     write_json(out_dir / "results.json", results)
 
@@ -303,6 +307,19 @@ def evaluation_prompts(
         )
     few = len(prompts) < 2 * evaluation.verification_requests
     return prompts[: evaluation.verification_requests], prompts if few else prompts[evaluation.verification_requests :]
+
+
+def _same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
+    """The permutation test of base and custom against none, on the sampled responses."""
+    sampled = {variant: recorded["token_ids"] for variant, recorded in outputs["sampled"].items()}
+    samples, seed = (
+        max(evaluation.bootstrap_samples, round(2 / (evaluation.gate.min_same_text_p or 1))),
+        evaluation.seed,
+    )
+    return {
+        variant: same_tokens(sampled["none"], sampled[variant], samples=samples, seed=seed)
+        for variant in ("base", "custom")
+    }
 
 
 def _sliced(

@@ -33,8 +33,9 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
         checks.append(_general(results["general"]["ratio"], gate))
     verification = results["verification"]
     checks += [_lossless(verification["greedy"], gate), _sampled_text(verification["sampled_text"], gate)]
+    checks.append(_same_text(verification["same_text"]["custom"], gate))
     if verification.get("task"):
-        checks.append(_task(verification["task"]))
+        checks.append(_task(verification["task"], gate))
     checks.append(_replay(verification["replay_vs_engine"], gate))
     checks += [_parity(name, found, parity) for name, found in verification["parity"].items()]
     failed = [check for check in checks if not check.passed]
@@ -109,13 +110,22 @@ def _sampled_text(text: dict[str, Any], gate: GateConfig) -> Check:
     )
 
 
-def _task(task: dict[str, Any]) -> Check:
+def _same_text(found: dict[str, Any], gate: GateConfig) -> Check:
+    return Check(
+        "sampled responses have the same token frequencies",
+        found["p_value"] >= gate.min_same_text_p,
+        f"permutation test over {found['prompts']} prompts ({found['tokens']} tokens): p = {found['p_value']:.3g}",
+        f"p must be at least {gate.min_same_text_p:g}",
+    )
+
+
+def _task(task: dict[str, Any], gate: GateConfig) -> Check:
     difference = task["custom_minus_none"]
     return Check(
         "task accuracy, custom minus none",
-        difference["high"] >= 0,
+        difference["high"] >= -gate.max_task_loss,
         f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]",
-        "the interval must not lie below 0",
+        f"the interval must not lie below {-gate.max_task_loss:g}",
     )
 
 

@@ -149,8 +149,9 @@ def _train(
 
 def _evaluate(
     *overrides: Overrides,
-    recipe: RecipeName,
+    recipe: RecipeName | None = None,
     speculator: Path | None = None,
+    compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     runs: Runs = Path("runs"),
 ) -> int:
     """Measure a speculator against the base and against no speculation, on the held-out traffic of a recipe.
@@ -159,7 +160,13 @@ def _evaluate(
     ----------
     speculator
         A speculator's directory (config.json, model.safetensors). Default: the one that this recipe trained.
+    compare
+        Run directories that have been evaluated: puts them side by side and measures nothing.
     """
+    if compare:
+        return _compare(compare)
+    if recipe is None:
+        raise OutriderError("nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for runs that have been")
     loaded, run = _open(recipe, overrides, runs)
     if speculator is None:
         with _attempt(loaded, run) as go:
@@ -170,6 +177,15 @@ def _evaluate(
     with _attempt(loaded, run) as go:
         results = go(["ingest", "split", "capture", "evaluate_other"], options)
     return _finish(loaded, run, results, "evaluate_other")
+
+
+def _compare(compared: tuple[Path, ...]) -> int:
+    from outrider.eval.compare import print_comparison, side_by_side
+
+    rows, notes = side_by_side(compared)
+    print_comparison(rows, notes, compared, Console(stderr=True))
+    _print_json({"runs": [str(run) for run in compared], "figures": rows, "notes": notes})
+    return 0
 
 
 def _export(

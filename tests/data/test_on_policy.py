@@ -9,28 +9,14 @@ import json
 import random
 
 import numpy as np
-import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from outrider.data.capture import capture_table
-from outrider.data.causes import judge
-from outrider.data.config import CaptureConfig, TrafficConfig
 from outrider.data.evidence import Evidence
-from outrider.data.feature_store import FeatureStore
-from outrider.data.ingest import ingest
-from outrider.data.on_policy import check_traffic
-from outrider.data.quarantine import load_parts
-from outrider.data.sequences import load_sequences
-from outrider.data.slices import name_slices, write_slices
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import open_engine
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
 from outrider.serving.token_scores import COLUMNS
-from outrider.speculators.checkpoint import load_target_ends
-from tests.data.logs import write_log
 
 GROUP = 30
 """Exchanges of each kind."""

@@ -117,7 +117,11 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
         list(range(10, 22)),
         depth=4,
     )
-    outputs = {"sampled": {v: {"counters": counters} for v, counters in sample_blocks_counters().items()}}
+    outputs = {
+        "sampled": {
+            v: {"counters": counters, "token_ids": [[1, 2]] * 3} for v, counters in sample_blocks_counters().items()
+        }
+    }
     asked = []
 
     def served(steps, *_):

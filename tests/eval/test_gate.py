@@ -20,6 +20,7 @@ GOOD = {
     "verification": {
         "greedy": {"custom": {"responses": 24, "equal": 22, "near_ties": 2, "unexplained": 0}},
         "sampled_text": {"none": {"tail_share": 0.0015}, "custom": {"tail_share": 0.0016}},
+        "same_text": {"custom": {"p_value": 0.4, "prompts": 24, "tokens": 5000}},
         "task": {"custom_minus_none": {"value": -0.01, "low": -0.1, "high": 0.08}},
         "replay_vs_engine": {"base": 0.001, "custom": -0.002},
         "parity": {"base": sample_parity(), "custom": sample_parity()},
@@ -41,6 +42,11 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
         (("served", "compiled", "speed", "1", "custom_over_base"), UNSURE, "tokens/s, custom / base, compiled"),
         (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
+        (
+            ("verification", "same_text", "custom", "p_value"),
+            0.0005,
+            "sampled responses have the same token frequencies",
+        ),
         (("verification", "task", "custom_minus_none"), {"value": -0.3, "low": -0.5, "high": -0.1}, "task accuracy"),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
         (("verification", "parity", "custom"), sample_parity(agreement=0.97), "drafts of trainer and engine, custom"),

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy_tally import PrivacyTally
+from outrider.eval.config import CostConfig
 from outrider.eval.evaluate import summary
+from outrider.eval.money import money
 from outrider.eval.report import print_table, write_report
 from tests.eval.sample_results import sample_results
 
@@ -81,6 +83,20 @@ def test_personal_data_is_counted_where_it_was_looked_for(run, tmp_path):
         assert "1,203 of 5,000 exchanges hold some" in form and "Surrogates stand in 1,199 prompts; 4 exchanges" in form
     assert "<td>9731</td>" in page and "Names, addresses and dates of birth have no pattern" in page
     assert json.loads((tmp_path / "report.json").read_text())["privacy"]["found"]["CREDIT_CARD"]["completion"] == 4
+
+
+def test_money_is_shown_where_there_are_prices(run, tmp_path):
+    assert "What it costs" not in (run / "report.html").read_text()
+    (tmp_path / "evaluation").mkdir()
+    results = sample_results()
+    cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
+    results["cost"] = money(results["served"], cost)
+    results["settings"]["cost"] = cost.model_dump(mode="json")
+    (tmp_path / "evaluation" / "results.json").write_text(json.dumps(results))
+    page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
+    row = results["cost"]["compiled"]["8"]
+    assert f"<td>{row['saved_share']['base']:.1%}</td>" in page and f"<td>{row['break_even_tokens']:,.0f}</td>" in page
+    assert "At 2.5 a GPU-hour and 8 GPUs an endpoint" in page
 
 
 def test_a_mode_slower_than_none_is_named(tmp_path):
