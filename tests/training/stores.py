@@ -12,7 +12,9 @@ class MistakeInRank1(FeatureStore):
 
     def read(self, sequence_id: str) -> Features:
         if os.environ["RANK"] == "1":
-            raise OutriderError("features/shard-00003.safetensors: 12 bytes, the manifest says 640 bytes; capture again")
+            raise OutriderError(
+                "features/shard-00003.safetensors: 12 bytes, the manifest says 640 bytes; capture again"
+            )
         time.sleep(600)
         return super().read(sequence_id)
 

@@ -156,7 +156,7 @@ def test_two_processes_compute_what_one_does(
     assert result["base"] == whole[1]["base"]
 
 
-def test_a_loss_that_is_no_number_names_step_and_sequences(tmp_path: Path) -> None:
+def test_batches_that_keep_ending_in_no_number_stop_the_run(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus", train_sequences=3, validation_sequences=1, broken="s01")
-    with pytest.raises(OutriderError, match=r"loss at step 1 is nan.*s01"):
-        corpus.train(tmp_path / "run")
+    with pytest.raises(OutriderError, match=r"2 batches had to be undone.*step 1: the loss is nan.*s01"):
+        corpus.train(tmp_path / "run", max_rollbacks=1)
