@@ -81,11 +81,24 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     store.verify()
 
 
+def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_path):
+    fill(tmp_path / "features", range(10))
+    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(b"what an earlier kill left behind")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
+    with FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer:
+        assert not writer.restarted
+        assert writer.done == {f"0-{index}" for index in range(10)}
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")} == before
+    assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
+    assert not list((tmp_path / "features").glob(".*"))
+
+
 def test_other_inputs_start_anew(tmp_path):
     interrupted(tmp_path / "features", range(10))
-    writer = fill(tmp_path / "features", range(3), source={"target": "another"})
-    assert writer.restarted
-    assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
+    for source in ({"target": "another"}, {"target": "a third"}):  # over an unfinished store, over a finished one
+        writer = fill(tmp_path / "features", range(3), source=source)
+        assert writer.restarted
+        assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
 
 
 def test_a_damaged_shard_is_made_again_on_resume(tmp_path):

@@ -197,7 +197,7 @@ def test_a_disk_without_room_stops_the_run_before_anything_is_written(
     assert needed >= sum(len(file) for name, file in before.items() if name.startswith("step-0000004"))
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     with pytest.raises(
-        OutriderError, match=r"a checkpoint needs 0.00 GB and the disk has 0.00 GB free. Nothing was written"
+        OutriderError, match=r"a checkpoint needs 1.05 MB and the disk has 1.05 MB free. Nothing was written"
     ):
         save(accelerator, tmp_path, 6)
     assert content(tmp_path) == before
@@ -230,7 +230,7 @@ def small_disk(tmp_path: Path) -> Any:
 
 
 def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(small_disk: Path, tmp_path: Path) -> None:
-    corpus: Corpus = make_corpus(tmp_path / "corpus", train_sequences=12, validation_sequences=2)
+    corpus: Corpus = make_corpus(tmp_path / "corpus", train_sequences=8, validation_sequences=2)
     ballast = small_disk / "others_use_it_too"
     ballast.write_bytes(bytes(1_200_000))
     settings = {"epochs": 2, "checkpoint_every": 1, "evaluate_every": 100, "keep_checkpoints": 3}
