@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import pickle
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,15 @@ def test_what_is_written_is_read_back(tmp_path):
     assert len(store.manifest["shards"]) > 2
     assert store.hidden_size == HIDDEN
     store.verify()
+
+
+def test_reading_one_sequence_maps_its_shard_and_opens_no_other(tmp_path):
+    fill(tmp_path / "features", range(20))
+    store = FeatureStore.open(tmp_path / "features")
+    features = store.read("0-19")
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    assert mapped == {str(tmp_path / "features" / store.manifest["shards"][-1]["file"])}
+    assert torch.equal(features.hidden, sequence(19)[1])
 
 
 def test_only_the_owner_can_read_it(tmp_path):
