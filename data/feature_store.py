@@ -123,9 +123,11 @@ class FeatureWriter:
         (self.directory / JOURNAL).unlink(missing_ok=True)
 
     def _continue_or_start(self) -> None:
+        for left in self.directory.glob(".*.tmp"):  # a killed capture was writing it
+            left.unlink()
         journal = self.directory / JOURNAL
         lines = (
-            journal.read_text(encoding="utf-8").split("\n")[:-1] if journal.exists() else []
+            journal.read_text(encoding="utf-8").split("\n")[:-1] if journal.exists() else self._finished_lines()
         )  # a torn last line is none
         if lines and json.loads(lines[0]) == self.header:
             for line in lines[1:]:
@@ -142,6 +144,16 @@ class FeatureWriter:
                 path.unlink()
         self.directory.chmod(0o700)
         self._write_private(journal, "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode())
+
+    def _finished_lines(self) -> list[str]:
+        """A finished store as its journal would tell it: a capture may be killed after its manifest and before its summary."""
+        if not (self.directory / MANIFEST).exists():
+            return []
+        manifest = read_json(self.directory / MANIFEST)
+        shards = [{**shard, "sequences": []} for shard in manifest.pop("shards")]
+        for sequence in manifest.pop("sequences"):
+            shards[sequence.pop("shard")]["sequences"].append(sequence)
+        return [json.dumps(line) for line in (manifest, *shards)]
 
     def _put(self, item: Any) -> None:
         while True:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
-GRACE_SECONDS = 120
-"""How long a stage may take to close its engines and keep what is whole; a second signal ends the wait."""
+GRACE_SECONDS = 900
+"""How long a stage may take to close its engines and keep what is whole, a checkpoint of R1's layer (162 GB) with the step before
+it; a second signal ends the wait."""
 
 TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
 """Environment variable: the descriptor on which a stage's process shows its progress; its stdout and stderr are the log."""

@@ -22,7 +22,7 @@ def require_space(directory: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise OutriderError(
-            f"{directory}: {what} needs {needed / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free. Nothing was written,"
+            f"{directory}: {what} needs {_size(needed)} and the disk has {_size(free)} free. Nothing was written,"
             " what is there is whole: free some space (or lower training.keep_checkpoints) and run the same command again,"
             " it goes on from the last checkpoint"
         )
@@ -36,3 +36,7 @@ def checkpoint_bytes(model: nn.Module, processes: int) -> int:
         numel = getattr(parameter, "ds_numel", parameter.numel())
         total += numel * (parameter.element_size() + (_STATE_BYTES if parameter.requires_grad else 0))
     return total
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

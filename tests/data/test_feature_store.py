@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import pickle
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,15 @@ def test_what_is_written_is_read_back(tmp_path):
     store.verify()
 
 
+def test_reading_one_sequence_maps_its_shard_and_opens_no_other(tmp_path):
+    fill(tmp_path / "features", range(20))
+    store = FeatureStore.open(tmp_path / "features")
+    features = store.read("0-19")
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    assert mapped == {str(tmp_path / "features" / store.manifest["shards"][-1]["file"])}
+    assert torch.equal(features.hidden, sequence(19)[1])
+
+
 def test_only_the_owner_can_read_it(tmp_path):
     fill(tmp_path / "features", range(5))
     assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
@@ -81,11 +91,24 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     store.verify()
 
 
+def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_path):
+    fill(tmp_path / "features", range(10))
+    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(b"what an earlier kill left behind")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
+    with FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer:
+        assert not writer.restarted
+        assert writer.done == {f"0-{index}" for index in range(10)}
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")} == before
+    assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
+    assert not list((tmp_path / "features").glob(".*"))
+
+
 def test_other_inputs_start_anew(tmp_path):
     interrupted(tmp_path / "features", range(10))
-    writer = fill(tmp_path / "features", range(3), source={"target": "another"})
-    assert writer.restarted
-    assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
+    for source in ({"target": "another"}, {"target": "a third"}):  # over an unfinished store, over a finished one
+        writer = fill(tmp_path / "features", range(3), source=source)
+        assert writer.restarted
+        assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
 
 
 def test_a_damaged_shard_is_made_again_on_resume(tmp_path):

@@ -114,28 +114,39 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(corpus: Corpus, whole: tup
     assert first["gradient_norm"] == pytest.approx(norm.item(), rel=1e-3)
 
 
-def test_killed_then_stopped_a_run_ends_with_the_same_bits(
-    corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
-) -> None:
-    def kill_worker() -> None:
-        for child in psutil.Process().children():
-            with suppress(psutil.ZombieProcess):  # an earlier test's, not yet reaped: it has no command line
-                if "outrider.training.worker" in child.cmdline():
-                    child.kill()
+def kill_workers() -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.ZombieProcess):  # an earlier test's, not yet reaped: it has no command line
+            if "outrider.training.worker" in child.cmdline():
+                child.kill()
 
-    with once_at_step(tmp_path, 5, kill_worker), pytest.raises(OutriderError, match="killed by signal 9"):
+
+def test_killed_torn_then_stopped_a_run_ends_with_the_same_bits(
+    corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with once_at_step(tmp_path, 9, kill_workers), pytest.raises(OutriderError, match="killed by signal 9"):
         corpus.train(tmp_path, **SETTINGS)
-    assert 5 <= len(losses(tmp_path)) < 15
+    assert 9 <= len(losses(tmp_path)) < 15
+    checkpoints = tmp_path / "training" / "checkpoints"
+    newest = sorted(checkpoints.glob("step-*"))[-1]
+    [masters] = (newest / "deepspeed").glob("*optim_states.safetensors")
+    with masters.open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"a power cut")
+    capfd.readouterr()
     with (
-        once_at_step(tmp_path, 9, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        once_at_step(tmp_path, 11, lambda: os.kill(os.getpid(), signal.SIGTERM)),
         pytest.raises(Preempted, match="is saved") as stopped,
     ):
         corpus.train(tmp_path, **SETTINGS)
     assert stopped.value.exit_code == 75
-    assert 9 <= len(losses(tmp_path)) < 15
+    assert f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over" in capfd.readouterr().out
     assert not (tmp_path / "speculator").exists()
     corpus.train(tmp_path, **SETTINGS)
     assert_same_run(whole[0], tmp_path)
+    # Of the best speculators only those are left that a checkpoint refers to.
+    referred = {json.loads((path / "state.json").read_text())["best_step"] for path in checkpoints.glob("step-*")}
+    assert {path.name for path in (tmp_path / "training" / "best").iterdir()} == {f"step-{n:07d}" for n in referred}
 
 
 def assert_same_run(expected: Path, found: Path) -> None:
@@ -145,19 +156,27 @@ def assert_same_run(expected: Path, found: Path) -> None:
         assert torch.equal(tensor, ours[name]), name
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_two_processes_compute_what_one_does(
-    stage: int, corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
+@pytest.mark.parametrize(("stage", "before", "after"), [(1, 1, 2), (2, 2, 1), (3, 2, 1)])
+def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
+    stage: int, before: int, after: int, corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
-    result = corpus.train(tmp_path, **SETTINGS, processes=2, zero_stage=stage)
+    """Begun with `before` processes, stopped, and gone on with `after`: the losses are those of one process throughout."""
+    signalled = once_at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with signalled, pytest.raises(Preempted, match="is saved"):
+        corpus.train(tmp_path, **SETTINGS, processes=before, zero_stage=stage)
+    stopped_at = len(losses(tmp_path))
+    assert 5 <= stopped_at < 15
+    result = corpus.train(tmp_path, **SETTINGS, processes=after, zero_stage=stage)
     # Two rows a step: their gradients are added in float32 either way. Seen: equal bits for stages 1 and 2, 1e-7 for 3.
     torch.testing.assert_close(losses(tmp_path), losses(whole[0]), rtol=1e-5, atol=0)
     norms = [[line["gradient_norm"] for line in metrics(run) if "loss" in line] for run in (tmp_path, whole[0])]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-4, atol=0)
     assert result["base"] == whole[1]["base"]
+    assert result["best_step"] == whole[1]["best_step"]
+    assert not list((tmp_path / "training" / "checkpoints").glob(".*")), "the universal checkpoint was left behind"
 
 
-def test_a_loss_that_is_no_number_names_step_and_sequences(tmp_path: Path) -> None:
+def test_batches_that_keep_ending_in_no_number_stop_the_run(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus", train_sequences=3, validation_sequences=1, broken="s01")
-    with pytest.raises(OutriderError, match=r"loss at step 1 is nan.*s01"):
-        corpus.train(tmp_path / "run")
+    with pytest.raises(OutriderError, match=r"2 batches had to be undone.*step 1: the loss is nan.*s01"):
+        corpus.train(tmp_path / "run", max_rollbacks=1)
