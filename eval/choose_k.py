@@ -1,51 +1,53 @@
-"""How many tokens to draft: the k of the highest predicted speed-up, chosen on the validation part.
+"""How many tokens to draft: the k of the most tokens a second, for every batch size, from the validation part and the engine's steps.
 
-One speculative step costs the target's step, a fixed part and k drafts, and delivers AL(k) tokens, so against no speculation
+A step of B requests that drafts k tokens takes T(k, B) seconds (`serving/step_times.py`) and delivers AL(k) tokens for each, so
 
-    speedup(k) = AL(k) * target / (target + fixed + draft * k)
+    tokens/s (k, B) = B AL(k) / T(k, B)
 
-Times come from the recipe's `serving` section, measured at batch 1. Without them a draft is priced by the layers it runs.
-
-    choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], prices=step_prices(serving, target_layers=16))
+    choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], step_s={1: [...], 8: [...]})["k"]
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.serving.config import ServingConfig
 
 
-@dataclass(frozen=True)
-class StepPrices:
-    """What a speculative step costs, in target steps."""
-
-    draft: float
-    fixed: float
-    source: str
-
-
-def step_prices(serving: ServingConfig, target_layers: int) -> StepPrices:
-    """The recipe's measured times as shares of the target's step; the layer count where the recipe names no times."""
+def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] | None:
+    """T(k, 1) in seconds from the times that the recipe names; None where it names none."""
     times = (serving.target_step_ms, serving.draft_step_ms, serving.fixed_step_ms)
-    if None not in times:
-        target, draft, fixed = times
-        source = f"recipe: target step {target:g} ms, draft {draft:g} ms, fixed {fixed:g} ms"
-        return StepPrices(draft / target, fixed / target, source)
-    # A draft runs one layer, the projection and the head: about two layers' time.
-    return StepPrices(2 / target_layers, 0.0, f"no times in the recipe: a draft priced as 2 of {target_layers} layers")
+    if None in times:
+        return None
+    target, draft, fixed = times
+    return {1: [(target + fixed + draft * k) / 1000 for k in range(1, depth + 1)]}
 
 
-def predicted_speedup(acceptance_length: list[float], prices: StepPrices) -> list[float]:
-    """Speed over no speculation at batch 1 for k = 1, 2, ..."""
-    return [length / (1 + prices.fixed + prices.draft * k) for k, length in enumerate(acceptance_length, start=1)]
-
-
-def choose_k(acceptance_length: list[float], prices: StepPrices) -> dict[str, Any]:
-    """The best k and what it was chosen from; the smaller k where two promise the same."""
-    speedups = predicted_speedup(acceptance_length, prices)
-    return {
-        "k": 1 + speedups.index(max(speedups)),
-        "acceptance_length": acceptance_length,
-        "predicted_speedup": speedups,
-        "prices": asdict(prices),
+def choose_k(acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    """The best k at the smallest batch size, the best for each range of batch sizes, and what they were chosen from; the smaller k
+    where two promise the same. A range ends at a size that was measured; beyond the last, its k holds."""
+    speeds = {
+        size: [size * length / seconds for length, seconds in zip(acceptance_length, step_s[size], strict=True)]
+        for size in sorted(step_s)
     }
+    best = {size: 1 + values.index(max(values)) for size, values in speeds.items()}
+    ranges, first = [], 1
+    for size, k in best.items():
+        if ranges and ranges[-1][2] == k:
+            ranges[-1][1] = size
+        else:
+            ranges.append([first, size, k])
+        first = size + 1
+    return {
+        "k": next(iter(best.values())),
+        "k_per_batch_size": ranges,
+        "acceptance_length": list(acceptance_length),
+        "step_ms": {str(size): [1000 * seconds for seconds in step_s[size]] for size in speeds},
+        "tokens_per_s": {str(size): values for size, values in speeds.items()},
+    }
+
+
+def predicted_tokens_per_s(
+    batch: int, acceptance_length: float, step_ms: float, first_token_ms: float, tokens: float
+) -> float:
+    """Of closed-loop requests of `tokens` tokens each: the first after `first_token_ms`, the others at a step's pace."""
+    return batch * tokens / (first_token_ms + (tokens - 1) / acceptance_length * step_ms) * 1000

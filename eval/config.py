@@ -103,8 +103,9 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step, for base and custom alike. "auto" takes the k of the highest predicted speed-up of the custom speculator on
-    the validation part (see eval/choose_k.py), at most the trained depth."""
+    """Drafted tokens per step, for base and custom alike. "auto" takes the k that promises the custom speculator the most
+    tokens/s at the lowest concurrency, from the validation part and timed steps of the engine (see eval/choose_k.py), at most the trained
+    depth."""
 
     engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]
     """Engine modes in which tokens/s are measured. The first one is also used for the verification pass. On a small target the

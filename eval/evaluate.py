@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.data.sequences import Tables
-from outrider.eval.choose_k import choose_k, step_prices
+from outrider.eval.choose_k import choose_k, predicted_tokens_per_s, recipe_times
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
@@ -29,8 +29,9 @@ from outrider.eval.two_sample import same_tokens
 from outrider.eval.verification import Prompt, collect, examine, judge_tasks
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.step_times import measure_step_times
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import file_digest, read_json, write_json
+from outrider.speculators.files import file_digest, write_json
 
 VERSION = 3
 JUDGED_ANEW = {
@@ -109,9 +110,32 @@ def evaluate(
         return ReplaySums.from_dict(steps.run(f"replay_{part}_{variant}", work)["sums"])
 
     validation = replayed("validation", parts["validation"], "custom")
-    layers = read_json(target_dir / "config.json")["num_hidden_layers"]
-    choice = choose_k(validation.acceptance_length(), step_prices(serving, layers))
-    k = choice["k"] if evaluation.k == "auto" else evaluation.k
+    sampling = _customers_sampling(heldout)
+    verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+    if evaluation.k == "auto":
+        mode = evaluation.engine_modes[0]
+
+        def timed() -> dict[int, list[float]]:
+            say(f"timing the engine's steps, 1 to {depth} drafts")
+            engine = serving.engine.model_copy(update={"mode": mode})
+            prompts = [prompt.token_ids for prompt in timed_prompts]
+            method, log = serving.draft_sample_method, log_dir / "step_times.log"
+            return measure_step_times(
+                target, engine, speculators["custom"], depth, evaluation.concurrency, prompts, sampling, method, log
+            )
+
+        source, step_s = "the recipe's times", recipe_times(serving, depth)
+        if step_s is None:
+            source = f"steps of the {mode} engine, timed"
+            step_s = {int(size): times for size, times in steps.run("step_times", timed).items()}
+        choice = {**choose_k(validation.acceptance_length(), step_s), "source": source}
+    else:
+        choice = {
+            "k": evaluation.k,
+            "acceptance_length": validation.acceptance_length(),
+            "source": "the recipe's eval.k",
+        }
+    k = choice["k"]
     say(f"k = {k}")
 
     replay_ids = _subset(parts["heldout"], evaluation)
@@ -122,8 +146,6 @@ def evaluate(
         sums = [replayed("general", general_ids, variant) for variant in ("base", "custom")]
         general = _replay_results(*sums, k, evaluation)
 
-    sampling = _customers_sampling(heldout)
-    verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
     blocks, verification = _serve(
         steps,
         target,
@@ -161,6 +183,7 @@ def evaluate(
         "verification": {**verification["findings"], "same_text": _same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
+    results["predicted"] = _predicted(results, evaluation)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
@@ -328,6 +351,29 @@ def _sliced(
     starts = dict(zip(heldout["sequence_id"], heldout["completion_start"], strict=True))
     everything = {**slices, "prompt length": by_prompt_length(starts)}
     return sliced(base, custom, k, everything, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
+
+
+def _predicted(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
+    """Tokens/s that replay's acceptance length and the measured steps promise in the engine mode in which steps were timed, against
+    those served: by concurrency and variant `predicted`, `served` and `relative_difference`."""
+    k, step_ms = results["k"], results["choice"].get("step_ms", {})
+    table: dict[str, Any] = {}
+    for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
+        for variant in ("base", "custom") if concurrency in step_ms else ():
+            served, tokens = row[variant]["tokens_per_s"], row[variant]["output_tokens"] / row[variant]["requests"]
+            predicted = predicted_tokens_per_s(
+                int(concurrency),
+                results["replay"][variant]["value"],
+                step_ms[concurrency][k - 1],
+                row["none"]["ttft_ms"]["p50"],
+                tokens,
+            )
+            table.setdefault(concurrency, {})[variant] = {
+                "predicted": predicted,
+                "served": served,
+                "relative_difference": predicted / served - 1,
+            }
+    return table
 
 
 def _replay_results(base: ReplaySums, custom: ReplaySums, k: int, evaluation: EvalConfig) -> dict[str, Any]:

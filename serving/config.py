@@ -122,7 +122,7 @@ class ServingConfig(BaseModel):
     """Port on 127.0.0.1 of the first server; servers that are up at once take the following ones. None: any free port."""
     target_step_ms: float | None = Field(default=None, gt=0)
     """Time of one decoding step without speculation at batch 1, in milliseconds; with the next two it prices each K.
-    None: K is chosen by acceptance measured at each K instead of by price."""
+    None: steps are timed in the engine."""
     draft_step_ms: float | None = Field(default=None, ge=0)
     """Time of one drafted token, in milliseconds."""
     fixed_step_ms: float | None = Field(default=None, ge=0)

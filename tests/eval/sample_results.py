@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.choose_k import choose_k, step_prices
+from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
-from outrider.eval.evaluate import _replay_results
+from outrider.eval.evaluate import _predicted, _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
 from outrider.eval.replay import ReplaySums
 from outrider.eval.served import counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import sliced
-from outrider.serving.config import ServingConfig
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
@@ -109,7 +108,8 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "run_dir": "runs/resume_screening",
         "k": K,
         "choice": {
-            **choose_k(custom.acceptance_length(), step_prices(ServingConfig(), 16)),
+            **choose_k(custom.acceptance_length(), {1: [0.02, 0.021, 0.023, 0.03], 8: [0.03, 0.04, 0.06, 0.08]}),
+            "source": "steps of the eager engine, measured",
             "requested": "auto",
             "sequences": 120,
         },
@@ -149,5 +149,6 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "settings": EVALUATION.model_dump(mode="json"),
     }
     results["cost"] = None
+    results["predicted"] = _predicted(results, EVALUATION)
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     return results

@@ -1,23 +1,32 @@
 import pytest
 
-from outrider.eval.choose_k import choose_k, step_prices
+from outrider.eval.choose_k import choose_k, predicted_tokens_per_s, recipe_times
 from outrider.serving.config import ServingConfig
+
+LENGTHS = [1.8, 2.4, 2.8, 3.0]
 
 
 def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it():
-    lengths = [1.8, 2.4, 2.8, 3.0]
-    dear = step_prices(ServingConfig(target_step_ms=8, draft_step_ms=8, fixed_step_ms=1), target_layers=16)
-    cheap = step_prices(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1), target_layers=61)
-    assert choose_k(lengths, dear)["k"] == 1
-    assert choose_k(lengths, cheap)["k"] == 4
-    assert choose_k(lengths, dear)["predicted_speedup"][1] == pytest.approx(2.4 * 8 / (8 + 1 + 2 * 8))
+    dear = recipe_times(ServingConfig(target_step_ms=8, draft_step_ms=8, fixed_step_ms=1), 4)
+    cheap = recipe_times(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1), 4)
+    assert choose_k(LENGTHS, dear)["k"] == 1
+    assert choose_k(LENGTHS, cheap)["k"] == 4
+    assert choose_k(LENGTHS, dear)["tokens_per_s"]["1"][1] == pytest.approx(2.4 / (0.008 + 0.001 + 2 * 0.008))
+    assert recipe_times(ServingConfig(target_step_ms=8), 4) is None
 
 
-def test_without_times_layers_are_the_price():
-    prices = step_prices(ServingConfig(), target_layers=16)
-    assert prices.draft == pytest.approx(0.125) and "16 layers" in prices.source
+def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured():
+    flat, steep = [0.02] * 4, [0.02, 0.04, 0.06, 0.08]
+    chosen = choose_k(LENGTHS, {1: flat, 2: flat, 8: steep, 4: [0.02, 0.02, 0.04, 0.06]})
+    assert chosen["k"] == 4
+    assert chosen["k_per_batch_size"] == [[1, 2, 4], [3, 4, 2], [5, 8, 1]]
+    assert chosen["tokens_per_s"]["8"][0] == pytest.approx(8 * 1.8 / 0.02)
 
 
 def test_a_tie_takes_the_smaller_k():
-    free = step_prices(ServingConfig(target_step_ms=8, draft_step_ms=0, fixed_step_ms=1), target_layers=16)
-    assert choose_k([2.0, 2.0], free)["k"] == 1
+    assert choose_k([2.0, 2.0], {1: [0.01, 0.01]})["k"] == 1
+
+
+def test_a_request_is_its_first_token_and_steps():
+    # 100 ms, then 100 tokens at 2.5 a step of 20 ms: 800 ms.
+    assert predicted_tokens_per_s(4, 2.5, 20.0, 100.0, 101) == pytest.approx(4 * 101 / 0.9)
