@@ -1,7 +1,8 @@
 """Which loss and which depth weights: held-out acceptance length of nano R1's MTP layer trained with each, over seeds.
 
-    train-speculator --recipe resume_screening.yaml --stages ingest,split,capture     # the feature store
-    python -m benchmarks.losses --seeds 3                                              # goes on where it stopped
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.states --train 100 --heldout 40
+    python -m benchmarks.losses --seeds 3         # goes on where it stopped
     python -m benchmarks.losses --table
 
 Trains with the trainer's own parts (rows, unroll, objective, schedule) in float32 in this process, without DeepSpeed, one epoch
@@ -49,15 +50,15 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace):
         from outrider.data.feature_store import FeatureStore
-        from outrider.data.quarantine import load_parts
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
+        from outrider.speculators.files import read_json
         from outrider.training.packing import make_samples
         from outrider.training.spec import Sampling
 
         self.args = args
         self.target_dir = TargetConfig().directory()
-        self.store = FeatureStore.open(args.run / "features")
+        self.store = FeatureStore.open(args.run / "states")
         columns = ["sequence_id", "session", "temperature", "top_p"]
         self.rows = {
             row["sequence_id"]: row
@@ -66,7 +67,7 @@ class Bench:
         self.sampling = {
             name: Sampling(temperature=row["temperature"], top_p=row["top_p"]) for name, row in self.rows.items()
         }
-        self.parts = load_parts(args.run / "split", args.run / "features")
+        self.parts = read_json(args.run / "split" / "parts.json")
         lengths = {row["id"]: row for row in self.store.manifest["sequences"]}
         chosen = [lengths[name] for name in self.parts["train"][: args.sequences]]
         self.samples, _ = make_samples(
@@ -180,11 +181,13 @@ def _append(path: Path, *values: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose capture is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run with states (benchmarks/states.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/losses.jsonl"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sequences", type=int, default=200)
-    parser.add_argument("--heldout", type=int, default=50)
+    parser.add_argument("--sequences", type=int, default=100)
+    parser.add_argument("--heldout", type=int, default=40)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--rows-per-step", type=int, default=1, help="small steps: many of them in little time")
