@@ -1,7 +1,8 @@
 """Which loss and which depth weights: held-out acceptance length of nano R1's MTP layer trained with each, over seeds.
 
-    train-speculator --recipe resume_screening.yaml --stages ingest,split,capture     # the feature store
-    python -m benchmarks.losses --seeds 3                                              # goes on where it stopped
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.states --train 100 --heldout 40
+    python -m benchmarks.losses --seeds 3         # goes on where it stopped
     python -m benchmarks.losses --table
 
 Trains with the trainer's own parts (rows, unroll, objective, schedule) in float32 in this process, without DeepSpeed, one epoch
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 LOSSES = ("kl", "ce", "tv", "lk_alpha", "lk_hybrid")
-WEIGHTS = ("decay", "uniform", "visited")
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,16 @@ class Cell:
     """How drafts are made that the loss is matched to: `greedy`, `drawn`; `plain`: greedy, but p at temperature 1."""
 
 
-CELLS = [
-    *(Cell(loss, weights) for weights, loss in itertools.product(WEIGHTS, LOSSES)),
+EVERY_LOSS = [
+    *(Cell(loss, "decay") for loss in LOSSES),
+    *(Cell(loss, weights) for weights in ("uniform", "visited") for loss in ("kl", "lk_hybrid")),
     Cell("kl", "decay", "plain"),
+]
+THE_REST = [
+    *(Cell(loss, weights) for weights in ("uniform", "visited") for loss in ("ce", "tv", "lk_alpha")),
     *(Cell(loss, "decay", "drawn") for loss in LOSSES),
 ]
+"""Where time is short, each loss and each weighting over all seeds comes before their combinations."""
 
 
 class Bench:
@@ -45,15 +50,15 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace):
         from outrider.data.feature_store import FeatureStore
-        from outrider.data.quarantine import load_parts
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
+        from outrider.speculators.files import read_json
         from outrider.training.packing import make_samples
         from outrider.training.spec import Sampling
 
         self.args = args
         self.target_dir = TargetConfig().directory()
-        self.store = FeatureStore.open(args.run / "features")
+        self.store = FeatureStore.open(args.run / "states")
         columns = ["sequence_id", "session", "temperature", "top_p"]
         self.rows = {
             row["sequence_id"]: row
@@ -62,7 +67,7 @@ class Bench:
         self.sampling = {
             name: Sampling(temperature=row["temperature"], top_p=row["top_p"]) for name, row in self.rows.items()
         }
-        self.parts = load_parts(args.run / "split", args.run / "features")
+        self.parts = read_json(args.run / "split" / "parts.json")
         lengths = {row["id"]: row for row in self.store.manifest["sequences"]}
         chosen = [lengths[name] for name in self.parts["train"][: args.sequences]]
         self.samples, _ = make_samples(
@@ -92,7 +97,7 @@ class Bench:
             sampling = {name: Sampling(temperature=1.0, top_p=1.0) for name in sampling}
         drawn = cell.matched == "drawn"
         objective = Objective(config, args.depth, ends.lm_head_VH, self.samples, sampling, drawn)
-        steps = plan_epoch(self.samples, args.row_tokens, config.rows_per_step, seed, epoch=0)
+        steps = plan_epoch(self.samples, args.row_tokens, args.rows_per_step, seed, epoch=0)
         began = time.perf_counter()
         for step, rows in enumerate(steps):
             share_K = objective.share([self.samples[index] for row in rows for index in row])
@@ -125,7 +130,7 @@ class Bench:
 
 
 def run(args: argparse.Namespace) -> None:
-    """All cells of the first seed, then of the next, skipping what the file has."""
+    """What the file does not have yet, in an order that makes the most of what time there is."""
     done = {(line["loss"], line["weights"], line["matched"], line["seed"]) for line in _lines(args.out)}
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
@@ -135,7 +140,8 @@ def run(args: argparse.Namespace) -> None:
         _append(
             args.out, {"loss": "base", "weights": "", "matched": "", "seed": 0}, bench.judge(load_mtp(bench.target_dir))
         )
-    for number, (seed, cell) in enumerate(itertools.product(range(args.seeds), CELLS)):
+    runs = [pair for cells in (EVERY_LOSS, THE_REST) for pair in itertools.product(range(args.seeds), cells)]
+    for number, (seed, cell) in enumerate(runs):
         if number % parts != part or (*asdict(cell).values(), seed) in done:
             continue
         speculator, seconds = bench.train(cell, seed)
@@ -175,13 +181,16 @@ def _append(path: Path, *values: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose capture is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run with states (benchmarks/states.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/losses.jsonl"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sequences", type=int, default=240)
-    parser.add_argument("--heldout", type=int, default=60)
+    parser.add_argument("--sequences", type=int, default=100)
+    parser.add_argument("--heldout", type=int, default=40)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--row-tokens", type=int, default=2048)
+    parser.add_argument("--rows-per-step", type=int, default=1, help="small steps: many of them in little time")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--part", default="0/1", help="this process' share of the runs, such as 0/2 and 1/2")
     parser.add_argument("--table", action="store_true", help="print what the file holds")

@@ -5,7 +5,7 @@
     python -m benchmarks.training step                        # nano R1: tokens/s of a step against a loop over transformers' layer
     python -m benchmarks.training compile                     # nano R1: the same step with the layer compiled
 
-`step` and `compile` need a captured run (train-speculator --recipe resume_screening.yaml --stages ingest,split,capture). Blocks of
+`step` and `compile` need states (benchmarks/states.py). Blocks of
 the ways that are compared alternate; speeds are medians of the paired ratios. One line of JSON each.
 """
 
@@ -108,10 +108,10 @@ class StepBench:
 
     def __init__(self, args: argparse.Namespace):
         from outrider.data.feature_store import FeatureStore
-        from outrider.data.quarantine import load_parts
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
         from outrider.speculators.checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.files import read_json
         from outrider.training.config import TrainingConfig
         from outrider.training.objective import Objective
         from outrider.training.packing import make_samples, plan_epoch
@@ -120,13 +120,13 @@ class StepBench:
 
         self.args = args
         target = TargetConfig().directory()
-        self.store = FeatureStore.open(args.run / "features")
+        self.store = FeatureStore.open(args.run / "states")
         rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
             ["sequence_id", "temperature", "top_p"]
         )
         self.sampling = {r["sequence_id"]: Sampling(temperature=r["temperature"], top_p=r["top_p"]) for r in rows}
         table = {row["id"]: row for row in self.store.manifest["sequences"]}
-        chosen = [table[name] for name in load_parts(args.run / "split", args.run / "features")["train"][:200]]
+        chosen = [table[name] for name in read_json(args.run / "split" / "parts.json")["train"][:100]]
         self.samples, _ = make_samples(((r["id"], r["length"], r["completion_start"]) for r in chosen), args.row_tokens)
         self.steps = plan_epoch(self.samples, args.row_tokens, 1, seed=0, epoch=0)
         self.ends = load_target_ends(target)
@@ -299,7 +299,9 @@ def main() -> None:
     parser.add_argument("--kind", default="kl")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose capture is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run with states (benchmarks/states.py)"
+    )
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)

@@ -1,0 +1,41 @@
+"""A small feature store for benchmarks without an engine: states from transformers in float32, one sequence after another.
+
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.states --train 100 --heldout 40         # runs/resume_screening/states
+
+What capture takes from vLLM differs from these by bf16's rounding (relative 0.02).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import DeepseekV3ForCausalLM
+
+from outrider.data.feature_store import FeatureWriter
+from outrider.data.sequences import load_sequences
+from outrider.serving.config import TargetConfig
+from outrider.speculators.files import read_json
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
+    parser.add_argument("--train", type=int, default=100)
+    parser.add_argument("--heldout", type=int, default=40)
+    args = parser.parse_args()
+    parts = read_json(args.run / "split" / "parts.json")
+    ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
+    model = DeepseekV3ForCausalLM.from_pretrained(TargetConfig().directory(), dtype=torch.float32).eval()
+    hidden_size, source = model.config.hidden_size, {"states": "transformers float32"}
+    with FeatureWriter(args.run / "states", hidden_size, source, shard_megabytes=4) as writer:
+        for row in load_sequences(args.run / "traffic" / "sequences", ids):
+            if row["sequence_id"] not in writer.done:
+                token_ids = torch.tensor(row["token_ids"])
+                hidden_TH = model.model(token_ids[None]).last_hidden_state[0]
+                writer.write(row["sequence_id"], token_ids, hidden_TH, row["completion_start"])
+
+
+if __name__ == "__main__":
+    main()
