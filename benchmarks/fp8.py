@@ -1,12 +1,13 @@
 """What FP8 costs a speculator on nano R1: each `speculator.train` on a copy of the target in DeepSeek's FP8 blocks.
 
-train-speculator --recipe resume_screening.yaml --stages ingest,split,capture name=fp8_nano
-nice -n 10 python -m benchmarks.fp8 --run runs/fp8_nano --out runs/fp8_nano/fp8 [--train all non_routed lora] [--seeds 3] [--epochs 1]
+train-speculator --recipe resume_screening.yaml --stages ingest,split
+python -m benchmarks.states --train 260 --heldout 80        # runs/resume_screening/states, without an engine
+nice -n 10 python -m benchmarks.fp8 [--train all non_routed lora] [--seeds 3] [--epochs 2]
 
 The states are those of the target as it comes (nothing serves FP8 blocks on most CPUs); only the MTP layer that is trained and
-published is FP8. A line of JSON for each run: acceptance length by exact replay at the depth trained, on the validation part before
-training, of the trained weights and of the published ones, and on the held-out part of base and published. Runs that a line is there of
-are not repeated.
+published is FP8. A line of JSON for each run: acceptance length by exact replay at the depth trained, on the validation part (the last
+60 of the training part) of the base, of the trained weights and of the published ones, and on the held-out part of base and published.
+Runs that a line is there of are not repeated.
 """
 
 import argparse
@@ -15,30 +16,32 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.feature_store import FeatureStore
-from outrider.data.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay import replay
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.files import read_json
 from outrider.training.config import TrainingConfig
 from outrider.training.launch import train
 from tests.fp8_target import write_fp8_copy
 
+VALIDATION = 60
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/fp8_nano"))
-    parser.add_argument("--out", type=Path, default=Path("runs/fp8_nano/fp8"))
+    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
     parser.add_argument("--train", nargs="+", default=["all", "non_routed", "lora"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--depth", type=int, default=5)
     args = parser.parse_args()
-    target = args.out / "target"
+    out = args.run / "fp8"
+    target = out / "target"
     if not target.exists():
         write_fp8_copy(TargetConfig().directory(), target)
-    lines = args.out / "lines.jsonl"
+    lines = out / "lines.jsonl"
     known = [json.loads(line)["settings"] for line in lines.read_text().splitlines()] if lines.exists() else []
     for seed in range(args.seeds):
         for mode in args.train:
@@ -51,18 +54,23 @@ def main() -> None:
             }
             if settings not in known:
                 with lines.open("a") as file:
-                    file.write(json.dumps({"settings": settings, **_one(args.run, args.out, target, settings)}) + "\n")
+                    file.write(json.dumps({"settings": settings, **_one(args.run, out, target, settings)}) + "\n")
     print(lines.read_text(), end="")
 
 
 def _one(run: Path, out: Path, target: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    parts, store = load_parts(run / "split", run / "features"), FeatureStore.open(run / "features")
+    store = FeatureStore.open(run / "states")
+    known = {row["id"] for row in store.manifest["sequences"]}
+    parts = {
+        name: [each for each in part if each in known] for name, part in read_json(run / "split" / "parts.json").items()
+    }
+    parts["train"], parts["validation"] = parts["train"][:-VALIDATION], parts["train"][-VALIDATION:]
     columns = ["sequence_id", "session", "temperature", "top_p"]
     rows = {row["sequence_id"]: row for row in load_sequences(run / "traffic" / "sequences").select_columns(columns)}
     work = out / "_".join(str(value) for value in settings.values())
     result = train(
         target,
-        run / "features",
+        run / "states",
         {name: (row["temperature"], row["top_p"]) for name, row in rows.items()},
         parts,
         SpeculatorConfig(depth=settings["depth"], train=settings["train"]),
@@ -71,7 +79,7 @@ def _one(run: Path, out: Path, target: Path, settings: dict[str, Any]) -> dict[s
             learning_rate=settings["learning_rate"],
             seed=settings["seed"],
             row_tokens=2048,
-            evaluate_every=40,
+            evaluate_every=20,
             wandb_project=None,
         ),
         work / "training",
