@@ -80,6 +80,7 @@ def render_html(
         speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
         slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
         training=charts.training_chart(metrics),
+        export_note=_export_note(metrics),
         story=_story(provenance),
         slower=_slower_than_none(results),
         privacy=privacy,
@@ -275,6 +276,20 @@ def _metrics(run_dir: Path) -> list[dict[str, Any]]:
         if path.is_file():
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     return []
+
+
+def _export_note(metrics: list[dict[str, Any]]) -> str:
+    """What the published weights accept beside the trained ones: FP8 blocks, for one, round what was trained."""
+    exported = [line["exported_acceptance_length"][-1] for line in metrics if "exported_acceptance_length" in line]
+    if not exported:
+        return ""
+    trained = max(
+        line["validation_acceptance_length"][-1] for line in metrics if "validation_acceptance_length" in line
+    )
+    return (
+        f" Published, in the target's own precision: {exported[-1]:.3f}, {exported[-1] / trained - 1:+.2%} from the best above,"
+        f" {trained:.3f}."
+    )
 
 
 def _number(value: float) -> str:

@@ -23,13 +23,14 @@ class DrafterExtension:
 
         runner = self.model_runner
         drafter = (runner.drafter if hasattr(runner, "drafter") else runner.speculator).model
-        expected = {name for name, _ in drafter.named_parameters() if not _is_shared(name)}
         for module in drafter.modules():
             # With its kernel set up, the experts' method would take the new weights as they are, not packed for the CPU.
             method = getattr(module, "quant_method", None)
             if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
         initialize_layerwise_reload(drafter)
+        # Only now under the checkpoint's names: kernels for FP8 may keep their weights and scales under others.
+        expected = {name for name, _ in drafter.named_parameters() if not _is_shared(name)}
         loaded = drafter.load_weights(mtp_tensors(Path(directory)))
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}

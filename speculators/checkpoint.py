@@ -16,7 +16,7 @@ not changed is copied, scales and all, so that its bytes are the target's.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -112,6 +112,14 @@ def write_mtp(changed: Iterable[tuple[str, Tensor]], target_dir: Path, out_dir: 
         temporary.mkdir()
         save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name less the layer's prefix, tensor in float32) of the MTP layer, one at a time, in the order of their names."""
+    layout = read_layout(directory)
+    tensors = _Tensors(layout)
+    for suffix in sorted(name for name in layout.mtp_suffixes() if not name.endswith(SCALE_SUFFIX)):
+        yield suffix, tensors.read(layout.prefix + suffix, torch.float32)
 
 
 def checkpoint_views(speculator: MTPSpeculator) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
     value, scale = quantize(weight, (128, 128))
     weight = dequantize(value, scale, (128, 128))
 
-As DeepSeek-V3's weight_dequant and the W8A8 kernels have it (arXiv:2412.19437, section 3.3.2; its inference/kernel.py): the
+As DeepSeek-V3 documents its files (README_WEIGHTS.md; arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant): the
 scale of a block is its largest magnitude over 448, e4m3's largest number, and stands in NAME.weight_scale_inv, its grid rounded up
 where a side is no multiple of the block's.
 

@@ -34,6 +34,7 @@ def run(results, tmp_path_factory):
     lines = [{"step": 1, "loss": 0.4}] + [
         {"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)
     ]
+    lines.append({"step": 100, "exported_acceptance_length": [1.5, 2.85]})
     (attempt / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 12')
     write_report(run, run / "evaluation", run)
     return run
@@ -46,6 +47,11 @@ def test_the_page_is_whole_and_needs_nothing_else(run):
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert page.count("<svg") == 6  # by position, by k, two engine modes, slices, training
     assert "&lt;r&amp;d&gt;.yaml" in page and not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+
+def test_the_page_says_what_publishing_cost(run):
+    page = (run / "report.html").read_text()
+    assert "own precision: 2.850, -5.00% from the best above, 3.000." in page
 
 
 def test_all_forms_say_the_same(run, results):
