@@ -4,7 +4,8 @@
     {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
 
 The conventions put the same attributes on an event (`gen_ai.client.inference.operation.details`), as a log record or within its
-span; both are read. A row of many spans is one record: each span is an outcome of it, numbered by `choice`.
+span; both are read, and so are the events of the conventions before 1.37 (otel_events.py). A row of many spans is one record: each
+span is an outcome of it, numbered by `choice`, and so are the log records of one call.
 """
 
 import dataclasses
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.formats.embedded import mapping, number, unpacked, unpacked_or_text
+from outrider.data.formats.embedded import number, unpacked, unpacked_or_text
 from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import exchanges
+from outrider.data.formats.otel_events import calls_of, is_message, older_messages
+from outrider.data.formats.otlp import ATTRIBUTES, attributes
 from outrider.data.formats.parts import openai_answer, openai_messages
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
@@ -24,9 +27,6 @@ NAME = "otel_genai"
 DETAILS = "gen_ai.client.inference.operation.details"
 
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
-
-ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
-"""The latter two are the columns of the collector's ClickHouse tables."""
 
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations do not name theirs."""
@@ -76,11 +76,12 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             holders = [inner for holder in holders for inner in take(holder, level, list, "OTLP") or ()]
             if not all(isinstance(holder, dict) for holder in holders):
                 raise Reject("wrong_type", f"OTLP.{level} holds something that is no object")
-        yield from holders
+        yield from calls_of(holders)
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     said = _attributes_with_details(span)
+    said = {**older_messages(span, said), **said}
     operation = said.get("gen_ai.operation.name")
     if operation == "text_completion":
         raise Reject("prompt_not_messages", "text_completion: whether a chat template was applied is not logged")
@@ -89,6 +90,10 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if said.get("error.type"):
         raise Reject("error_response", "error.type is set")
     asked, answered = (unpacked(said, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output"))
+    if is_message(span):
+        raise Reject(
+            "content_not_logged", "an event in a row of its own; export the log records of a call in one OTLP batch"
+        )
     if asked is None or answered is None:
         raise Reject("content_not_logged", "the span has no messages; capture them with the instrumentation")
     said = {**said, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
@@ -151,41 +156,11 @@ def _tools(said: dict[str, Any]) -> list[Any] | None:
 
 def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a span, completed by those of its event that holds the messages."""
-    said = _attributes(span)
+    said = attributes(span)
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == DETAILS:
-            said = {**_attributes(event), **said}
+            said = {**attributes(event), **said}
     return said
-
-
-def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    for key in ATTRIBUTES:
-        value = holder.get(key)
-        if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
-            return _of_pairs(value)
-        if value is not None:
-            return mapping(holder, key, "span")
-    return {}
-
-
-def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` as a dict."""
-    if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
-        raise Reject("wrong_type", "span.attributes holds something that is no key with a value")
-    return {pair["key"]: _plain(pair.get("value")) for pair in pairs}
-
-
-def _plain(value: Any) -> Any:
-    """What an OTLP value stands for."""
-    if not isinstance(value, dict) or not value:
-        return None
-    (kind, held), *_ = value.items()
-    if kind in ("arrayValue", "kvlistValue"):
-        values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
-        return _of_pairs(values) if kind == "kvlistValue" else [_plain(item) for item in values]
-    if kind == "intValue":
-        return int(held) if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20 else held
-    return held
 
 
 def _time(span: dict[str, Any]) -> float | None:

@@ -1,32 +1,47 @@
 """Nano R1 tells its own recorded traffic from everything that is not: from the log through an engine to the verdicts.
 
 One log holds groups of one kind each, as tenants: genuine exchanges, answers to other prompts, prompts of another template,
-temperatures that were not the sampler's, edited text. The perturbed target is judged without an engine, by transformers.
+temperatures that were not the sampler's, edited text. At last the weights of the engine are changed and genuine traffic is asked again.
 """
 
 import gzip
 import json
 import random
+from pathlib import Path
 
 import numpy as np
-import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM
+import pytest
 
+from outrider.data.capture import capture_table
+from outrider.data.causes import judge
+from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
 from outrider.data.evidence import Evidence
+from outrider.data.feature_store import FeatureStore
+from outrider.data.ingest import ingest
+from outrider.data.on_policy import check_traffic
+from outrider.data.quarantine import load_parts
+from outrider.data.sequences import load_sequences
+from outrider.data.slices import name_slices, write_slices
+from outrider.data.split import PARTS
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
-from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import LoggedRow, open_engine
 from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.checkpoint import load_target_ends
+from tests.data.logs import write_log
 
-GROUP = 30
+WORKLOADS = ("general", "document_extraction", "social_chat")
+GROUP = 24
 """Exchanges of each kind."""
+SIZES = {"genuine": 60}
+"""Of a kind that has another number."""
 MIN_ON_POLICY = 0.95
+END = 1
+"""Nano R1's end token."""
 
 
 def recorded(workload):
     """The workload's exchanges that have token ids."""
-    from pathlib import Path
-
     with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz") as log:
         rows = [json.loads(line) for line in log]
     return [row for row in rows if row["response"]["choices"][0].get("token_ids")]
@@ -94,39 +109,174 @@ KINDS = {
     "shifted-ids": shifted_ids,
 }
 
-
-def quantized(model):
-    """Its matrices in four bits, a scale for each row."""
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            scale = parameter.abs().amax(-1, keepdim=True) / 7
-            parameter.copy_((parameter / scale).round() * scale)
-
-
-def another_revision(model):
-    """A few more steps of training, in a random direction."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.05)
+CAUSES = [
+    ("genuine", "own", "as likely as"),
+    ("other-prompts", "foreign", "it answers other prompts than those logged with it"),
+    ("other-template", "template", "another chat template"),
+    ("logged-hot", "temperature", "about 0.6, logged is 1"),
+    ("logged-cold", "temperature", "about 0.6, logged is 0.3"),
+    ("edited", "edited", "single places are far out"),
+    ("shifted-ids", "scrambled", "token ids shifted by one"),
+]
 
 
-def unchanged(model):
-    pass
+@pytest.fixture(scope="module")
+def engine(nano_r1):
+    extension = "tests.data.perturbing.PerturbingExtension"
+    with open_engine(TargetConfig(model=str(nano_r1)), EngineConfig(), extension=extension) as engine:
+        yield engine
 
 
-@torch.no_grad()
-def evidence_by_transformers(nano_r1, table: Dataset, perturb) -> Evidence:
-    """What capture would sum for the table's rows if the target served were another; float32, one sequence at a time."""
-    model = AutoModelForCausalLM.from_pretrained(nano_r1, dtype=torch.float32).eval()
-    perturb(model)
-    sums_SPC = []
+@pytest.fixture(scope="module")
+def sequences(nano_r1, tmp_path_factory):
+    """A run's folder with the log's sequences, all of three parts, and their slices."""
+    run = tmp_path_factory.mktemp("run")
+    pool = [row for rows in zip(*map(recorded, WORKLOADS), strict=False) for row in rows]
+    rows = []
+    for tenant, change in KINDS.items():
+        rows += [{**row, "tenant": tenant} for row in change([pool.pop(0) for _ in range(SIZES.get(tenant, GROUP))])]
+    log = write_log(run / "log.jsonl", rows)
+    summary = ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
+    assert summary["exchanges"] == summary["fidelity"]["exact"] == len(rows)
+    divide_by_turns(run)
+    return run
+
+
+def divide_by_turns(run):
+    """Parts and slices without the split's rules, which would leave rows out."""
+    table = load_sequences(run / "sequences")
+    ids = table["sequence_id"][:]
+    parts = {"train": ids[::2], "validation": ids[1::4], "heldout": ids[3::4]}
+    (run / "parts.json").write_text(json.dumps(parts))
+    write_slices(name_slices(table), run)
+
+
+def captured(engine, nano_r1, run, config=None):
+    table = load_sequences(run / "sequences")
+    head_VH = load_target_ends(nano_r1).lm_head_VH
+    return capture_table(engine, table, head_VH, {"run": str(run)}, config or CaptureConfig(), run / "features")
+
+
+@pytest.fixture(scope="module")
+def judged(engine, nano_r1, sequences):
+    """The report's slices by tenant."""
+    captured(engine, nano_r1, sequences)
+    kept = check_traffic(sequences / "sequences", sequences, sequences / "features", MIN_ON_POLICY)
+    return kept, json.loads((sequences / "features" / "on_policy.json").read_text())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("tenant", "cause", "words"), CAUSES)
+def test_each_kind_is_told_from_genuine_traffic(judged, tenant, cause, words):
+    verdict = judged[1]["slices"]["tenant"][tenant]["verdict"]
+    assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
+    assert words in verdict["text"]
+
+
+@pytest.mark.engine
+def test_the_table_says_what_its_own_samples_would_have(judged):
+    tenants = judged[1]["slices"]["tenant"]
+    low, high = tenants["genuine"]["expected_range"]
+    assert low < tenants["genuine"]["sampled_mean_logprob"] < high
+    assert tenants["genuine"]["below_1e4"] < 0.001
+    assert abs(tenants["genuine"]["z"]["mean"]) < 0.5 and tenants["genuine"]["z"]["sd"] < 1.3
+    for tenant in ("other-prompts", "edited", "shifted-ids"):
+        assert tenants[tenant]["sampled_mean_logprob"] < tenants[tenant]["expected_range"][0] - 0.3
+        assert tenants[tenant]["below_1e4"] > 0.02
+
+
+@pytest.mark.engine
+def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequences):
+    kept, report = judged
+    tenants = report["slices"]["tenant"]
+    assert tenants["genuine"]["quarantined"] == 0
+    for tenant in ("other-prompts", "shifted-ids"):
+        assert tenants[tenant]["quarantined"] == GROUP
+    aside = json.loads((sequences / "features" / "quarantine.json").read_text())["sequences"]
+    assert len(aside) == kept["quarantined"] == sum(described["quarantined"] for described in tenants.values())
+    parts = load_parts(sequences, sequences / "features")
+    assert not set(aside) & {one for name in PARTS for one in parts[name]}
+    assert sum(len(parts[name]) for name in PARTS) == report["all"]["sequences"] - len(aside)
+
+
+class Interrupted:
+    """The engine, stopped by the user after `answers` batches of responses; notes whom it was asked for."""
+
+    def __init__(self, engine, answers=None):
+        self.engine, self.answers, self.asked = engine, answers, []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def answer(self, rows):
+        if self.answers == 0:
+            raise KeyboardInterrupt
+        self.answers = None if self.answers is None else self.answers - 1
+        self.asked += [row.row_id for row in rows]
+        return self.engine.answer(rows)
+
+
+def with_an_address(row):
+    """Asked with an address that the answer repeats; as text alone."""
+    messages, choice = row["request"]["messages"], row["response"]["choices"][0]
+    asked = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."}]
+    message = {**choice["message"], "content": choice["message"]["content"] + " Write to ada@lovelace.org."}
+    response = {
+        **row["response"],
+        "prompt_token_ids": None,
+        "choices": [{**choice, "message": message, "token_ids": None}],
+    }
+    return {**row, "request": {**row["request"], "messages": asked}, "response": response}
+
+
+@pytest.mark.engine
+def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
+    rows = recorded("social_chat")[-16:]
+    log = write_log(tmp_path / "log.jsonl", [*map(with_an_address, rows[:10]), *rows[10:]])
+    privacy = PrivacyConfig(mode="surrogate", regenerate=True, entities=["EMAIL_ADDRESS"])
+    summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
+    assert summary["fidelity"] == {"regenerate": 10, "exact": 6}
+    divide_by_turns(tmp_path)
+    config = CaptureConfig(batch_tokens=400)
+    first, second, third = Interrupted(engine, answers=2), Interrupted(engine), Interrupted(engine)
+    with pytest.raises(KeyboardInterrupt):
+        captured(first, nano_r1, tmp_path, config)
+    result = captured(second, nano_r1, tmp_path, config)
+    assert (result["regenerated"], result["sequences"]) == (10, 16)
+    table, store = load_sequences(tmp_path / "sequences"), FeatureStore.open(tmp_path / "features")
+    marked = [row for row in table if row["fidelity"] == "regenerate"]
+    assert first.asked and first.asked + second.asked == [row["sequence_id"] for row in marked]
+    captured(third, nano_r1, tmp_path, config)
+    assert third.asked == []
+    ended = 0
     for row in table:
-        hidden_TH = model.model(torch.tensor([row["token_ids"]])).last_hidden_state[0]
-        claim = Claim(row["completion_start"], row["temperature"], row["top_p"], 1024)
-        text = LoggedText(row["token_ids"], claim)
-        step = Step(text, 0, 0, len(row["token_ids"]))
-        score_step([step], hidden_TH, model.lm_head, model.config.vocab_size, keep=True)
-        sums_SPC.append(text.sums_PC.numpy())
-    sampling = [np.round(np.array(table[name], np.float64), 4) for name in ("temperature", "top_p")]
-    return Evidence(list(COLUMNS), np.array(sums_SPC), *sampling, np.zeros(len(table), bool))
+        features = store.read(row["sequence_id"])
+        ids, start = features.token_ids.tolist(), row["completion_start"]
+        assert ids[:start] == row["token_ids"][:start] and features.completion_start == start
+        if row["fidelity"] == "exact":
+            assert ids == row["token_ids"]
+            continue
+        assert ids != row["token_ids"] and start < len(ids) <= len(row["token_ids"])
+        ended += ids[-1] == END
+        assert END not in ids[start:-1]
+    assert ended, "no answer ended by itself: the engine's end token is lost"
+    check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", MIN_ON_POLICY)
+    report = json.loads((tmp_path / "features" / "on_policy.json").read_text())
+    assert report["slices"]["fidelity"]["regenerate"]["verdict"]["own"] is True
+    assert report["slices"]["fidelity"]["regenerate"]["outside_top_p"] < 0.01
+
+
+@pytest.mark.engine
+def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(engine, nano_r1, sequences, judged, tmp_path):
+    """The last test of the module's engine: its weights are other ones from here on."""
+    table = load_sequences(sequences / "sequences")
+    genuine_rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
+    assert engine.llm.collective_rpc("perturb", args=(0.05,))[0] > 10
+    names = ("sequence_id", "token_ids", "completion_start", "temperature", "top_p")
+    rows = [LoggedRow(*(row[name] for name in names)) for row in genuine_rows]
+    prefilled = engine.prefill_logged(rows, positions=1024)
+    sums_SPC = np.array([sums for _, _, sums in prefilled])
+    sampling = [np.round(np.array(genuine_rows[name], np.float64), 4) for name in ("temperature", "top_p")]
+    verdict = judge(Evidence(list(COLUMNS), sums_SPC, *sampling, np.zeros(len(genuine_rows), bool)))
+    assert (verdict.own, verdict.cause) == (False, "revision_or_settings"), verdict.text
+    assert "another revision or quantization of the target wrote it" in verdict.text

@@ -1,5 +1,6 @@
 """Spans under OpenTelemetry's GenAI conventions: one a row, and OTLP JSON."""
 
+import json
 from datetime import UTC, datetime
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
@@ -23,6 +24,8 @@ from tests.data.formats.hours import (
 
 SPANS = "otel_genai/spans.jsonl"
 OTLP = "otel_genai/otlp.jsonl"
+EVENTS = "otel_genai/events.jsonl"
+THINKING = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERED}"
 ONE = [{"role": "system", "content": INSTRUCTED}, {"role": "user", "content": ASKED}]
 
 
@@ -107,3 +110,54 @@ def test_roles_of_langchain_and_attributes_of_a_table_of_texts():
     (outcome,) = parse_record("otel_genai", Record(Place("spans.parquet", 1), row))
     assert outcome.messages == [{"role": "user", "content": "Hi"}] and outcome.content == "Ho"
     assert (outcome.temperature, outcome.completion_tokens, outcome.time) == (0.6, 3, 1782900000.0)
+
+
+def test_events_before_1_37_as_log_records_are_joined_by_their_span():
+    found = outcomes(EVENTS)[1]
+    first, second, third = found
+    assert (first.messages, first.content, first.finish_reason) == (ONE, THINKING, "stop")
+    assert (first.session, first.time, first.choice) == ("session-1", 1782900001.0, 0)
+    assert (second.content, second.finish_reason, second.session) == (CUT_OFF, "length", "session-2")
+    assert second.messages == [{"role": "user", "content": "List every museum."}] and second.choice == 1
+    assert third.reason == "content_not_logged" and third.detail.startswith("span 3: ")
+
+
+def test_events_of_the_whole_prompt_and_the_whole_completion():
+    (one,) = outcomes(EVENTS)[2]
+    assert (one.messages, one.reasoning, one.content) == (ONE, THOUGHT, ANSWERED)
+    assert (one.finish_reason, one.temperature, one.model) == ("stop", 0.6, "deepseek-r1")
+    (as_attributes,) = outcomes(EVENTS)[5]
+    assert (as_attributes.messages, as_attributes.content) == (TWO_TURNS, INLINE)
+
+
+def test_events_of_a_span_hold_calls_of_tools_and_choices_by_their_index():
+    (calling,) = outcomes(EVENTS)[3]
+    assert calling.messages == [{"role": "user", "content": TOOL_ASKED}]
+    assert (calling.tool_calls, calling.reasoning, calling.finish_reason) == ([CALL], TOOL_THOUGHT, "stop")
+    answered, other = outcomes(EVENTS)[4]
+    assert answered.messages == [
+        {"role": "user", "content": TOOL_ASKED},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": '{"open": true}', "tool_call_id": "call_1"},
+    ]
+    assert (answered.content, answered.choice, other.content, other.choice) == (THINKING, 0, "Yes.", 1)
+
+
+def test_older_rows_that_are_no_exchange():
+    found = outcomes(EVENTS)
+    reject = found[6][0]
+    assert reject.reason == "content_not_logged" and "in one OTLP batch" in reject.detail
+    assert [found[line][0].reason for line in (7, 8)] == ["prompt_not_messages", "truncated"]
+
+
+def test_what_1_37_has_goes_before_what_was_before_it():
+    said = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "new"}]}]',
+        "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}], "finish_reason": "stop"}]',
+        "gen_ai.prompt": '[{"role": "user", "content": "old"}]',
+        "gen_ai.completion": '[{"role": "assistant", "content": "no"}]',
+    }
+    payload = json.dumps({"name": "chat r1", "attributes": said}).encode()
+    (outcome,) = parse_record("otel_genai", Record(Place("spans.jsonl", 1), payload))
+    assert (outcome.messages[0]["content"], outcome.content) == ("new", "yes")
