@@ -283,7 +283,7 @@ STAGES: dict[str, Stage] = {
             needs=("ingest", "split"),
             settings=lambda recipe: {
                 "target": _dump(recipe.target),
-                "capture": _dump(recipe.capture),
+                "capture": _dump(recipe.capture, {"tokens_per_s"}),
                 "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
                 "serving": {"engine": _dump(recipe.serving.engine, SPEED_ONLY)},
             },
@@ -299,7 +299,7 @@ STAGES: dict[str, Stage] = {
             needs=("split", "capture"),
             settings=lambda recipe: {
                 "speculator": _dump(recipe.speculator),
-                "training": _dump(recipe.training, {"parity"}),
+                "training": _dump(recipe.training, {"parity", "tokens_per_s"}),
             },
             sources=_target,
             work=_train,

@@ -48,7 +48,7 @@ class TrainingSpec(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """All of it that decides the weights."""
-        silent = {"wandb_project", "processes", "checkpoint_every", "parity"}
+        silent = {"wandb_project", "processes", "checkpoint_every", "parity", "tokens_per_s"}
         return self.model_dump(
             mode="json", exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent}
         )
