@@ -272,7 +272,9 @@ class FeatureStore:
         """One sequence; only its own bytes are read."""
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
-        names = ("token_ids", "hidden", "scale") if self.manifest["dtype"] == STORED_AS["fp8"] else ("token_ids", "hidden")
+        names = (
+            ("token_ids", "hidden", "scale") if self.manifest["dtype"] == STORED_AS["fp8"] else ("token_ids", "hidden")
+        )
         stored = {name: shard.get_slice(name)[row["start"] : stop] for name in names}
         return Features(token_ids=stored["token_ids"], hidden=decode(stored), completion_start=row["completion_start"])
 

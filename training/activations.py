@@ -1,7 +1,7 @@
 """What the unroll keeps for backward, in bytes, counted from its operations: no torch, so that a run can be priced anywhere.
 
     row = RowShape.of_sequences([(1200, 300), (800, 500)])      # (tokens, anchors) of each sequence that shares the row
-    saved_bytes(size, row, depth=4, value_bytes=2)
+    Unrolled(size, row, depth=4, b=2).saved_bytes()
 
 Counted are the distinct tensors that autograd holds when forward has ended, weights aside: what speculators/unroll.py and
 deepseek.py give it. A test hooks autograd and compares. Names of widths: H hidden, Q and C ranks of queries and of keys and
@@ -11,8 +11,12 @@ values, A heads, D and V dims of a key and of a value head, R rope dims, X exper
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Literal
 
-from outrider.speculators.size import MTPSize
+from outrider.speculators.size import MTPSize, TrainedParameters
+
+Device = Literal["cpu", "cuda"]
+"""A CPU attends over the prefix densely; on a GPU flex attention keeps the output and the log-sum-exp."""
 
 DENSE_EXPERTS = 8
 """Up to so many experts every token goes through all of them (`Experts.DENSE_UP_TO`)."""
@@ -44,77 +48,100 @@ class RowShape:
         return cls.of_sequences([(tokens, tokens)])
 
 
-def saved_bytes(size: MTPSize, row: RowShape, depth: int, value_bytes: int) -> int:
-    """Bytes kept for backward when a row has been unrolled to `depth` drafts."""
-    first = row.tokens * _first_input(size, value_bytes)
-    deeper = sum(row.anchors * _deeper_input(size, s, value_bytes) for s in range(1, depth))
-    return first + deeper + depth * last_depth_bytes(size, row, value_bytes)
+@dataclasses.dataclass(frozen=True)
+class Unrolled:
+    """A row unrolled to `depth` drafts with values of `b` bytes (2 or 4)."""
 
+    size: MTPSize
+    row: RowShape
+    depth: int
+    b: int
+    device: Device = "cpu"
+    trained_parameters: TrainedParameters = "all"
+    lora_rank: int = 0
 
-def last_depth_bytes(size: MTPSize, row: RowShape, value_bytes: int) -> int:
-    """The part of it that one depth's attention over the prefix and its MLP hold, which backward frees first."""
-    return (
-        row.pairs * _pair(size, value_bytes) + row.anchors * _finish(size, value_bytes) + _copies_of_weights(size, value_bytes)
-    )
+    def saved_bytes(self) -> int:
+        """Bytes kept for backward."""
+        first = self.row.tokens * self._first_input()
+        deeper = sum(self.row.anchors * self._deeper_input(s) for s in range(1, self.depth))
+        return first + deeper + self.depth * self.last_depth_bytes()
 
+    def last_depth_bytes(self) -> int:
+        """The part of it that one depth's attention over the prefix and its MLP hold: what backward frees first."""
+        return self.row.pairs * self._pair() + self.row.anchors * self._finish() + self._copies_of_weights()
 
-def _norm(width: int, b: int) -> int:
-    """RMSNorm of something that has a gradient: the wide input, 1/rms, the value before the weight."""
-    return 4 * width + 4 + b * width
+    def attention_scratch(self, value_bytes: int) -> int:
+        """Of attention's backward over the longest sequence: the probabilities' gradient, the same in float32, the scores'."""
+        return 0 if self.device == "cuda" else (8 + value_bytes) * self.size.heads * self.row.largest_pairs
 
+    def _norm(self, width: int) -> int:
+        """RMSNorm of something that has a gradient: the wide input, 1/rms, the value before the weight."""
+        return 4 * width + 4 + self.b * width
 
-def _first_input(s: MTPSize, b: int) -> int:
-    """Of each token at depth 0: two norms whose input has no gradient, eh_proj's input, and the projections."""
-    return 2 * b * s.hidden + 2 * b * s.hidden + _project(s, b)
+    @property
+    def _keys(self) -> int:
+        return self.b * self.size.heads * (self.size.nope_dim + self.size.rope_dim)
 
+    @property
+    def _values(self) -> int:
+        return self.b * self.size.heads * self.size.value_dim
 
-def _deeper_input(s: MTPSize, depth: int, b: int) -> int:
-    """Of each anchor at depth 1 and beyond: as at depth 0, but the state has a gradient; and attention over the own chain."""
-    heads = s.heads
-    inputs = b * s.hidden + _norm(s.hidden, b) + 2 * b * s.hidden
-    query = b * heads * (s.nope_dim + s.rope_dim)
-    share = (4 + (b if b < 4 else 0)) * heads * (depth + 1)
-    return inputs + _project(s, b) + query + share + b * heads * s.value_dim
+    def _first_input(self) -> int:
+        """Of each token at depth 0: two norms whose input has no gradient, eh_proj's input, and the projections."""
+        return 4 * self.b * self.size.hidden + self._project()
 
+    def _deeper_input(self, depth: int) -> int:
+        """Of each anchor at depth 1 and beyond: as at depth 0, but the state has a gradient; and attention over the own chain."""
+        s, b = self.size, self.b
+        inputs = b * s.hidden + self._norm(s.hidden) + 2 * b * s.hidden
+        share = (4 + (b if b < 4 else 0)) * s.heads * (depth + 1)
+        return inputs + self._project() + self._keys + share + self._values
 
-def _project(s: MTPSize, b: int) -> int:
-    """The layer's input norm, the two ranks with their norms, rotation tables, keys, and keys and values before they part."""
-    found = _norm(s.hidden, b) + b * s.hidden
-    if s.q_rank is not None:
-        found += _norm(s.q_rank, b) + b * s.q_rank
-    found += _norm(s.kv_rank, b) + b * s.kv_rank + (4 * s.rope_dim if b == 4 else 0)
-    found += 4 * s.rope_dim
-    return found + b * s.heads * (s.nope_dim + s.rope_dim) + b * s.heads * (s.nope_dim + s.value_dim)
+    def _project(self) -> int:
+        """The layer's input norm, the two ranks with their norms, rotation tables, keys, and keys and values before they part."""
+        s, b = self.size, self.b
+        found = self._norm(s.hidden) + b * s.hidden
+        if s.q_rank is not None:
+            found += self._norm(s.q_rank) + b * s.q_rank
+        found += self._norm(s.kv_rank) + b * s.kv_rank + (4 * s.rope_dim if b == 4 else 0)
+        found += 4 * s.rope_dim
+        return found + self._keys + b * s.heads * (s.nope_dim + s.value_dim)
 
+    def _pair(self) -> int:
+        """On a CPU scores and probabilities in float32, the latter in bf16 once more, and a mask; flex attention keeps none."""
+        if self.device == "cuda":
+            return 0
+        return self.size.heads * (8 + (self.b if self.b < 4 else 0)) + 1
 
-def _pair(s: MTPSize, b: int) -> int:
-    """Scores and probabilities in float32, the latter in bf16 once more, and a mask."""
-    return s.heads * (8 + (b if b < 4 else 0)) + 1
+    def _finish(self) -> int:
+        """Of each anchor at each depth: scaled query and log-sum-exp, o_proj's input, the norm, the MLP, the final norm."""
+        s = self.size
+        attention = self._keys + 4 * s.heads + self._values * (2 if self.device == "cuda" else 1)
+        return attention + self._norm(s.hidden) + self.b * s.hidden + self._mlp() + self._norm(s.hidden)
 
+    @property
+    def _dense(self) -> bool:
+        return 0 < self.size.experts <= DENSE_EXPERTS and self.trained_parameters == "all"
 
-def _finish(s: MTPSize, b: int) -> int:
-    """Of each anchor at each depth: scaled query and log-sum-exp, o_proj's input, the norm, the MLP, the final norm."""
-    attention = b * s.heads * (s.nope_dim + s.rope_dim) + 4 * s.heads + b * s.heads * s.value_dim
-    return attention + _norm(s.hidden, b) + b * s.hidden + _mlp(s, b) + _norm(s.hidden, b)
+    def _mlp(self) -> int:
+        s, b = self.size, self.b
+        shared = 4 * b * s.shared_intermediate
+        if not s.experts:
+            return shared
+        k, width = s.experts_per_token, s.expert_intermediate
+        wide_input = 4 * s.hidden if b < 4 else 0
+        router = wide_input + 4 * s.experts + 8 * k + 4 * k + 4
+        if self._dense:
+            return router + shared + 5 * b * s.experts * width + (b if b < 4 else 4) * s.experts
+        # Tokens sorted by expert as they come out, and weighted (index_add keeps its source for its shape).
+        routed = 16 + 2 * b * s.hidden + 3 * b * width + b
+        if self.trained_parameters != "non_routed":
+            # Weights that are trained want their inputs.
+            routed += b * s.hidden + b * width + (2 * b * self.lora_rank if self.trained_parameters == "lora" else 0)
+        return router + shared + k * routed
 
-
-def _mlp(s: MTPSize, b: int) -> int:
-    shared = 4 * b * s.shared_intermediate
-    if not s.experts:
-        return shared
-    k, width = s.experts_per_token, s.expert_intermediate
-    wide_input = 4 * s.hidden if b < 4 else 0
-    router = wide_input + 4 * s.experts + 8 * k + 4 * k + 4
-    if s.experts <= DENSE_EXPERTS:
-        routed = 5 * b * s.experts * width + (b if b < 4 else 4) * s.experts
-    else:
-        # Tokens sorted by expert as they go in, as they come out, and weighted (index_add keeps its source for its shape).
-        routed = k * (16 + 3 * b * s.hidden + 4 * b * width + b)
-    return router + routed + shared
-
-
-def _copies_of_weights(s: MTPSize, b: int) -> int:
-    """At each depth: the router's weights in float32, and with few experts `down_proj` laid out anew."""
-    router = 4 * s.router if b < 4 else 0
-    dense = s.experts and s.experts <= DENSE_EXPERTS
-    return router + (b * s.experts * s.expert_intermediate * s.hidden if dense else 0)
+    def _copies_of_weights(self) -> int:
+        """At each depth: the router's weights in float32, and with few experts `down_proj` laid out anew."""
+        s = self.size
+        router = 4 * s.router if self.b < 4 else 0
+        return router + (self.b * s.experts * s.expert_intermediate * s.hidden if self._dense else 0)

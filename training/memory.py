@@ -20,12 +20,13 @@ import dataclasses
 from typing import Literal
 
 from outrider.speculators.size import MTPSize, TrainedParameters
-from outrider.training.activations import DENSE_EXPERTS, RowShape, last_depth_bytes, saved_bytes
-
-Device = Literal["cpu", "cuda"]
+from outrider.training.activations import DENSE_EXPERTS, Device, RowShape, Unrolled
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 """Logits that the loss holds at once: `training.losses.CHUNK_ELEMENTS`."""
+
+CHUNK_ROWS = 256
+"""Rows that it holds at least."""
 
 CHUNK_COPIES = 5
 """[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
@@ -89,10 +90,16 @@ class MemoryPlan:
         return {phase: {part: int(value) for part, value in parts.items() if value} for phase, parts in phases.items()}
 
     def host_bytes(self, processes: int) -> int:
-        """Memory of a node whose GPUs train, with so many of the processes on it: each reads the layer in float32, and rows."""
+        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs the base speculator in float32 on
+        its way to each of them, and rows."""
         if self.device == "cpu":
             return self.peak()[1] * processes
         return processes * (4 * self.size.total + self._ends() + ROWS_IN_FLIGHT * self._row_bytes())
+
+    @property
+    def unrolled(self) -> Unrolled:
+        """What autograd keeps."""
+        return Unrolled(self.size, self.row, self.depth, self._b, self.device, self.trained_parameters, self.lora_rank)
 
     @property
     def _b(self) -> int:
@@ -145,16 +152,16 @@ class MemoryPlan:
         return {
             "base_speculator_float32": 4 * s.total,
             "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
-            "activations": 4 * (keys_and_values + states + row.anchors * mlp + 3 * s.heads * row.largest_pairs),
+            "activations": 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4),
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
     def _backward(self) -> dict[str, int]:
         """The larger of two moments: nothing freed yet; or the last depth done, which leaves a gradient for every weight."""
         b, s, row = self._b, self.size, self.row
-        saved = saved_bytes(s, row, self.depth, b)
+        saved = self.unrolled.saved_bytes()
         states = 3 * b * self.depth * row.anchors * s.hidden
-        attention = (8 + b) * s.heads * row.largest_pairs
+        attention = self.unrolled.attention_scratch(b)
         gradients = b * self.trained * (2 if self.rows_each > 1 and self.zero_stage == 1 else 1)
         if self.zero_stage == 2:
             gradients += self._share(self._b) + self._bucket()
@@ -163,7 +170,7 @@ class MemoryPlan:
         at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
         if self.rows_each > 1 and self.zero_stage == 1:
             first["gradients"] = at_loss["gradients"] = b * self.trained
-        later = saved - last_depth_bytes(s, row, b)
+        later = saved - self.unrolled.last_depth_bytes()
         between = {
             "activations": later + (attention if self.depth > 1 else 0),
             "drafted_states": states,
@@ -188,5 +195,5 @@ class MemoryPlan:
         return {"gradients": int(max(reduce if self.device == "cuda" else 0, norm, cast))}
 
     def _chunk(self) -> int:
-        """Logits of a chunk: at least one row of them."""
-        return max(CHUNK_LOGITS[self.device], self.size.vocab)
+        """Logits of a chunk."""
+        return max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)

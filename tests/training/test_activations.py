@@ -7,7 +7,7 @@ from outrider.speculators.deepseek import DeepseekArch, Experts
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
 from outrider.speculators.size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
-from outrider.training.activations import DENSE_EXPERTS, RowShape, saved_bytes
+from outrider.training.activations import DENSE_EXPERTS, RowShape, Unrolled
 from tests.tiny import tiny_config
 
 
@@ -58,12 +58,18 @@ def kept_by_autograd(settings: dict, sequences: list[tuple[int, int]], depth: in
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(
     ("settings", "depth"),
-    [({}, 1), ({}, 4), ({"n_routed_experts": 16, "n_group": 4}, 3), ({"q_lora_rank": None}, 2), ({"first_k_dense_replace": 3}, 2)],
+    [
+        ({}, 1),
+        ({}, 4),
+        ({"n_routed_experts": 16, "n_group": 4}, 3),
+        ({"q_lora_rank": None}, 2),
+        ({"first_k_dense_replace": 3}, 2),
+    ],
     ids=["depth_1", "depth_4", "many_experts", "no_q_rank", "dense_mlp"],
 )
 def test_autograd_keeps_what_is_counted(settings, depth, dtype):
     settings, sequences = config(**settings), [(120, 60), (90, 80), (40, 5)]
-    counted = saved_bytes(mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize)
+    counted = Unrolled(mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize).saved_bytes()
     assert counted == pytest.approx(kept_by_autograd(settings, sequences, depth, dtype), rel=0.01)
 
 
@@ -75,4 +81,4 @@ def test_a_row_is_worst_when_one_sequence_fills_it():
     split, whole = RowShape.of_sequences([(60, 30), (40, 40)]), RowShape.full(100)
     assert (split.tokens, split.anchors, split.pairs, split.largest_pairs) == (100, 70, 3400, 1800)
     size = mtp_size(config())
-    assert saved_bytes(size, split, 3, 2) < saved_bytes(size, whole, 3, 2)
+    assert Unrolled(size, split, 3, 2).saved_bytes() < Unrolled(size, whole, 3, 2).saved_bytes()
