@@ -20,12 +20,13 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.data.config import CaptureConfig
+from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.regenerate import asked_rows, regenerate
 from outrider.data.self_check import Row, require, self_check
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split import ids_of
+from outrider.data.state_dtype import STORED_AS
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, open_engine
 from outrider.serving.token_scores import COLUMNS
@@ -59,12 +60,12 @@ def capture(
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
-    if (out_dir / SUMMARY).exists() and _finished(out_dir, source):
+    if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
         return read_json(out_dir / SUMMARY)
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     _check_lengths(table["sequence_id"][:], lengths, engine)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"])
+    _check_disk(out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"], capture.dtype)
     with open_engine(target, engine, scratch=out_dir) as live:
         return capture_table(live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir)
 
@@ -119,7 +120,7 @@ def capture_ids(
         prompts = [(row_id, token_ids) for row_id, token_ids, _ in batch]
         return ((row_id, hidden_TH, None) for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens))
 
-    if not _finished(out_dir, source):
+    if not _finished(out_dir, source, capture.dtype):
         tokens = sum(len(token_ids) for _, token_ids, _ in rows)
         _write(engine, states, rows, tokens, out_dir, source, capture, Console(stderr=True))
     return FeatureStore.open(out_dir)
@@ -147,7 +148,7 @@ def _write(
         TimeRemainingColumn(),
     )
     with (
-        FeatureWriter(out_dir, hidden_size, source, capture.shard_megabytes, score_columns) as writer,
+        FeatureWriter(out_dir, hidden_size, source, capture.shard_megabytes, score_columns, capture.dtype) as writer,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         if writer.restarted:
@@ -191,9 +192,11 @@ def _batches(rows: Iterable[Row | LoggedRow], batch_tokens: int) -> Iterator[lis
         yield batch
 
 
-def _finished(out_dir: Path, source: dict[str, Any]) -> bool:
-    manifest = Path(out_dir) / MANIFEST
-    return manifest.exists() and FeatureStore.open(out_dir).manifest["source"] == source
+def _finished(out_dir: Path, source: dict[str, Any], dtype: StateDtype) -> bool:
+    if not (Path(out_dir) / MANIFEST).exists():
+        return False
+    manifest = FeatureStore.open(out_dir).manifest
+    return manifest["source"] == source and manifest["dtype"] == STORED_AS[dtype]
 
 
 def _check_lengths(sequence_ids: list[str], lengths: list[int], engine: EngineConfig) -> None:
@@ -206,15 +209,16 @@ def _check_lengths(sequence_ids: list[str], lengths: list[int], engine: EngineCo
         )
 
 
-def _check_disk(out_dir: Path, tokens: int, hidden_size: int) -> None:
-    """States (bfloat16) and ids, less what an interrupted capture has written, must fit the free space with 2 % to spare."""
+def _check_disk(out_dir: Path, tokens: int, hidden_size: int, dtype: StateDtype) -> None:
+    """States and ids, less what an interrupted capture has written, must fit the free space with 2 % to spare."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
-    needed = int(1.02 * tokens * (2 * hidden_size + 4)) - there
+    needed = int(1.02 * tokens * bytes_per_token(hidden_size, dtype)) - there
     free = shutil.disk_usage(out_dir).free
     if needed > free:
         raise OutriderError(
             f"{out_dir}: {tokens:,} tokens with {hidden_size} hidden values each need {needed / 1e9:.1f} GB, the disk has "
-            f"{free / 1e9:.1f} GB free; free some, put the runs elsewhere, or lower split.max_train_sequences"
+            f"{free / 1e9:.1f} GB free; free some, put the runs elsewhere, lower split.max_train_sequences"
+            + (", or halve it with capture.dtype: fp8" if dtype == "bf16" else "")
         )
 
 

@@ -184,8 +184,24 @@ class SplitConfig(_Section):
         return self
 
 
+StateDtype = Literal["bf16", "fp8"]
+
+
+def bytes_per_token(hidden_size: int, dtype: StateDtype) -> int:
+    """Of the feature store: values, the scale that goes with FP8 ones, and the token's id in 4 bytes."""
+    return (2 * hidden_size if dtype == "bf16" else hidden_size + 4) + 4
+
+
 class CaptureConfig(_Section):
     """`capture:` hidden states of the target over the traffic."""
+
+    dtype: StateDtype = "bf16"
+    """What the states are stored as: `bf16`, two bytes a value, as the engine computed them; or `fp8`, one byte a value (e4m3) and one
+    float32 scale a token: half the disk. docs/training.md has what that changes in acceptance. They are read back as bf16."""
+
+    tokens_per_s: float | None = Field(default=None, gt=0.0)
+    """What `--dry-run` is to assume of capture's speed, in tokens/s; changes nothing else. Null: the measured rate of the embedded
+    target, and no time for any other."""
 
     shard_megabytes: float = Field(default=64.0, gt=0.0)
     """Size of a feature shard in MB; an interrupted capture loses at most one."""

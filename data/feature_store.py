@@ -1,8 +1,9 @@
 """The feature store: per sequence its token ids and the target's hidden states, in checksummed safetensors shards.
 
-A directory of `shard-00000.safetensors` (`hidden` [tokens, hidden] bfloat16 and `token_ids` [tokens] int32, sequence after
-sequence) and `manifest.json`, the table that says where each sequence lies. While it is being written, `journal.jsonl`
-takes the manifest's place: one line a finished shard, so that an interrupted capture goes on after the last of them.
+A directory of `shard-00000.safetensors` (`hidden` [tokens, hidden], bfloat16 or FP8 with `scale` [tokens], see state_dtype.py,
+and `token_ids` [tokens] int32, sequence after sequence) and `manifest.json`, the table that says where each sequence lies. While
+it is being written, `journal.jsonl` takes the manifest's place: one line a finished shard, so that an interrupted capture goes on
+after the last of them.
 A sequence may carry scores, sums of what the target says of its completion (serving/logged_text.py): numbers, no text.
 Hidden states can be inverted to the text they came from: everything here is readable by its owner only.
 
@@ -23,10 +24,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from outrider.data.config import StateDtype
+from outrider.data.state_dtype import STORED_AS, decode, encode
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, publish, read_json, write_json
 
-VERSION = 1
+VERSIONS = {"bf16": 1, "fp8": 2}
+"""Of the format by what the states are kept in; version 1 has no scales, and a store without FP8 is still one."""
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 SCORE_DIGITS = 4
@@ -40,7 +44,7 @@ class Features:
     token_ids: torch.Tensor
     """[T] int32"""
     hidden: torch.Tensor
-    """[T, H] bfloat16"""
+    """[T, H] bfloat16, whatever it is stored as"""
     completion_start: int
     """Index of the first token that the target produced."""
 
@@ -64,15 +68,17 @@ class FeatureWriter:
         source: dict[str, Any],
         shard_megabytes: float = 64.0,
         score_columns: Sequence[str] = (),
+        dtype: StateDtype = "bf16",
     ):
-        self.directory = Path(directory)
-        self.header = {"version": VERSION, "hidden_size": hidden_size, "dtype": "bfloat16", "source": source}
+        self.directory, self.dtype = Path(directory), dtype
+        stored_as = STORED_AS[dtype]
+        self.header = {"version": VERSIONS[dtype], "hidden_size": hidden_size, "dtype": stored_as, "source": source}
         if score_columns:
             self.header["score_columns"] = list(score_columns)
         self.shard_bytes = int(shard_megabytes * 2**20)
         self.shards: list[dict[str, Any]] = []
         self.restarted = False
-        self._pending: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
+        self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
@@ -102,7 +108,7 @@ class FeatureWriter:
         row = {"id": sequence_id, "completion_start": completion_start}
         if scores is not None:
             row["scores"] = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
-        self._put((token_ids, hidden.to(torch.bfloat16), row))
+        self._put(({"token_ids": token_ids, **encode(hidden, self.dtype)}, row))
 
     def __enter__(self) -> "FeatureWriter":
         return self
@@ -177,7 +183,7 @@ class FeatureWriter:
                 if item is None:
                     return self._finish_shard()
                 self._pending.append(item)
-                self._pending_bytes += item[1].numel() * 2 + item[0].numel() * 4
+                self._pending_bytes += sum(tensor.nbytes for tensor in item[0].values())
                 if self._pending_bytes >= self.shard_bytes:
                     self._finish_shard()
         except BaseException as error:  # handed to the caller's thread, which raises it
@@ -186,14 +192,13 @@ class FeatureWriter:
     def _finish_shard(self) -> None:
         if not self._pending:
             return
-        tensors = {
-            "token_ids": torch.cat([token_ids for token_ids, _, _ in self._pending]),
-            "hidden": torch.cat([hidden for _, hidden, _ in self._pending]),
-        }
+        names = self._pending[0][0]
+        tensors = {name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names}
         sequences, start = [], 0
-        for token_ids, _, row in self._pending:
-            sequences.append({**row, "start": start, "length": len(token_ids)})
-            start += len(token_ids)
+        for tensors_of_one, row in self._pending:
+            length = len(tensors_of_one["token_ids"])
+            sequences.append({**row, "start": start, "length": length})
+            start += length
         path = self.directory / f"shard-{len(self.shards):05d}.safetensors"
         self._write_private(path, save(tensors))
         shard = {
@@ -237,9 +242,10 @@ class FeatureStore:
             )
             raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
         manifest = read_json(directory / MANIFEST)
-        if manifest.get("version") != VERSION:
+        if manifest.get("version") not in VERSIONS.values():
             raise OutriderError(
-                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads {VERSION}; capture again"
+                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads "
+                f"{' and '.join(map(str, VERSIONS.values()))}; capture again"
             )
         for shard in manifest["shards"]:
             path = directory / shard["file"]
@@ -278,11 +284,11 @@ class FeatureStore:
         """One sequence; only its own bytes are read."""
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
-        return Features(
-            token_ids=shard.get_slice("token_ids")[row["start"] : stop],
-            hidden=shard.get_slice("hidden")[row["start"] : stop],
-            completion_start=row["completion_start"],
+        names = (
+            ("token_ids", "hidden", "scale") if self.manifest["dtype"] == STORED_AS["fp8"] else ("token_ids", "hidden")
         )
+        stored = {name: shard.get_slice(name)[row["start"] : stop] for name in names}
+        return Features(token_ids=stored["token_ids"], hidden=decode(stored), completion_start=row["completion_start"])
 
     def verify(self) -> None:
         """Reads everything and compares it with the checksums; an `OutriderError` names the first damaged shard."""

@@ -307,7 +307,7 @@ STAGES: dict[str, Stage] = {
             needs=("ingest", "split"),
             settings=lambda recipe: {
                 "target": _dump(recipe.target),
-                "capture": _dump(recipe.capture),
+                "capture": _dump(recipe.capture, {"tokens_per_s"}),
                 "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
                 "serving": {"engine": _dump(recipe.serving.engine, SPEED_ONLY)},
             },
@@ -323,7 +323,7 @@ STAGES: dict[str, Stage] = {
             needs=("split", "capture"),
             settings=lambda recipe: {
                 "speculator": _dump(recipe.speculator),
-                "training": _dump(recipe.training, {"parity"}),
+                "training": _dump(recipe.training, {"parity", "tokens_per_s"}),
                 "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
             },
             sources=_target,

@@ -95,6 +95,10 @@ class TrainingConfig(BaseModel):
     """Largest difference in any draft position's acceptance, before the first update, between the speculator as DeepSpeed
     prepared it and the base one in float32; beyond it the run stops."""
 
+    tokens_per_s: float | None = Field(default=None, gt=0)
+    """What `--dry-run` is to assume of training's speed, in tokens of rows/s over all processes; changes nothing else. Null: the
+    measured rate of the embedded target, and no time for any other."""
+
     seed: int = 0
     """Order of the data; the rest is deterministic."""
 

@@ -90,6 +90,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
                 "betas": (0.9, 0.95),
                 "weight_decay": config.weight_decay,
                 "torch_adam": True,
+                # In place: the other implementations build square roots of the moments, 8 more bytes a weight.
+                "fused": True,
             },
         },
         "steps_per_print": 10**9,

@@ -56,6 +56,7 @@ class TrainingSpec(BaseModel):
             "keep_checkpoints",
             "max_rollbacks",
             "parity",
+            "tokens_per_s",
         }
         return self.model_dump(
             mode="json", exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent}

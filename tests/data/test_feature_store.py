@@ -151,7 +151,7 @@ def test_damage_and_versions_are_told_apart(tmp_path):
         FeatureStore.open(tmp_path / "features")
     manifest = tmp_path / "features" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
-    with pytest.raises(OutriderError, match="version 99, this program reads 1"):
+    with pytest.raises(OutriderError, match="version 99, this program reads 1 and 2"):
         FeatureStore.open(tmp_path / "features")
     with pytest.raises(OutriderError, match="no feature store"):
         FeatureStore.open(tmp_path / "elsewhere")
