@@ -27,6 +27,11 @@ class TrainingConfig(BaseModel):
     accepted; `uniform`: all the same; `visited`: how often the engine would offer it while serving the logged response, from
     exact replay with the weights of the step."""
 
+    base_kl: float = Field(default=0.0, ge=0)
+    """Weight of KL(base||custom) beside the loss, over the same drafts: how strongly the custom speculator is held to what the base one
+    drafts, so that it forgets less of other traffic. It costs a second unroll, without gradients, and the base's weights in memory; 0
+    does without."""
+
     depth_decay: float = Field(default=0.6, gt=0, le=1)
     """beta of `depth_weights: decay`; the weights are normalised to sum 1."""
 

@@ -58,8 +58,11 @@ class Objective:
             return (1 / count_K[:1]).expand(self.depth)
         return fixed_weights(self.config.depth_weights, self.depth, self.config.depth_decay) / count_K
 
-    def of_row(self, u_KNH: Tensor, batch: Batch, share_K: Tensor) -> tuple[Tensor, RowSums]:
-        """The row's part of the loss and its sums. A `share_K` of zeros: the row stands in and does not count."""
+    def of_row(
+        self, u_KNH: Tensor, batch: Batch, share_K: Tensor, base_KNH: Tensor | None = None
+    ) -> tuple[Tensor, RowSums]:
+        """The row's part of the loss and its sums. A `share_K` of zeros: the row stands in and does not count. `base_KNH`: the base
+        speculator's states for the same chains, with `training.base_kl`."""
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
         u_KNH, valid_KN = align_to_targets(u_KNH, batch.sequence_BT[0, anchors_N])
         valid_KN = valid_KN & (share_K != 0)[:, None]
@@ -74,7 +77,25 @@ class Objective:
         weight_KN = valid_KN * share_K[:, None]
         if self.config.depth_weights == "visited":
             weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)
-        return (loss_KN * weight_KN).sum(), RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
+        loss = (loss_KN * weight_KN).sum()
+        if base_KNH is not None:
+            base_KNH, _ = align_to_targets(base_KNH, batch.sequence_BT[0, anchors_N])
+            loss = loss + self.config.base_kl * self._from_base(u_KNH, base_KNH, token_N, valid_KN, weight_KN)
+        return loss, RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
+
+    def _from_base(
+        self, u_KNH: Tensor, base_KNH: Tensor, token_N: Tensor, valid_KN: Tensor, weight_KN: Tensor
+    ) -> Tensor:
+        """KL(base||custom) of the drafts at temperature 1, weighed as the loss is."""
+        once_N = torch.ones(u_KNH.shape[1], device=u_KNH.device)
+        plain, total = Served(once_N, once_N, probabilistic=False), u_KNH.new_zeros((), dtype=torch.float32)
+        for s in range(self.depth):
+            depth = slice(s, s + 1)
+            kl_KN, _ = distillation_loss(
+                u_KNH[depth], base_KNH[s], token_N, valid_KN[depth], self.lm_head_VH, plain, "kl"
+            )
+            total = total + (kl_KN * weight_KN[depth]).sum()
+        return total
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]

@@ -81,6 +81,10 @@ class Trainer:
         self.objective = Objective(
             self.config, self.depth, ends.lm_head_VH, self.samples, spec.sampling, spec.probabilistic_drafts
         )
+        self.base = None
+        if self.config.base_kl:
+            base = load_mtp(spec.target_dir, dtype).requires_grad_(False)
+            self.base = ChainUnroll(base, ends, self.depth).to(self.device)
         # What decides the weights: a checkpoint of another digest belongs to another run.
         self.digest = value_digest([spec.settings(), store.manifest])
         self.stop_requested = False
@@ -206,7 +210,10 @@ class Trainer:
             counted = turn * world + rank < len(rows)
             with self.accelerator.accumulate(self.model):
                 u_KNH = run_unroll(self.model, batch)
-                loss, loss_sums = self.objective.of_row(u_KNH, batch, share_K if counted else torch.zeros_like(share_K))
+                with torch.no_grad():
+                    base_KNH = run_unroll(self.base, batch) if self.base else None
+                counts_K = share_K if counted else torch.zeros_like(share_K)
+                loss, loss_sums = self.objective.of_row(u_KNH, batch, counts_K, base_KNH)
                 # DeepSpeed divides by the micro-batches and averages over the processes; the loss is a sum already.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()

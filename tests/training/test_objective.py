@@ -123,3 +123,28 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
             t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)
+
+
+def test_the_pull_towards_the_base_is_the_kl_of_its_drafts() -> None:
+    plain, head_VH = objective(False, loss="kl")
+    pulled, _ = objective(False, loss="kl", base_kl=0.7)
+    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), row_tokens=40)
+    share_K = plain.share(SAMPLES)
+    u_KNH, base_KNH = drafts(batch), drafts(batch).detach().roll(1, dims=-1)
+    without, _ = plain.of_row(u_KNH, batch, share_K)
+    held, _ = pulled.of_row(u_KNH, batch, share_K, base_KNH)
+    expected, row = 0.0, 0
+    for index in (0, 1, 2):
+        anchors = SAMPLES[index].targets(0)
+        for anchor in range(anchors):
+            for s in range(min(DEPTH, anchors - anchor)):  # chains that run past the end of their sequence do not count
+                log_base = (head_VH @ base_KNH[s, row]).log_softmax(-1)
+                log_custom = (head_VH @ u_KNH[s, row].detach()).log_softmax(-1)
+                expected += float((log_base.exp() * (log_base - log_custom)).sum() * share_K[s])
+            row += 1
+    assert float(held.detach() - without.detach()) == pytest.approx(0.7 * expected, rel=1e-4)
+    same, _ = pulled.of_row(u_KNH, batch, share_K, u_KNH.detach())
+    assert float(same.detach()) == pytest.approx(float(without.detach()), rel=1e-5)
+    (gradient,) = torch.autograd.grad(held - without, u_KNH, retain_graph=True)
+    (of_same,) = torch.autograd.grad(same - without, u_KNH)
+    assert gradient.abs().max() > 1e-3 > of_same.abs().max() * 10
