@@ -93,7 +93,13 @@ class Reject(Exception):
         self.rows = rows
 
 
-ASIDE = frozenset({"other_model", "not_a_generation", "cache_hit", "weighted_out"})
+HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
+"""Reasons of rows whose other half, or whose stream's end, is not there."""
+
+BEYOND_FIRST = "beyond_first"
+"""Reason in their place where a quick look read only the first rows of each file: the other half may well be behind them."""
+
+ASIDE = frozenset({"other_model", "not_a_generation", "cache_hit", "weighted_out", BEYOND_FIRST})
 """Reasons of rows that nobody asked for: another model's, what a log of many things holds beside its exchanges, answers that no
-engine gave, what a data set marks as nothing to learn from. They are counted, and do not count towards
+engine gave, what a data set marks as nothing to learn from, what a quick look cut. They are counted, and do not count towards
 `traffic.max_reject_fraction`."""

@@ -31,8 +31,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from outrider.data.assemble import assemble
 from outrider.data.chunks import Chunk, ChunkWork, chunks_of, do_chunk, model_label, part_path, start_worker
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, Record, Reject
-from outrider.data.formats import files_by_format, read_records
+from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
+from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.privacy import KEY_FILE, LEFT_OUT, surrogate_key
 from outrider.data.privacy_tally import PRIVACY_FILE, PrivacyTally
 from outrider.data.profile import profile
@@ -113,6 +113,8 @@ def read_log(
         with rejects_path.open("w", encoding="utf-8") as rejects:
             for number in range(count):
                 part = read_json(part_path(parts_dir, number))
+                if any(file.limit is not None and file.is_read_enough() for file in files):
+                    _excuse_halves(part)
                 tally += Tally.from_json(part["tally"])
                 if "privacy" in part:
                     found += PrivacyTally.from_json(part["privacy"])
@@ -144,6 +146,18 @@ def _records(files: list[LogFile], format_name: str, scratch: Path) -> Iterator[
         read = sum(file.meter.rows for file in its_files)
         if used != read:
             raise AssertionError(f"format {name}: {read} rows read, {used} in its records and rejects")
+
+
+def _excuse_halves(part: dict[str, Any]) -> None:
+    """Of a part of a quick look, in place: halves whose other one may stand behind the rows that were read are no mistakes."""
+    if not JOINING & part["tally"]["formats"].keys():
+        return
+    rejects = part["tally"]["rejects"]
+    if excused := sum(rejects.pop(reason, 0) for reason in HALVES):
+        rejects[BEYOND_FIRST] = excused
+    for reject in part["rejects"]:
+        if reject["reason"] in HALVES:
+            reject["reason"] = BEYOND_FIRST
 
 
 def _parts_dir(

@@ -64,6 +64,9 @@ FORMATS: dict[str, Format] = {
 }
 """The first that recognises a file reads it, so the more particular stand first."""
 
+JOINING = frozenset({openai_batch.NAME, openai_joined.NAME, vllm_log.NAME})
+"""Formats whose exchanges are several rows each."""
+
 UNKNOWN = "unknown"
 """Where summaries count the rows of files that no format recognised."""
 
