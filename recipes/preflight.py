@@ -16,13 +16,20 @@ from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, dry_run: bool = False) -> None:
     """The log is there, what looks for personal data is installed, and the target, if it is on this machine already, has the layer
-    that is to be trained."""
+    that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
     check_traffic(recipe)
     _check_privacy(recipe)
     if target := local_target(recipe):
-        check_target(target)
+        check_target(target, dry_run)
+
+
+def has_weights(target: Path) -> bool:
+    """Whether a target's directory holds the shards that its index names, or the only file."""
+    index = target / "model.safetensors.index.json"
+    shards = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((target / shard).is_file() for shard in shards)
 
 
 def local_target(recipe: Recipe) -> Path | None:
@@ -66,8 +73,8 @@ def _check_privacy(recipe: Recipe) -> None:
         )
 
 
-def check_target(target: Path) -> None:
-    """The target has an MTP layer, in weights that training reads."""
+def check_target(target: Path, dry_run: bool = False) -> None:
+    """The target has an MTP layer, in weights that training reads. A dry run asks for no more than config.json says."""
     config_path = target / "config.json"
     config = read_json(config_path)
     fix = "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3 and R1 have one)"
@@ -76,11 +83,14 @@ def check_target(target: Path) -> None:
             f"{config_path}: num_nextn_predict_layers is {config.get('num_nextn_predict_layers', 'not there')}, so this target has "
             f"no MTP layer to start from; {fix}"
         )
-    if quantization := config.get("quantization_config"):
+    quantization = config.get("quantization_config")
+    if quantization and not dry_run:
         raise OutriderError(
             f"{config_path}: quantization_config says the weights are {quantization.get('quant_method', 'quantized')}; training reads "
             "unquantized ones. Point target.model at a bf16 copy and set target.quantization, so that it is served quantized"
         )
+    if dry_run and not any((target / name).is_file() for name in ("model.safetensors.index.json", "model.safetensors")):
+        return
     prefix = f"model.layers.{config['num_hidden_layers']}."
     if not any(name.startswith(prefix) for name in _tensor_names(target)):
         raise OutriderError(

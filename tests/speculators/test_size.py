@@ -14,7 +14,6 @@ from outrider.speculators.size import mtp_size
 from tests.r1_config import R1
 from tests.tiny import tiny_config
 
-
 PARTS = {
     "attention": ("self_attn.",),
     "routed_experts": ("mlp.experts.",),
