@@ -121,6 +121,8 @@ def _train(
     *overrides: Overrides,
     recipe: RecipeName,
     dry_run: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    gpu_memory: float | None = None,
     stages: str | None = None,
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,
@@ -130,16 +132,26 @@ def _train(
     Parameters
     ----------
     dry_run
-        Write recipe.resolved.yaml, print what each stage would do and cost, and stop.
+        Write recipe.resolved.yaml, print what each stage would do and cost and what training takes (parameters, memory by part and
+        whether it fits, disk, time), and stop. The target's config.json is enough for it.
+    as_json
+        With --dry-run: print the one JSON object and no table.
+    gpu_memory
+        With --dry-run: memory of one GPU in GB. Default: that of the GPUs here, else this machine's, else 141, said so.
     stages
         Run these alone, separated by commas: ingest, split, capture, train, evaluate, export.
     force
         Export even a speculator that is not better than the base.
     """
-    loaded, run = _open(recipe, overrides, runs)
+    for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
+        if given and not dry_run:
+            raise OutriderError(f"{option} goes with --dry-run; a run's last line on stdout is JSON anyway")
+    if gpu_memory is not None and gpu_memory <= 0:
+        raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
+    loaded, run = _open(recipe, overrides, runs, dry_run)
     wanted, options = stage_names(stages), {"force": force}
     if dry_run:
-        return _plan(loaded, run, wanted, options)
+        return _plan(loaded, run, wanted, options, None if gpu_memory is None else int(gpu_memory * 1e9), as_json)
     with _attempt(loaded, run) as go:
         results = go([name for name in wanted if name != "export"], options)
         if "export" in wanted and (force or _result(run, "evaluate").get("verdict") != DO_NOT_SHIP):
@@ -235,26 +247,37 @@ def _main(name: str, command: Callable[..., int]) -> None:
     sys.exit(status)
 
 
-def _open(recipe: str, overrides: tuple[str, ...], runs: Path) -> tuple[LoadedRecipe, RunDirectory]:
+def _open(
+    recipe: str, overrides: tuple[str, ...], runs: Path, dry_run: bool = False
+) -> tuple[LoadedRecipe, RunDirectory]:
     loaded = load_recipe(recipe, list(overrides))
-    check(loaded.recipe)
+    check(loaded.recipe, dry_run)
     return loaded, RunDirectory.of(loaded.recipe, runs)
 
 
-def _plan(loaded: LoadedRecipe, run: RunDirectory, wanted: list[str], options: Options) -> int:
+def _plan(
+    loaded: LoadedRecipe, run: RunDirectory, wanted: list[str], options: Options, gpu_bytes: int | None, as_json: bool
+) -> int:
     from outrider.recipes.cost import plan
+    from outrider.recipes.price import price
+    from outrider.recipes.price_page import print_price
 
     with run.locked():
         run.write_resolved(loaded.recipe)
         rows = plan(run, loaded.recipe, wanted, options)
-    table = Table(title=f"{loaded.recipe.name}: what would be done", title_justify="left")
-    for column in ("stage", "now", "cost"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row.stage, row.action, row.cost)
-    Console(stderr=True).print(table, f"every key with its value: {run.resolved_recipe}")
+        priced = price(run, loaded.recipe, gpu_bytes)
+    if not as_json:
+        table = Table(title=f"{loaded.recipe.name}: what would be done", title_justify="left", width=80)
+        for column in ("stage", "now", "cost"):
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(row.stage, row.action, row.cost)
+        console = Console(stderr=True)
+        console.print(table)
+        print_price(priced, console)
+        console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
     stages = {row.stage: {"action": row.action, "cost": row.cost} for row in rows}
-    _print_json({"recipe": loaded.recipe.name, "run_dir": str(run.root), "dry_run": stages})
+    _print_json({"recipe": loaded.recipe.name, "run_dir": str(run.root), "dry_run": stages, "price": priced})
     return 0
 
 

@@ -1,7 +1,8 @@
 """What a run would do and cost, before it does anything: `train-speculator --recipe R --dry-run`.
 
-Tokens come from the ingested table where it is there, else from the size of the log. Times are tokens over the stated rates,
-seen with the embedded target on 2 cores; for another target or machine they are left out rather than guessed.
+Tokens come from the ingested table where it is there, else from the size of the log. Times are tokens over stated rates: the
+recipe's `capture.tokens_per_s` and `training.tokens_per_s`, else those seen with the embedded target on 2 cores; for another target
+they are left out rather than guessed. What training takes beside time is in price.py.
 
     for row in plan(run, recipe, ["train"], {}): print(row.stage, row.action, row.cost)
 """
@@ -10,7 +11,8 @@ import dataclasses
 import struct
 from pathlib import Path
 
-from outrider.recipes.preflight import local_target
+from outrider.data.config import bytes_per_token
+from outrider.recipes.preflight import has_weights, local_target
 from outrider.recipes.run_dir import RunDirectory
 from outrider.recipes.schema import Recipe
 from outrider.recipes.stages import STAGES, Options
@@ -48,29 +50,60 @@ class CaptureCost:
 
     tokens: int
     hidden_size: int
-    bytes: int
-    tokens_per_s: int | None
+    bytes_per_token: int
+    tokens_per_s: float | None
     """The rate that the time assumes; None for a target that no rate is known for, and so no time."""
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens * self.bytes_per_token
 
     @property
     def seconds(self) -> int | None:
         return None if self.tokens_per_s is None else round(self.tokens / self.tokens_per_s)
 
     def __str__(self) -> str:
-        size = f"{_bytes(self.bytes)} of states ({self.tokens:,} tokens x {self.hidden_size} x 2 bytes)"
-        return size + (_time(self.tokens, self.tokens_per_s) if self.tokens_per_s else "")
+        size = f"{bytes_text(self.bytes)} of states ({self.tokens:,} tokens x {self.bytes_per_token:,} bytes)"
+        return size + (_time(self.seconds, self.tokens_per_s) if self.tokens_per_s else "")
 
 
-def capture_cost(tokens: int, recipe: Recipe, target: Path) -> CaptureCost:
+@dataclasses.dataclass(frozen=True)
+class TrainingCost:
+    """Time of training on some tokens, over all epochs."""
+
+    tokens: int
+    epochs: int
+    tokens_per_s: float | None
+    """As of `CaptureCost`."""
+
+    @property
+    def seconds(self) -> int | None:
+        return None if self.tokens_per_s is None else round(self.tokens / self.tokens_per_s)
+
+
+def capture_cost(tokens: int, recipe: Recipe, hidden_size: int) -> CaptureCost:
     """What it takes to capture so many tokens of a target."""
-    hidden = read_json(target / "config.json")["hidden_size"]
-    rate = CAPTURE_TOKENS_PER_S if recipe.target.model in EMBEDDED_TARGETS else None
-    return CaptureCost(tokens, hidden, tokens * hidden * 2, rate)
+    rate = recipe.capture.tokens_per_s or _known(recipe, CAPTURE_TOKENS_PER_S)
+    return CaptureCost(tokens, hidden_size, bytes_per_token(hidden_size, recipe.capture.dtype), rate)
+
+
+def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
+    """What it takes to train on the training part of so many tokens."""
+    epochs = recipe.training.epochs
+    share = 1 - recipe.split.validation_fraction - recipe.split.heldout_fraction
+    rate = recipe.training.tokens_per_s or _known(recipe, TRAIN_TOKENS_PER_S)
+    return TrainingCost(int(tokens * share * epochs), epochs, rate)
+
+
+def _known(recipe: Recipe, rate: int) -> int | None:
+    return rate if recipe.target.model in EMBEDDED_TARGETS else None
 
 
 def plan(run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options) -> list[PlannedStage]:
     """What each wanted stage would do now, in order."""
     target = local_target(recipe)
+    # Without them no stage's state is asked: of a hub's model that would start the download.
+    weights = target is not None and has_weights(target)
     rows, will_run = [], set()
     for name in wanted:
         stage = STAGES[name]
@@ -79,10 +112,12 @@ def plan(run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options)
             action = f"would run after {', '.join(after)}"
         elif target is None:
             action = "would run; the target is not on this machine yet and would be downloaded"
+        elif not weights:
+            action = "would run; the target's weights are not on this machine yet"
         else:
             state = stage.state(run, recipe, options)
             action = "nothing changed, would be kept" if state.done else f"would run: {'; '.join(state.reasons)}"
-        if after or target is None or not action.startswith("nothing"):
+        if after or not weights or not action.startswith("nothing"):
             will_run.add(name)
             cost = _cost(name, run, recipe, target)
         else:
@@ -92,7 +127,7 @@ def plan(run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options)
 
 
 def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) -> str:
-    tokens, known = _tokens(run, recipe)
+    tokens, known = traffic_tokens(run, recipe)
     rated = recipe.target.model in EMBEDDED_TARGETS
     about = "" if known else "about "
     if stage == "ingest":
@@ -100,12 +135,11 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
     if stage == "capture":
         if not tokens or not target:
             return "tokens x hidden size x 2 bytes of states"
-        return f"{about}{capture_cost(tokens, recipe, target)}"
+        return f"{about}{capture_cost(tokens, recipe, read_json(target / 'config.json')['hidden_size'])}"
     if stage == "train":
-        epochs = recipe.training.epochs
-        share = 1 - recipe.split.validation_fraction - recipe.split.heldout_fraction
-        cost = f"{epochs:g} epochs at depth {recipe.speculator.depth}"
-        return cost + (_time(int(tokens * share * epochs), TRAIN_TOKENS_PER_S) if rated and tokens else "")
+        training = training_cost(tokens, recipe)
+        cost = f"{training.epochs} epochs at depth {recipe.speculator.depth}"
+        return cost + (_time(training.seconds, training.tokens_per_s) if tokens and training.tokens_per_s else "")
     if stage == "evaluate":
         modes, measured = recipe.eval.engine_modes, recipe.eval
         blocks = len(modes) * len(measured.concurrency) * measured.repeats * 3
@@ -117,7 +151,7 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
     return ""
 
 
-def _tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
+def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
     """Tokens of the traffic, and whether they were counted or estimated; 0 when nothing is known."""
     record = run.read_record("ingest")
     if record:
@@ -139,13 +173,20 @@ def _text_bytes(file: Path) -> int:
         return struct.unpack("<I", compressed.read(4))[0]
 
 
-def _bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
+    """With three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
 
 
-def _time(tokens: int, rate: int) -> str:
-    return f", about {max(1, round(tokens / rate / 60))} min at {rate:,} tokens/s"
+def duration(seconds: float) -> str:
+    """In minutes, or in hours from three of them on."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 180 else f"{minutes / 60:.1f} h"
+
+
+def _time(seconds: float, rate: float) -> str:
+    return f", about {duration(seconds)} at {rate:,g} tokens/s"

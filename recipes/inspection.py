@@ -24,6 +24,7 @@ from outrider.recipes.preflight import check_traffic, local_target
 from outrider.recipes.run_dir import RunDirectory
 from outrider.recipes.schema import Recipe
 from outrider.recipes.stages import STAGES
+from outrider.speculators.files import read_json
 
 
 def inspect_recipe(
@@ -60,7 +61,8 @@ def _is_ingested(recipe: Recipe, run: RunDirectory) -> bool:
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
     """Of the capture: of what the split keeps, or of everything where there can be no split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
-    cost = capture_cost(found["split"]["tokens"] if found["split"] else everything, recipe, target)
+    tokens = found["split"]["tokens"] if found["split"] else everything
+    cost = capture_cost(tokens, recipe, read_json(target / "config.json")["hidden_size"])
     return {
         "tokens": cost.tokens,
         "hidden_size": cost.hidden_size,

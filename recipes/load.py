@@ -34,6 +34,7 @@ OPTIONS = (
         "--first",
         "--samples",
         "--json",
+        "--gpu-memory",
     ),
     "--help",
 )

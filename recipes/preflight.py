@@ -15,13 +15,20 @@ from outrider.speculators.files import read_json
 from outrider.speculators.layout import fp8_blocks, weight_map
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, dry_run: bool = False) -> None:
     """The log is there, what looks for personal data is installed, and the target, if it is on this machine already, has the layer
-    that is to be trained."""
+    that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
     check_traffic(recipe)
     _check_privacy(recipe)
     if target := local_target(recipe):
-        check_target(target)
+        check_target(target, dry_run)
+
+
+def has_weights(target: Path) -> bool:
+    """Whether a target's directory holds the shards that its index names, or the only file."""
+    index = target / "model.safetensors.index.json"
+    shards = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((target / shard).is_file() for shard in shards)
 
 
 def local_target(recipe: Recipe) -> Path | None:
@@ -69,8 +76,8 @@ def _check_privacy(recipe: Recipe) -> None:
         )
 
 
-def check_target(target: Path) -> None:
-    """The target has an MTP layer, in weights that training reads."""
+def check_target(target: Path, dry_run: bool = False) -> None:
+    """The target has an MTP layer, in weights that training reads. A dry run asks for no more than config.json says."""
     config_path = target / "config.json"
     config = read_json(config_path)
     fix = "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3 and R1 have one)"
@@ -80,6 +87,8 @@ def check_target(target: Path) -> None:
             f"no MTP layer to start from; {fix}"
         )
     fp8_blocks(config, config_path)  # quantized in another way than DeepSeek's, it is refused
+    if dry_run and not any((target / name).is_file() for name in ("model.safetensors.index.json", "model.safetensors")):
+        return
     prefix = f"model.layers.{config['num_hidden_layers']}."
     if not any(name.startswith(prefix) for name in weight_map(target)):
         raise OutriderError(

@@ -63,7 +63,9 @@ def test_the_shipped_log(shipped):
     assert sum(found["fidelity"].values()) == 600 and found["formats"] == {"openai_pairs": 600}
     predicted = found["predicted"]
     assert predicted["tokens"] == sum(found["split"][part]["tokens"] for part in ("train", "validation", "heldout"))
-    assert predicted["bytes"] == predicted["tokens"] * 192 * 2 and predicted["tokens_per_s"] == CAPTURE_TOKENS_PER_S
+    assert (
+        predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4) and predicted["tokens_per_s"] == CAPTURE_TOKENS_PER_S
+    )
     assert len(samples) == 2 and "completion, trained on" in samples[0].plain
     assert not samples[0].style  # a bold title makes no bold sequence, on which dim would be lost
     *_, completion = samples[0].plain.partition("completion, trained on")
