@@ -110,7 +110,7 @@ def evaluate(
         return ReplaySums.from_dict(steps.run(f"replay_{part}_{variant}", work)["sums"])
 
     validation = replayed("validation", parts["validation"], "custom")
-    sampling = _customers_sampling(heldout)
+    sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
     if evaluation.k == "auto":
         mode = evaluation.engine_modes[0]
@@ -300,7 +300,7 @@ def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:
     return sorted(random.Random(evaluation.seed).sample(ids, evaluation.replay_sequences), key=ids.index)
 
 
-def _customers_sampling(heldout: Any) -> Sampling:
+def customers_sampling(heldout: Any) -> Sampling:
     """How most of the held-out requests were sampled."""
     pairs = collections.Counter(
         (round(float(t), 4), round(float(p), 4)) for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)

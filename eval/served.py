@@ -19,7 +19,6 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.statistics import bootstrap, two_level_bootstrap
 from outrider.serving.client import Sampling
-from outrider.serving.server import Server
 from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -66,9 +65,11 @@ def measure(
                     server = fleet.server(variant)
                     if fleet.is_fresh(variant):
                         say(f"warm-up {variant}")
-                        _run(server, load, warm_up, widest, sampling, WARM_UP_TOKENS)
+                        run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
                     say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {variant}")
-                    record = _run(server, load, chosen[concurrency], concurrency, sampling, evaluation.max_tokens)
+                    record = run_block(
+                        server.url, load, chosen[concurrency], concurrency, sampling, evaluation.max_tokens
+                    )
                     blocks.append({"repeat": repeat, "concurrency": concurrency, "variant": variant, **record})
     return blocks
 
@@ -78,7 +79,7 @@ def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig) -> di
     speed: dict[str, Any] = {}
     for concurrency in evaluation.concurrency:
         own = {v: [b for b in blocks if b["concurrency"] == concurrency and b["variant"] == v] for v in VARIANTS}
-        row: dict[str, Any] = {variant: _pooled(own[variant]) for variant in VARIANTS}
+        row: dict[str, Any] = {variant: pooled(own[variant]) for variant in VARIANTS}
         for over, under in (("custom", "base"), ("custom", "none"), ("base", "none")):
             row[f"{over}_over_{under}"] = _speed_ratio(own[over], own[under], evaluation)
         speed[str(concurrency)] = row
@@ -132,10 +133,11 @@ def counted_passes(blocks: Sequence[Mapping[str, Any]]) -> list[CountedPass]:
     return list(passes.values())
 
 
-def _run(
-    server: Server, load: "LoadGenerator", prompts: list[str], concurrency: int, sampling: Sampling, max_tokens: int
+def run_block(
+    url: str, load: "LoadGenerator", prompts: list[str], concurrency: int, sampling: Sampling, max_tokens: int
 ) -> dict[str, Any]:
-    block = load.run_block(server.url, prompts, concurrency, sampling, max_tokens)
+    """One closed-loop block on the server at `url`, as a plain record."""
+    block = load.run_block(url, prompts, concurrency, sampling, max_tokens)
     return {
         "seconds": block.seconds,
         "output_tokens": block.output_tokens,
@@ -148,7 +150,9 @@ def _run(
     }
 
 
-def _pooled(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def pooled(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tokens/s and latencies of blocks taken together: sums first, one ratio last."""
+
     def milliseconds(name: str) -> dict[str, float]:
         values = np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
         p50, p99 = np.quantile(values, [0.5, 0.99]) if len(values) else (0.0, 0.0)

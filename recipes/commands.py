@@ -30,6 +30,7 @@ from outrider.recipes.run_dir import RunDirectory
 from outrider.recipes.stages import Options, stage_names
 from outrider.recipes.supervise import Interrupted, stopped_by_signal
 from outrider.speculators.errors import OutriderError
+from outrider.speculators.files import read_json
 
 RecipeName = Annotated[
     str, Parameter(help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes()))
@@ -163,6 +164,7 @@ def _evaluate(
     *overrides: Overrides,
     recipe: RecipeName | None = None,
     speculator: Path | None = None,
+    endpoint: str | None = None,
     compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     runs: Runs = Path("runs"),
 ) -> int:
@@ -172,6 +174,9 @@ def _evaluate(
     ----------
     speculator
         A speculator's directory (config.json, model.safetensors). Default: the one that this recipe trained.
+    endpoint
+        The address of a vLLM server that is running, http://HOST:PORT: measures its acceptance (from its /metrics) and speed on the
+        held-out traffic, and judges nothing.
     compare
         Run directories that have been evaluated: puts them side by side and measures nothing.
     """
@@ -180,6 +185,8 @@ def _evaluate(
     if recipe is None:
         raise OutriderError("nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for runs that have been")
     loaded, run = _open(recipe, overrides, runs)
+    if endpoint is not None:
+        return _endpoint(loaded, run, endpoint)
     if speculator is None:
         with _attempt(loaded, run) as go:
             return _finish(loaded, run, go(["evaluate"], {}))
@@ -189,6 +196,31 @@ def _evaluate(
     with _attempt(loaded, run) as go:
         results = go(["ingest", "split", "capture", "evaluate_other"], options)
     return _finish(loaded, run, results, "evaluate_other")
+
+
+def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:
+    with _attempt(loaded, run) as go:
+        go(["ingest", "split"], {})
+        from outrider.data.sequences import load_sequences
+        from outrider.eval.endpoint import measure_endpoint, print_endpoint
+        from outrider.eval.evaluate import customers_sampling, evaluation_prompts
+
+        recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
+        heldout = load_sequences(run.sequences, read_json(run.split / "parts.json")["heldout"])
+        _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
+        with stopped_by_signal():
+            results = measure_endpoint(
+                url,
+                recipe.target,
+                [prompt.text for prompt in prompts],
+                customers_sampling(heldout),
+                recipe.eval,
+                run.attempt(),
+                console.print,
+            )
+    print_endpoint(results, console)
+    _print_json({"recipe": recipe.name, **results})
+    return 0
 
 
 def _compare(compared: tuple[Path, ...]) -> int:

@@ -71,9 +71,10 @@ class BlockResult:
 class LoadGenerator:
     """The child process that makes the load, as a context."""
 
-    def __init__(self, target: TargetConfig, log_path: Path) -> None:
+    def __init__(self, target: TargetConfig, log_path: Path, model_name: str | None = None) -> None:
+        """`model_name`: under which the server knows the target; the last part of its name if not given."""
         self._tokenizer = target.directory()
-        self._model_name = Path(target.model).name
+        self._model_name = model_name or Path(target.model).name
         self._log_path = Path(log_path)
 
     def __enter__(self) -> "LoadGenerator":

@@ -1,0 +1,65 @@
+"""eval/endpoint.py on this folder's running server."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from outrider.eval.config import EvalConfig
+from outrider.eval.endpoint import measure_endpoint, print_endpoint
+from outrider.serving import load
+from outrider.serving.client import Sampling, complete
+from outrider.serving.config import TargetConfig
+from outrider.serving.server import Server
+from outrider.speculators.errors import OutriderError
+
+EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=1, max_tokens=24)
+
+
+@pytest.mark.engine
+def test_an_endpoint_is_measured_by_its_own_counters(
+    server: Server, target: TargetConfig, prompt_texts: list[str], k: int, tmp_path
+) -> None:
+    heard: list[str] = []
+    results = measure_endpoint(
+        f"{server.url}/", target, prompt_texts, Sampling(0.0, 1.0), EVALUATION, tmp_path, heard.append
+    )
+    assert results["model"] == server.model_name and len(heard) == 2
+    for concurrency, requests in (("1", 2), ("2", 4)):
+        row = results["measured"][concurrency]
+        assert row["requests"] == requests and row["tokens_per_s"] > 0 and row["share"] == pytest.approx(1)
+        assert 1 < row["acceptance_length"] <= k + 1 and len(row["cumulative"]) == k
+        assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
+    json.dumps(results, allow_nan=False)
+    console = Console(record=True, width=120)
+    print_endpoint(results, console)
+    text = console.export_text()
+    assert f"{results['measured']['1']['acceptance_length']:.3f}" in text and "warning" not in text
+
+
+@pytest.mark.engine
+def test_others_who_use_it_are_told(
+    server: Server, target: TargetConfig, prompts: list[list[int]], prompt_texts: list[str], tmp_path
+) -> None:
+    real, asked = load.read_counters, []
+
+    def counting(url: str):
+        counters = real(url)
+        asked.append(url)
+        if len(asked) % 2:  # before a block
+            complete(server.url, server.model_name, prompts[:2], Sampling(0.0, 1.0), 16)
+        return counters
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "read_counters", counting)
+        one = EVALUATION.model_copy(update={"concurrency": [1]})
+        results = measure_endpoint(server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None)
+    assert results["measured"]["1"]["share"] < 0.8
+    console = Console(record=True, width=120)
+    print_endpoint(results, console)
+    assert "others use it" in console.export_text()
+
+
+def test_what_is_no_endpoint_is_named(target: TargetConfig, tmp_path) -> None:
+    with pytest.raises(OutriderError, match=r"--endpoint http://127\.0\.0\.1:9: .*give the address of a vLLM server"):
+        measure_endpoint("http://127.0.0.1:9", target, ["x"], Sampling(), EVALUATION, tmp_path, lambda _: None)
