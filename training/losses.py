@@ -44,15 +44,6 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 CHUNK_ROWS = 256
 """Rows of a chunk at least: with fewer, reading W costs more than multiplying by it. At 129,280 tokens, 132 MB of logits in float32."""
 
-FILTER_FROM_HIDDEN = 1024
-"""From this H on, a product with W costs more than looking for the tokens that it may leave out."""
-
-FILTER_SHARES = (2**-10, 2**-13, 2**-16)
-"""Shares of a row's gradient (sum_v |dL/dz_v|) below which a token is left out, tried in this order."""
-
-FILTERED_AT_MOST = 2**-9
-"""The share of any row's gradient that may be left out in all: what rounding it to bf16 may take as well."""
-
 ETA = 3.0
 """How soon lk_hybrid leaves KL as alpha grows."""
 
@@ -107,7 +98,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 found, dz_CV = _judge(z_CV, teacher, token_N[chunk], temperature_C, draft_temperature_C, kind)
                 for out_KN, found_C in zip(out, found, strict=True):
                     out_KN[s, chunk] = found_C * valid_KN[s, chunk]
-                grad_KNH[s, chunk] = _through_head(dz_CV, lm_head_VH) * valid_KN[s, chunk, None]
+                grad_KNH[s, chunk] = (dz_CV.to(u_KNH.dtype) @ lm_head_VH) * valid_KN[s, chunk, None]
         ctx.save_for_backward(grad_KNH)
         ctx.mark_non_differentiable(*out[1:])
         return tuple(out)
@@ -167,27 +158,6 @@ def _judge(
     if draft_temperature_C is not None:
         dz_CV.div_(draft_temperature_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
-
-
-def _through_head(dz_CV: Tensor, lm_head_VH: Tensor) -> Tensor:
-    """The gradient in u, dz W, [C, H] in W's dtype.
-
-    p and q are sure of most tokens, so nearly all of dz is next to nothing. In half precision, tokens whose part is small in every row
-    are left out as long as that changes no row by more than rounding does, as Cut Cross-Entropy does by block (arXiv:2411.09009);
-    where p and q are flat, nothing is.
-    """
-    if lm_head_VH.shape[1] >= FILTER_FROM_HIDDEN and lm_head_VH.dtype != torch.float32:
-        size_CV = dz_CV.abs()
-        total_C = size_CV.sum(-1)
-        for share in FILTER_SHARES:
-            kept_V = (size_CV > share * total_C[:, None]).any(0)
-            if (size_CV.mv(kept_V.logical_not().to(size_CV.dtype)) <= FILTERED_AT_MOST * total_C).all():
-                kept = kept_V.nonzero()[:, 0]
-                if len(kept) < len(kept_V) // 2:
-                    return dz_CV[:, kept].to(lm_head_VH.dtype) @ lm_head_VH[kept]
-                break
-        del size_CV
-    return dz_CV.to(lm_head_VH.dtype) @ lm_head_VH
 
 
 def _mixture(kind: Loss, kl_C: Tensor, alpha_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
