@@ -44,15 +44,6 @@ CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 CHUNK_ROWS = 256
 """Rows of a chunk at least: with fewer, reading W costs more than multiplying by it. At 129,280 tokens, 132 MB of logits in float32."""
 
-FILTER_FROM_HIDDEN = 1024
-"""From this H on, a product with W costs more than looking for the tokens that it may leave out."""
-
-FILTER_SHARES = (2**-10, 2**-13, 2**-16)
-"""Shares of a row's gradient (sum_v |dL/dz_v|) below which a token is left out, tried in this order."""
-
-FILTERED_AT_MOST = 2**-9
-"""The share of any row's gradient that may be left out in all: what rounding it to bf16 may take as well."""
-
 ETA = 3.0
 """How soon lk_hybrid leaves KL as alpha grows."""
 
@@ -107,7 +98,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 found, dz_CV = _judge(z_CV, teacher, token_N[chunk], temperature_C, draft_temperature_C, kind)
                 for out_KN, found_C in zip(out, found, strict=True):
                     out_KN[s, chunk] = found_C * valid_KN[s, chunk]
-                grad_KNH[s, chunk] = _through_head(dz_CV, lm_head_VH) * valid_KN[s, chunk, None]
+                grad_KNH[s, chunk] = (dz_CV.to(u_KNH.dtype) @ lm_head_VH) * valid_KN[s, chunk, None]
         ctx.save_for_backward(grad_KNH)
         ctx.mark_non_differentiable(*out[1:])
         return tuple(out)
@@ -126,79 +117,62 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits, which takes the logits' place."""
+    """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits z, which are overwritten."""
     p_CV = teacher.p_CV
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
     cross_C = torch.linalg.vecdot(p_CV, z_CV)
     best_z_C = z_CV.gather(-1, teacher.best_C[:, None])[:, 0]
-    q_CV = z_CV.sub_(top_C[:, None]).exp_()
-    total_C = q_CV.sum(-1)
-    q_CV.div_(total_C[:, None])
-    log_sum_exp_C = top_C + total_C.log()
+    q_CV = z_CV.softmax(-1)
+    log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
-    hit_C = (drafted_C == token_C).to(z_CV.dtype)
-    p_of_draft_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
-
-    if draft_temperature_C is None:
-        m_CV = p_CV
-        m_q_C = alpha_C = torch.linalg.vecdot(p_CV, q_CV)
-        acceptance_C, accepted_C = p_of_draft_C, hit_C
-    else:
-        m_CV = (q_CV < p_CV).to(z_CV.dtype)
-        m_q_C = torch.linalg.vecdot(m_CV, q_CV)
-        alpha_C = m_q_C + 1 - torch.linalg.vecdot(m_CV, p_CV)  # sum min(p, q): q where it is the smaller, else p
-        greedy_C = temperature_C < GREEDY_BELOW
+    acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
+    accepted_C = (drafted_C == token_C).to(z_CV.dtype)
+    drawn = draft_temperature_C is not None
+    if drawn:
+        sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
         ratio_C = (q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=1.0)
-        acceptance_C = torch.where(greedy_C, p_of_draft_C, alpha_C)
-        accepted_C = torch.where(greedy_C, hit_C, ratio_C)
+        accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
+    if drawn or kind in _MIXED:
+        m_CV = (q_CV < p_CV).to(z_CV.dtype) if drawn else p_CV
+        m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
+        if drawn:
+            alpha_C = m_q_C + 1 - torch.linalg.vecdot(m_CV, p_CV)  # sum min(p, q): q where it is the smaller, else p
+            acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
-    if kind == "ce":
+    if kind == "kl":
+        loss_C, dz_CV = kl_C, q_CV.sub_(p_CV)
+    elif kind == "ce":
         loss_C = log_sum_exp_C - best_z_C
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
     else:
-        loss_C, of_kl_C, of_alpha_C = _mixture(kind, kl_C, alpha_C)
+        loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
         # of_kl (q - p) - of_alpha q (m - <m, q>), written so that q is the only matrix that changes
-        rise_CV = m_CV * -of_alpha_C[:, None]
-        rise_CV.add_((of_kl_C + of_alpha_C * m_q_C)[:, None])
+        rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_((of_kl_C + of_alpha_C * m_q_C)[:, None])
         dz_CV = q_CV.mul_(rise_CV).addcmul_(p_CV, of_kl_C[:, None], value=-1)
-    if draft_temperature_C is not None:
+    if drawn:
         dz_CV.div_(draft_temperature_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
 
 
-def _through_head(dz_CV: Tensor, lm_head_VH: Tensor) -> Tensor:
-    """The gradient in u, dz W, [C, H] in W's dtype.
-
-    p and q are sure of most tokens, so nearly all of dz is next to nothing. In half precision, tokens whose part is small in every row
-    are left out as long as that changes no row by more than rounding does, as Cut Cross-Entropy does by block (arXiv:2411.09009);
-    where p and q are flat, nothing is.
-    """
-    if lm_head_VH.shape[1] >= FILTER_FROM_HIDDEN and lm_head_VH.dtype != torch.float32:
-        size_CV = dz_CV.abs()
-        total_C = size_CV.sum(-1)
-        for share in FILTER_SHARES:
-            kept_V = (size_CV > share * total_C[:, None]).any(0)
-            if (size_CV.mv(kept_V.logical_not().to(size_CV.dtype)) <= FILTERED_AT_MOST * total_C).all():
-                kept = kept_V.nonzero()[:, 0]
-                if len(kept) < len(kept_V) // 2:
-                    return dz_CV[:, kept].to(lm_head_VH.dtype) @ lm_head_VH[kept]
-                break
-        del size_CV
-    return dz_CV.to(lm_head_VH.dtype) @ lm_head_VH
+Parts = tuple[Tensor, Tensor, Tensor]
+"""The loss, how much of KL's gradient it has, and how much of alpha's with the sign turned; [C] each."""
 
 
-def _mixture(kind: Loss, kl_C: Tensor, alpha_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and how much of KL's gradient and of alpha's (with the sign turned) its gradient holds."""
-    none_C, all_C = torch.zeros_like(alpha_C), torch.ones_like(alpha_C)
-    if kind == "kl":
-        return kl_C, all_C, none_C
-    if kind == "tv":
-        return 1 - alpha_C, none_C, all_C
-    if kind == "lk_alpha":
-        alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
-        return -alpha_C.log(), none_C, 1 / alpha_C
+def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:
+    return 1 - alpha_C, torch.zeros_like(alpha_C), torch.ones_like(alpha_C)
+
+
+def _lk_alpha(kl_C: Tensor, alpha_C: Tensor) -> Parts:
+    alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
+    return -alpha_C.log(), torch.zeros_like(alpha_C), 1 / alpha_C
+
+
+def _lk_hybrid(kl_C: Tensor, alpha_C: Tensor) -> Parts:
     blend_C = (-ETA * alpha_C).exp()
     return blend_C * kl_C + (1 - blend_C) * (1 - alpha_C), blend_C, 1 - blend_C
+
+
+_MIXED = {"tv": _tv, "lk_alpha": _lk_alpha, "lk_hybrid": _lk_hybrid}
