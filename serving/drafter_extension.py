@@ -13,6 +13,9 @@ import torch
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
 
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
+"""For an FP8 checkpoint vLLM makes room for scales of a quantized key-value cache, which DeepSeek's does not bring."""
+
 
 class DrafterExtension:
     """Methods that vLLM's worker gains; `model_runner`, `vllm_config` and the rest are the worker's own."""
@@ -30,10 +33,16 @@ class DrafterExtension:
                 method.moe_kernel = None
         initialize_layerwise_reload(drafter)
         # Only now under the checkpoint's names: kernels for FP8 may keep their weights and scales under others.
-        expected = {name for name, _ in drafter.named_parameters() if not _is_shared(name)}
+        expected = required(drafter)
         loaded = drafter.load_weights(mtp_tensors(Path(directory)))
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
+
+
+def required(drafter: torch.nn.Module) -> set[str]:
+    """The parameters that a speculator's directory must bring, under vLLM's names."""
+    names = {name for name, _ in drafter.named_parameters()}
+    return {name for name in names if not _is_shared(name) and not name.endswith(CACHE_SCALES)}
 
 
 def mtp_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:

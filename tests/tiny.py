@@ -45,10 +45,14 @@ def tiny_config() -> DeepseekV3Config:
     )
 
 
-def write_tiny_target(directory: Path, seed: int = 0, layers_in_shards: bool = False) -> Path:
-    """Writes config.json and the weights in bf16, in one file or (`layers_in_shards`) in two with an index."""
+def write_tiny_target(directory: Path, seed: int = 0, layers_in_shards: bool = False, **sizes: int) -> Path:
+    """Writes config.json and the weights in bf16, in one file or (`layers_in_shards`) in two with an index.
+
+    `sizes` are keys of config.json to take instead of the tiny ones.
+    """
     torch.manual_seed(seed)
     config = tiny_config()
+    config.update(sizes)
     # A model with one layer more: its last layer becomes the MTP layer's block.
     config.num_hidden_layers = LAYERS + 1
     model = DeepseekV3ForCausalLM(config)
@@ -63,8 +67,8 @@ def write_tiny_target(directory: Path, seed: int = 0, layers_in_shards: bool = F
     tensors = load_file(directory / "model.safetensors")
     mtp = f"model.layers.{LAYERS}."
     for suffix in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight"):
-        tensors[mtp + suffix] = (1 + 0.1 * torch.randn(HIDDEN)).bfloat16()
-    tensors[mtp + "eh_proj.weight"] = (0.15 * torch.randn(HIDDEN, 2 * HIDDEN)).bfloat16()
+        tensors[mtp + suffix] = (1 + 0.1 * torch.randn(config.hidden_size)).bfloat16()
+    tensors[mtp + "eh_proj.weight"] = (0.15 * torch.randn(config.hidden_size, 2 * config.hidden_size)).bfloat16()
     tensors[mtp + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[mtp + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     if layers_in_shards:

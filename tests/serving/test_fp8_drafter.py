@@ -1,0 +1,63 @@
+"""A speculator published in FP8 blocks, through vLLM's own loader: every parameter filled, with the weights that replay reads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from outrider.speculators.checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.fp8 import dequantize
+from tests.fp8_target import write_fp8_copy
+from tests.tiny import LAYERS, write_tiny_target
+
+SIDES = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "v_head_dim": 64,
+}
+"""vLLM fuses gate with up and q_a with kv_a, whose first halves must end at a block's edge, as R1's do."""
+
+
+def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
+    target = write_fp8_copy(write_tiny_target(tmp_path / "source", **SIDES), tmp_path / "target")
+    speculator = load_mtp(target)
+    with torch.no_grad():
+        for parameter in speculator.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
+    save_mtp(speculator, target, tmp_path / "speculator")
+    out = tmp_path / "loaded.safetensors"
+    command = [sys.executable, "-m", "tests.serving.fp8_loader", target, tmp_path / "speculator", out]
+    run = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+
+    layer = f"model.layers.{LAYERS}."
+    with safe_open(out, framework="pt") as file:
+        assert file.metadata()["missing"] == "", "vLLM wants more than was published"
+        loaded = {name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    views = {name: view.detach() for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()}
+
+    def weight(name: str) -> torch.Tensor:
+        return dequantize(loaded[name], loaded[name.replace("weight", "weight_scale_inv")], (128, 128))
+
+    attention, routed = "self_attn.", "mlp.experts.routed_experts."
+    fused = torch.cat([views[attention + "q_a_proj.weight"], views[attention + "kv_a_proj_with_mqa.weight"]])
+    assert torch.equal(weight(attention + "fused_qkv_a_proj.weight"), fused)
+    shared_up = torch.cat([views[f"mlp.shared_experts.{side}_proj.weight"] for side in ("gate", "up")])
+    assert torch.equal(weight("mlp.shared_experts.gate_up_proj.weight"), shared_up)
+    for name in ("self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj", "mlp.shared_experts.down_proj"):
+        assert torch.equal(weight(name + ".weight"), views[name + ".weight"]), name
+    for e in range(4):
+        for stack, parts in (("w13", ("gate", "up")), ("w2", ("down",))):
+            expected = torch.cat([views[f"mlp.experts.{e}.{part}_proj.weight"] for part in parts])
+            value, scale = loaded[f"{routed}{stack}_weight"][e], loaded[f"{routed}{stack}_weight_scale_inv"][e]
+            assert torch.equal(dequantize(value, scale, (128, 128)), expected), (e, stack)
+    for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight", "mlp.gate.e_score_correction_bias"):
+        assert torch.equal(loaded[name].float(), views[name]), name
