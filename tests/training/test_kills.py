@@ -19,15 +19,30 @@ from safetensors.torch import load_file
 
 from tests.training.corpus import Corpus, make_corpus
 
-SETTINGS = {"epochs": 20, "checkpoint_every": 2, "evaluate_every": 5, "compute": "bf16", "parity_tolerance": 0.2}
+SETTINGS = {
+    "epochs": 20,
+    "checkpoint_every": 2,
+    "evaluate_every": 5,
+    "row_tokens": 128,
+    "learning_rate": 2e-3,
+    "compute": "bf16",
+    "parity_tolerance": 0.2,
+    "wandb_project": None,
+}
 """60 steps, a checkpoint or an evaluation after most of them; in bf16, as R1's layer is trained, whose masters are float32."""
 
+# As tests.training.corpus does it, without what that imports.
 RUN = """
 import json, sys
 from pathlib import Path
-from tests.training.corpus import Corpus
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.launch import train
 target, features, parts, run, settings = sys.argv[1:]
-Corpus(Path(target), Path(features), json.loads(parts)).train(Path(run), **json.loads(settings))
+parts, run = json.loads(parts), Path(run)
+sampling = {name: (0.6, 0.95) for part in parts.values() for name in part}
+train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3), TrainingConfig(**json.loads(settings)),
+      run / "training", run / "speculator", run / "logs")
 """
 
 
