@@ -54,6 +54,8 @@ def once_at_step(run_dir: Path, step: int, act: Callable[[], None]) -> Iterator[
     """Calls `act` from a thread when the run has logged `step`."""
 
     def watch() -> None:
+        while len(losses(run_dir)) >= step:  # lines of a run before, which this one is about to do again
+            time.sleep(0.005)
         while len(losses(run_dir)) < step:
             time.sleep(0.005)
         act()
