@@ -7,6 +7,7 @@ writing of checkpoints alike; some fall into the start.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -51,7 +52,9 @@ train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3), 
 def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
     """The launcher; the worker, its child, is killed with it by the guard that notices its end."""
     arguments = [str(corpus.target_dir), str(corpus.features_dir), json.dumps(corpus.parts), str(run_dir)]
-    return subprocess.Popen([sys.executable, "-c", RUN, *arguments, json.dumps(SETTINGS)], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", RUN, *arguments, json.dumps(SETTINGS)]
+    # The same number of threads in every run: it decides the order of sums.
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def signs_of_life(run_dir: Path) -> tuple:
