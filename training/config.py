@@ -82,9 +82,10 @@ class TrainingConfig(BaseModel):
     """Checkpoints that are kept, the newest; each takes 12 bytes a trained parameter and the weights. With 2 or more, one that
     a power cut tore is passed over for the one before it."""
 
-    spike_factor: float | None = Field(default=10.0, gt=1)
+    spike_factor: float | None = Field(default=5.0, gt=1)
     """A loss above this many times the median of the last 32 steps is undone: back to the last checkpoint, and on without that
-    batch, whose sequences are named. A loss or gradient that is no number always is. null: only those."""
+    batch, whose sequences are named. A loss or gradient that is no number always is. null: only those. On nano R1's résumés no
+    step came above 1.15 times the median."""
 
     max_rollbacks: int = Field(default=5, ge=0)
     """Batches that may be undone in one run; one more is an error that names them."""

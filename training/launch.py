@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
             )
         except OSError as error:
             raise OutriderError(f"training.launcher: {command[0]} cannot be started ({error.strerror})") from None
-        with _signals_go_to_workers(process, spec.stop_file) as told, log_path.open("a", encoding="utf-8") as log:
+        with _signals_go_to_workers(spec.stop_file) as told, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 log.write(line)
@@ -116,7 +116,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
 
 
 @contextmanager
-def _signals_go_to_workers(process: subprocess.Popen, stop_file: Path) -> Iterator[threading.Event]:
+def _signals_go_to_workers(stop_file: Path) -> Iterator[threading.Event]:
     """Only the workers are told, not what launched them, which would kill them before their checkpoint is written."""
 
     told = threading.Event()
@@ -124,9 +124,10 @@ def _signals_go_to_workers(process: subprocess.Popen, stop_file: Path) -> Iterat
     def hand_on(*_: object) -> None:
         told.set()
         stop_file.touch()
-        for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-            if _is_worker(member.cmdline()):
-                member.send_signal(signal.SIGTERM)
+        for member in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if _is_worker(member.cmdline()):
+                    member.send_signal(signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
         yield told

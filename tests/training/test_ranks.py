@@ -36,7 +36,7 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        ("BugInRank1", r"^rank 1: RuntimeError: a kernel failed$"),
+        pytest.param("BugInRank1", r"^rank 1: RuntimeError: a kernel failed$", marks=pytest.mark.slow),
         ("KilledInRank1", r"rank 1 left no message: perhaps killed"),
     ],
 )

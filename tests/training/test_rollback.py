@@ -77,7 +77,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make_corpus(tmp_path_factory.mktemp("corpus"), broken="s01")
 
 
-@pytest.mark.parametrize(("stage", "processes"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("stage", "processes"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 2)])
 def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
     stage: int, processes: int, broken: Corpus, tmp_path: Path
 ) -> None:
