@@ -38,6 +38,8 @@ def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
 def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
     """The texts that the engine may have produced, the likeliest first; and whether only a token count can confirm them."""
     reasoning, content = exchange.reasoning, exchange.content or ""
+    if exchange.completion_is_raw:
+        return [content], False
     if opening is Opening.PREFILLED:
         # A parser that sees no </think> takes all of the response for reasoning (vLLM's does).
         return [reasoning + END_THINK + content if reasoning and content else (reasoning or content)], False

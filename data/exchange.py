@@ -49,6 +49,8 @@ class Exchange:
     prompt_is_raw: bool = False
     """Whether `prompt_text` came from the client instead of a template, so that the engine's tokenizer opened it (R1: its begin
     token), as it does for /generate and /v1/completions."""
+    completion_is_raw: bool = False
+    """Whether `content` is all that the engine wrote, as /v1/completions returns it: no parser has taken anything out of it."""
     completion_token_ids: list[int] | None = None
     """Every token of the response, its end token included, as the engine logged them."""
     reasoning: str | None = None

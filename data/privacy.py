@@ -114,7 +114,8 @@ class PrivacyGuard:
         from outrider.data.surrogates import Replacements
 
         found = set(values)
-        if exchange.messages is not None and exchange.prompt_token_ids is not None:
+        logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
+        if logged_as_text and exchange.prompt_token_ids is not None:
             # The ids were looked at; the text that takes their place was not.
             found |= {value for before, text in _prompt_texts(exchange) for value in self._find(None, before, text)}
         in_order = sorted(found, key=lambda value: (self.config.entities.index(value[0]), value[1]))
@@ -130,10 +131,11 @@ class PrivacyGuard:
                 return Reject(REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})")
             changes |= self._to_regenerate(exchange, replacements.sub)
         if holds["prompt"]:
-            if exchange.messages is None:
+            if not logged_as_text:
                 return Reject(IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for")
             self.tally.ids_dropped += exchange.prompt_token_ids is not None
             changes |= {"prompt_token_ids": None, "messages": _mapped(exchange.messages, replacements.sub)}
+            changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)
             changes["template_arguments"] = _mapped(exchange.template_arguments, replacements.sub)
         self.tally.replaced += 1
         self.tally.to_regenerate += changes.get("regenerate", False)
@@ -164,7 +166,9 @@ class PrivacyGuard:
         """What is stored of the prompt; None where that cannot be read."""
         if exchange.prompt_token_ids is not None and self.decode is not None:
             return [("", self.decode(exchange.prompt_token_ids))]
-        return None if exchange.messages is None else list(_prompt_texts(exchange))
+        if exchange.messages is None and exchange.prompt_text is None:
+            return None
+        return list(_prompt_texts(exchange))
 
     def _completion(self, exchange: Exchange) -> Texts | None:
         if exchange.completion_token_ids is not None and self.decode is not None:
@@ -208,6 +212,7 @@ def surrogate_key(config: PrivacyConfig, own: Path) -> bytes | None:
 def _prompt_texts(exchange: Exchange) -> Iterator[tuple[str, str]]:
     yield from _texts(exchange.messages)
     yield from _texts(exchange.template_arguments)
+    yield from _texts(exchange.prompt_text)
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""The OpenAI chat shape, which most formats wrap: a request's and a response's JSON to exchanges, one for each choice.
+"""The OpenAI shape, which most formats wrap: a request's and a response's JSON to exchanges, one for each choice. Chat completions
+(`messages`), and text completions (`prompt`, text_completion.py).
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
@@ -12,6 +13,7 @@ from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.rows import kind_of, parse_row
+from outrider.data.formats.text_completion import completed, prompts_of
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
@@ -76,12 +78,17 @@ def exchanges(
         "top_p": take_number(request, "top_p", "request"),
         "weight": first(weight, 1.0),
     }
+    prompts = prompts_of(request, len(choices)) if shared["messages"] is None else []
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
     strings = stop_strings(request)
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(choices):
         try:
-            said = _of_choice(choice, prompt_ids, shared["messages"])
+            if prompts and isinstance(choice, dict):
+                said = completed(choice, prompts[number], request) | _end(choice)
+                said["prompt_token_ids"] = first(prompt_ids, said["prompt_token_ids"])
+            else:
+                said = _of_choice(choice, prompt_ids, shared["messages"])
             unsaid_end = strings if "stop_reason" not in choice and said["finish_reason"] == "stop" else ()
             outcomes.append(Exchange(choice=number, stop_strings=unsaid_end, **shared, **said))
         except Reject as reject:
@@ -107,6 +114,12 @@ def _of_choice(choice: Any, prompt_ids: list[int] | None, messages: list[dict[st
         "reasoning": reasoning,
         "content": content,
         "tool_calls": tool_calls,
+        **_end(choice),
+    }
+
+
+def _end(choice: dict[str, Any]) -> dict[str, Any]:
+    return {
         "finish_reason": finish_reason(take(choice, "finish_reason", str, "choice")),
         "stop_reason": take(choice, "stop_reason", (int, str), "choice"),
     }

@@ -20,7 +20,8 @@ from outrider.data.sources import LogFile
 
 NAME = "openai_batch"
 
-CHAT = "/chat/completions"
+COMPLETIONS = "/completions"
+"""Of chats and of texts."""
 
 
 def recognises(sample: Sample) -> bool:
@@ -47,8 +48,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if request_row is None:
         raise Reject("unmatched_response", "no request with its custom_id")
     request_row = parse_row(request_row)
-    if not (take(request_row, "url", str, "row") or CHAT).endswith(CHAT):
-        raise Reject("not_a_generation", "the url is not that of chat completions")
+    if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
+        raise Reject("not_a_generation", "the url is not that of completions")
     request, answer = body(request_row, "body"), body(response, "body")
     if request is None or answer is None:
         raise Reject("incomplete_pair", f"no body in the {'request' if request is None else 'response'}")

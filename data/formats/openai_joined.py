@@ -47,6 +47,8 @@ def _side(row: dict[str, Any]) -> str | None:
         # A conversation that ends with its answer is a data set's row, no request.
         last = messages[-1]
         return "request" if isinstance(last, dict) and last.get("role") != "assistant" else None
+    if "model" in row and isinstance(row.get("prompt"), str | list):  # of a text completion
+        return "request"
     return "request" if isinstance(row.get("request"), dict | str) else None
 
 

@@ -67,7 +67,9 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     """One chunk's part of a choice."""
     said = take(delta, "delta", dict, "choice") or {}
     message = choice["message"]
-    for key in TEXTS:
+    if delta.get("text") is not None:  # of a text completion
+        said = {"text": delta["text"]}
+    for key in (*TEXTS, "text"):
         text = take(said, key, str, "delta")
         if text is not None:
             message.setdefault(key, []).append(text)
@@ -77,7 +79,7 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     if token_ids is not None:
         choice["token_ids"] += token_ids
         choice["has_ids"] = True
-    elif any(said.get(key) for key in TEXTS):
+    elif any(said.get(key) for key in (*TEXTS, "text")):
         choice["text_without_ids"] = True
     for key in ("finish_reason", "stop_reason", "prompt_token_ids"):
         if delta.get(key) is not None:
@@ -113,6 +115,8 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
             for _, call in sorted(message["tool_calls"].items())
         ]
     finished = {"message": whole, "finish_reason": choice.get("finish_reason") or "cut"}
+    if "text" in message:
+        finished["text"] = "".join(message["text"])
     for key in ("stop_reason", "prompt_token_ids"):
         if key in choice:
             finished[key] = choice[key]

@@ -17,7 +17,11 @@ from outrider.data.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
 from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, THOUGHT
 
-SPELLINGS = {"openai_streams": "openai_pairs", "openai_chunks": "openai_joined"}
+SPELLINGS = {
+    "openai_streams": "openai_pairs",
+    "openai_completions": "openai_pairs",
+    "openai_chunks": "openai_joined",
+}
 """Folders that are named after a spelling, with its format; the others are named after their format."""
 
 FOLDERS = {path.name: SPELLINGS.get(path.name, path.name) for path in sorted(GOLDEN.iterdir())}
