@@ -10,8 +10,6 @@ from rich.table import Table
 
 from outrider.recipes.cost import bytes_text, duration
 
-PHASES = {"start": "start", "backward": "backward", "update": "update"}
-
 
 def print_price(found: dict[str, Any], console: Console) -> None:
     """Parameters, disk and time, then memory as often as it was judged."""
@@ -45,8 +43,11 @@ def print_price(found: dict[str, Any], console: Console) -> None:
         else:
             table.add_row(stage, f"time unknown: {stage}.tokens_per_s states no rate")
     console.print(table)
-    for judged in found["memory"]:
-        _print_memory(judged, found["row"], console)
+    *before, last = found["memory"]
+    for judged in before:
+        short = f"it does not fit {judged['device']}: {bytes_text(judged['short_by_bytes'])} short"
+        console.print(short, markup=False, highlight=False, width=80)
+    _print_memory(last, found["row"], console)
 
 
 def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:

@@ -43,6 +43,9 @@ ROWS_IN_FLIGHT = 4
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
 
+LIBRARIES = 320_000_000
+"""Of a process on a CPU before any data: Python, torch, DeepSpeed and what they import; measured by benchmarks/memory.py."""
+
 VALUE_BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -137,6 +140,8 @@ class MemoryPlan:
             kept["gradient_shard_and_bucket"] = self._share(self._b) + self._bucket()
         if self.device == "cuda":
             kept["cuda_context_assumed"] = CUDA_CONTEXT
+        else:
+            kept["libraries"] = LIBRARIES
         return kept
 
     def _start(self) -> dict[str, int]:
