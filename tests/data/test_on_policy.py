@@ -221,7 +221,7 @@ def with_an_address(row):
     """Asked with an address that the answer repeats; as text alone."""
     messages, choice = row["request"]["messages"], row["response"]["choices"][0]
     asked = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."}]
-    message = {**choice["message"], "content": choice["message"]["content"] + " Write to ada@lovelace.org."}
+    message = {**choice["message"], "content": (choice["message"]["content"] or "") + " Write to ada@lovelace.org."}
     response = {
         **row["response"],
         "prompt_token_ids": None,
