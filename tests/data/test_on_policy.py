@@ -232,13 +232,16 @@ def with_an_address(row):
 
 @pytest.mark.engine
 def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
-    rows = [row for row in recorded("social_chat") if 30 < row["response"]["usage"]["completion_tokens"] <= 45][-12:]
+    def length(row):
+        return len(row["response"]["choices"][0]["token_ids"])
+
+    rows = sorted((row for row in recorded("social_chat") if length(row) > 30), key=length)[:12]
     log = write_log(tmp_path / "log.jsonl", [*map(with_an_address, rows[:8]), *rows[8:]])
     privacy = PrivacyConfig(mode="surrogate", regenerate=True, entities=["EMAIL_ADDRESS"])
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
     assert summary["fidelity"] == {"regenerate": 8, "exact": 4}
     divide_by_turns(tmp_path)
-    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: two batches of four
+    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: several batches
     first, second, third = Interrupted(engine, answers=1), Interrupted(engine), Interrupted(engine)
     with pytest.raises(KeyboardInterrupt):
         captured(first, nano_r1, tmp_path, config)
