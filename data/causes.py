@@ -116,7 +116,8 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
         )
     if fit and fit.tokens >= FEWEST_FITTED and fit.stray_share <= STRAY_SHARE and _differs(fit, evidence.temperature_S):
         return _temperature(evidence, fit)
-    head, rest = evidence.difference(HEAD), evidence.difference(REST)
+    # A long completion or two that go astray later must not hide what all begin with.
+    head, rest = evidence.difference(HEAD), max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -HEAD_NATS and head <= HEAD_RATIO * min(rest, 0.0):
         return _verdict(
             "template",

@@ -103,6 +103,12 @@ class Evidence:
         """Nats a token by which the text is likelier (above 0) or less likely than the target's own samples."""
         return self.share("sampled_logprob", part=part) - self.share("expected", part=part)
 
+    def typical_difference(self, part: int) -> float:
+        """The median over the sequences of each one's own difference in that part, in nats a token."""
+        tokens_S = self.of_each("tokens", part)
+        difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
+        return float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0])) if tokens_S.any() else 0.0
+
     def standard_error(self) -> float:
         """Of `difference`, for text that the target drew."""
         tokens = self.total("tokens")

@@ -276,7 +276,7 @@ STAGES: dict[str, Stage] = {
     for stage in (
         Stage(
             name="ingest",
-            version=2,
+            version=3,
             needs=(),
             settings=lambda recipe: {
                 "traffic": _dump(recipe.traffic, {"path", "general", "general_share", "max_copies", "min_on_policy"}),

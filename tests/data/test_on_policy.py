@@ -1,7 +1,7 @@
 """Nano R1 tells its own recorded traffic from everything that is not: from the log through an engine to the verdicts.
 
 One log holds groups of one kind each, as tenants: genuine exchanges, answers to other prompts, prompts of another template,
-temperatures that were not the sampler's, edited text. At last the weights of the engine are changed and genuine traffic is asked again.
+temperatures that were not the sampler's, edited text. A perturbed target answers from the states that were captured.
 """
 
 import gzip
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.data.capture import capture_table
 from outrider.data.causes import judge
@@ -25,15 +26,16 @@ from outrider.data.slices import name_slices, write_slices
 from outrider.data.split import PARTS
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import LoggedRow, open_engine
+from outrider.serving.engine import open_engine
+from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoint import load_target_ends
 from tests.data.logs import write_log
 
 WORKLOADS = ("general", "document_extraction", "social_chat")
-GROUP = 24
+GROUP = 20
 """Exchanges of each kind."""
-SIZES = {"genuine": 60}
+SIZES = {"genuine": 40}
 """Of a kind that has another number."""
 MIN_ON_POLICY = 0.95
 END = 1
@@ -122,8 +124,7 @@ CAUSES = [
 
 @pytest.fixture(scope="module")
 def engine(nano_r1):
-    extension = "tests.data.perturbing.PerturbingExtension"
-    with open_engine(TargetConfig(model=str(nano_r1)), EngineConfig(), extension=extension) as engine:
+    with open_engine(TargetConfig(model=str(nano_r1)), EngineConfig()) as engine:
         yield engine
 
 
@@ -220,7 +221,7 @@ def with_an_address(row):
     """Asked with an address that the answer repeats; as text alone."""
     messages, choice = row["request"]["messages"], row["response"]["choices"][0]
     asked = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."}]
-    message = {**choice["message"], "content": choice["message"]["content"] + " Write to ada@lovelace.org."}
+    message = {**choice["message"], "content": (choice["message"]["content"] or "") + " Write to ada@lovelace.org."}
     response = {
         **row["response"],
         "prompt_token_ids": None,
@@ -231,13 +232,16 @@ def with_an_address(row):
 
 @pytest.mark.engine
 def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
-    rows = [row for row in recorded("social_chat") if 30 < row["response"]["usage"]["completion_tokens"] <= 45][-12:]
+    def length(row):
+        return len(row["response"]["choices"][0]["token_ids"])
+
+    rows = sorted((row for row in recorded("social_chat") if length(row) > 30), key=length)[:12]
     log = write_log(tmp_path / "log.jsonl", [*map(with_an_address, rows[:8]), *rows[8:]])
     privacy = PrivacyConfig(mode="surrogate", regenerate=True, entities=["EMAIL_ADDRESS"])
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
     assert summary["fidelity"] == {"regenerate": 8, "exact": 4}
     divide_by_turns(tmp_path)
-    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: two batches of four
+    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: several batches
     first, second, third = Interrupted(engine, answers=1), Interrupted(engine), Interrupted(engine)
     with pytest.raises(KeyboardInterrupt):
         captured(first, nano_r1, tmp_path, config)
@@ -266,17 +270,31 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     assert report["slices"]["fidelity"]["regenerate"]["outside_top_p"] < 0.01
 
 
+def scored_by(head_VH, store, rows):
+    """What capture would have summed if the target served had another head, from the states that it kept."""
+    sums_SPC = []
+    for row in rows:
+        text = LoggedText(row["token_ids"], Claim(row["completion_start"], row["temperature"], row["top_p"], 1024))
+        hidden_TH = store.read(row["sequence_id"]).hidden.float()
+        score_step(
+            [Step(text, 0, 0, len(hidden_TH))], hidden_TH, lambda h_NH: h_NH @ head_VH.T, len(head_VH), keep=True
+        )
+        sums_SPC.append(text.sums_PC.numpy())
+    sampling = [np.round(np.array(rows[name], np.float64), 4) for name in ("temperature", "top_p")]
+    return Evidence(list(COLUMNS), np.array(sums_SPC), *sampling, np.zeros(len(rows), bool))
+
+
 @pytest.mark.engine
-def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(engine, nano_r1, sequences, judged, tmp_path):
-    """The last test of the module's engine: its weights are other ones from here on."""
-    table = load_sequences(sequences / "sequences")
-    genuine_rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
-    assert engine.llm.collective_rpc("perturb", args=(0.05,))[0] > 10
-    names = ("sequence_id", "token_ids", "completion_start", "temperature", "top_p")
-    rows = [LoggedRow(*(row[name] for name in names)) for row in genuine_rows]
-    prefilled = engine.prefill_logged(rows, positions=1024)
-    sums_SPC = np.array([sums for _, _, sums in prefilled])
-    sampling = [np.round(np.array(genuine_rows[name], np.float64), 4) for name in ("temperature", "top_p")]
-    verdict = judge(Evidence(list(COLUMNS), sums_SPC, *sampling, np.zeros(len(genuine_rows), bool)))
+def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano_r1, sequences):
+    table, store = load_sequences(sequences / "sequences"), FeatureStore.open(sequences / "features")
+    rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
+    head_VH = load_target_ends(nano_r1).lm_head_VH.float()
+    same, by_engine = scored_by(head_VH, store, rows), Evidence.of(store, rows)
+    assert judge(same).own is True
+    # The engine's head answers in bf16.
+    difference = same.share("sampled_logprob") - by_engine.share("sampled_logprob")
+    assert abs(difference) < 0.01 and same.total("tokens") == by_engine.total("tokens")
+    noise_VH = torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
+    verdict = judge(scored_by(head_VH + 0.3 * noise_VH, store, rows))
     assert (verdict.own, verdict.cause) == (False, "revision_or_settings"), verdict.text
     assert "another revision or quantization of the target wrote it" in verdict.text

@@ -82,11 +82,12 @@ def test_personal_data_is_counted_where_it_was_looked_for(run, tmp_path):
     config = PrivacyConfig(mode="surrogate")
     found = Counter({"EMAIL_ADDRESS.prompt": 9731, "CREDIT_CARD.completion": 4})
     left_out = Counter(privacy_regenerate=4)
-    tally = PrivacyTally(exchanges=5000, with_any=1203, replaced=1199, left_out=left_out, found=found)
+    tally = PrivacyTally(exchanges=5000, with_any=1203, replaced=1199, to_regenerate=7, left_out=left_out, found=found)
     tally.write(config, tmp_path / "traffic" / "privacy.json")
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
     for form in (page, (tmp_path / "report.md").read_text()):
         assert "1,203 of 5,000 exchanges hold some" in form and "Surrogates stand in 1,199 prompts; 4 exchanges" in form
+        assert "To 7 prompts the target gave a new response" in form
     assert "<td>9731</td>" in page and "Names, addresses and dates of birth have no pattern" in page
     assert json.loads((tmp_path / "report.json").read_text())["privacy"]["found"]["CREDIT_CARD"]["completion"] == 4
 

@@ -161,3 +161,25 @@ def test_what_1_37_has_goes_before_what_was_before_it():
     payload = json.dumps({"name": "chat r1", "attributes": said}).encode()
     (outcome,) = parse_record("otel_genai", Record(Place("spans.jsonl", 1), payload))
     assert (outcome.messages[0]["content"], outcome.content) == ("new", "yes")
+
+
+def test_a_record_that_cannot_be_read_spoils_none_of_the_others():
+    events = [
+        {"eventName": "gen_ai.user.message", "body": {"kvlistValue": {"values": [pair("content", "Hi")]}}},
+        {
+            "eventName": "gen_ai.choice",
+            "body": {"stringValue": '{"finish_reason": "stop", "message": {"content": "Ho"}}'},
+        },
+    ]
+    records = [
+        {**event, "traceId": "a", "spanId": "b", "attributes": [pair("gen_ai.system", "r1")]} for event in events
+    ]
+    broken = {"traceId": "a", "spanId": "b", "attributes": [{"key": 17}]}
+    payload = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [broken, *records]}]}]}).encode()
+    reject, outcome = parse_record("otel_genai", Record(Place("logs.jsonl", 1), payload))
+    assert reject.reason == "wrong_type" and reject.detail.startswith("span 1: ")
+    assert (outcome.messages, outcome.content) == ([{"role": "user", "content": "Hi"}], "Ho")
+
+
+def pair(key, text):
+    return {"key": key, "value": {"stringValue": text}}
