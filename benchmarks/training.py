@@ -205,6 +205,7 @@ class PlainLoop(torch.nn.Module):
         super().__init__()
         self.config = DeepseekV3Config.from_pretrained(target_dir)
         self.config._attn_implementation = "sdpa"
+        self.config._experts_implementation = "grouped_mm"  # transformers' own choice where it loads a model
         self.layer = DeepseekV3DecoderLayer(self.config, self.config.num_hidden_layers - 1)
         self.layer.self_attn.layer_idx = 0
         self.layer.load_state_dict(speculator.block.state_dict())
