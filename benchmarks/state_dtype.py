@@ -20,7 +20,7 @@ from transformers import DeepseekV3ForCausalLM
 
 from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import compare, replay
+from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.serving.client import Sampling
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
@@ -88,20 +88,30 @@ def main() -> None:
             speculator = SpeculatorConfig(depth=DEPTH)
             train(TARGET, out / dtype, sampling, parts, speculator, settings, work, directory, work)
 
-    rows, sums = list(load_sequences(sequences, parts["heldout"])), {}
-    greedy = Sampling(0.0, 1.0)
-    for name, dtype, asked in itertools.product(speculators, DTYPES, (None, greedy)):
-        sums[name, dtype, asked] = replay(speculators[name], TARGET, stores[dtype], rows, DEPTH, sampling=asked)
-    pairs = [((name, "bf16"), (name, "fp8"), "the same speculator, other states") for name in speculators]
+    rows, greedy = list(load_sequences(sequences, parts["heldout"])), Sampling(0.0, 1.0)
+    replayed: dict[tuple, ReplaySums] = {}
+
+    def replay_once(name: str, dtype: str, asked: Sampling | None) -> ReplaySums:
+        key = (name, dtype, asked)
+        if key not in replayed:
+            replayed[key] = replay(speculators[name], TARGET, stores[dtype], rows, DEPTH, sampling=asked)
+        return replayed[key]
+
+    pairs = [
+        ((name, "bf16"), (name, "fp8"), "the same speculator, other states") for name in ("base", "trained on bf16")
+    ]
     pairs.append((("trained on bf16", "bf16"), ("trained on fp8", "bf16"), "trained on other states"))
-    for (before, after, what), asked in itertools.product(pairs, (None, greedy)):
-        a, b = sums[(*before, asked)], sums[(*after, asked)]
-        found = compare(a, b, DEPTH, samples=2000, seed=0)
-        line = {"what": what, "of": [*before], "to": [*after], "sampling": "greedy" if asked else "as logged"}
-        print(
-            json.dumps(line | {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}),
-            flush=True,
-        )
+    for asked, (before, after, what) in itertools.product((greedy, None), pairs):
+        found = compare(replay_once(*before, asked), replay_once(*after, asked), DEPTH, samples=2000, seed=0)
+        line = {
+            "what": what,
+            "from": before,
+            "to": after,
+            "sampling": "greedy" if asked else "as logged",
+            "n": len(rows),
+        }
+        line |= {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
