@@ -20,8 +20,7 @@ from transformers import DeepseekV3ForCausalLM
 
 from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import compare, replay
-from outrider.serving.client import Sampling
+from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.files import read_json
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("--validation", type=int, default=30)
     parser.add_argument("--heldout", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--drafts", nargs="+", default=["greedy", "probabilistic"], help="how drafts are taken from q")
     args = parser.parse_args()
     out, wanted = (
         args.run / "state_dtype",
@@ -88,20 +88,22 @@ def main() -> None:
             speculator = SpeculatorConfig(depth=DEPTH)
             train(TARGET, out / dtype, sampling, parts, speculator, settings, work, directory, work)
 
-    rows, sums = list(load_sequences(sequences, parts["heldout"])), {}
-    greedy = Sampling(0.0, 1.0)
-    for name, dtype, asked in itertools.product(speculators, DTYPES, (None, greedy)):
-        sums[name, dtype, asked] = replay(speculators[name], TARGET, stores[dtype], rows, DEPTH, sampling=asked)
+    rows = list(load_sequences(sequences, parts["heldout"]))
+    replayed: dict[tuple, ReplaySums] = {}
+
+    def replay_once(name: str, dtype: str, drafts: str) -> ReplaySums:
+        key = (name, dtype, drafts)
+        if key not in replayed:
+            replayed[key] = replay(speculators[name], TARGET, stores[dtype], rows, DEPTH, drafts)
+        return replayed[key]
+
     pairs = [((name, "bf16"), (name, "fp8"), "the same speculator, other states") for name in speculators]
     pairs.append((("trained on bf16", "bf16"), ("trained on fp8", "bf16"), "trained on other states"))
-    for (before, after, what), asked in itertools.product(pairs, (None, greedy)):
-        a, b = sums[(*before, asked)], sums[(*after, asked)]
-        found = compare(a, b, DEPTH, samples=2000, seed=0)
-        line = {"what": what, "of": [*before], "to": [*after], "sampling": "greedy" if asked else "as logged"}
-        print(
-            json.dumps(line | {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}),
-            flush=True,
-        )
+    for drafts, (before, after, what) in itertools.product(args.drafts, pairs):
+        found = compare(replay_once(*before, drafts), replay_once(*after, drafts), DEPTH, samples=2000, seed=0)
+        line = {"what": what, "from": before, "to": after, "drafts": drafts, "n": len(rows)}
+        line |= {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
