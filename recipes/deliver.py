@@ -7,6 +7,7 @@ copy_bundle(run, recipe, "s3://bucket/prefix")      # the same where an endpoint
 import shutil
 from typing import Any
 
+from outrider.data.stores import answering
 from outrider.eval.gate import EXIT_CODES, SHIP
 from outrider.recipes.run_dir import RunDirectory
 from outrider.recipes.schema import Recipe
@@ -39,7 +40,8 @@ def deliver(run: RunDirectory, recipe: Recipe, force: bool) -> dict[str, Any]:
 
 def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
     """Writes the exported bundle to a directory or an fsspec URL as well, and returns where."""
-    _write(run, recipe, read_json(run.bundle / "bundle.json")["evidence"], to)
+    with answering(f"export to {to}"):
+        _write(run, recipe, read_json(run.bundle / "bundle.json")["evidence"], to)
     return to
 
 
