@@ -6,7 +6,8 @@
     python -m benchmarks.training compile                     # nano R1: the same step with the layer compiled
 
 `step` and `compile` need states (benchmarks/states.py). Blocks of
-the ways that are compared alternate; speeds are medians of the paired ratios. One line of JSON each.
+the ways that are compared alternate; speeds are medians of the paired ratios. Times are CPU seconds of one thread, which other
+work on the machine hardly touches. One line of JSON each.
 """
 
 import argparse
@@ -61,17 +62,17 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
     for repeat in range(args.repeats):
         for name, way in ways.items():
             before = _reset_peak()
-            began = time.perf_counter()
+            began = time.process_time()
             value = way()
             value.backward()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.process_time() - began)
             peak = (_status("VmHWM") - before) / 1e6
             found[f"{name}_peak_gb"] = round(max(peak, found.get(f"{name}_peak_gb", 0.0)), 2)
             found[f"{name}_loss"] = value.item() / args.tokens
             gradients[name], u_NH.grad = u_NH.grad.float(), None
             del value
-            print(f"# {repeat} {name} {seconds[name][-1]:.1f} s, {peak:.2f} GB", flush=True)
-    found |= {f"{name}_s": round(statistics.median(times), 2) for name, times in seconds.items()}
+            print(f"# {repeat} {name} {seconds[name][-1]:.1f} CPU s, {peak:.2f} GB", flush=True)
+    found |= {f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()}
     if args.naive:
         found |= _ratio(seconds["naive"], seconds["chunked"])
         found["gradient_cosine"] = F.cosine_similarity(*(g.flatten() for g in gradients.values()), dim=0).item()
@@ -168,17 +169,17 @@ class StepBench:
         tokens = 0
         for turn in range(self.args.repeats + 1):
             for name, way in ways.items():
-                began = time.perf_counter()
+                began = time.process_time()
                 value, count = way(turn)
                 if turn:
-                    seconds[name].append(time.perf_counter() - began)
+                    seconds[name].append(time.process_time() - began)
                     losses[name].append(value)
             tokens += count if turn else 0
         return {
             "depth": self.args.depth,
             "row_tokens": self.args.row_tokens,
             "steps": self.args.repeats,
-            **{f"{name}_tokens_per_s": round(tokens / sum(times)) for name, times in seconds.items()},
+            **{f"{name}_tokens_per_cpu_s": round(tokens / sum(times)) for name, times in seconds.items()},
             **{f"{name}_loss": round(statistics.mean(values), 5) for name, values in losses.items()},
             **_ratio(seconds[slow], seconds[fast]),
         }
@@ -307,6 +308,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     print(json.dumps({"loss": loss, "step": step, "compile": compiled}[args.what](args)))
 
 

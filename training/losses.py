@@ -31,7 +31,6 @@ Shapes: K depths, N target tokens, H hidden, V vocabulary, C rows of a chunk.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.speculators.acceptance import GREEDY_BELOW
@@ -77,6 +76,24 @@ def distillation_loss(
     return loss_KN, Judged(*found)
 
 
+class _Buffers:
+    """Room for the logits of a chunk, taken once: fresh memory of this size costs as much as the arithmetic on it."""
+
+    def __init__(self, u_KNH: Tensor, rows: int, vocabulary: int, wide: torch.dtype):
+        self.raw_CV = u_KNH.new_empty(rows, vocabulary)
+        self.z_CV, self.p_CV, self.q_CV = (u_KNH.new_empty(rows, vocabulary, dtype=wide) for _ in range(3))
+
+    def cut(self, rows: int) -> "_Buffers":
+        """The same memory for a chunk of fewer rows."""
+        part = object.__new__(_Buffers)
+        part.__dict__ = {name: tensor[:rows] for name, tensor in self.__dict__.items()}
+        return part
+
+    def logits(self, state_CH: Tensor, lm_head_VH: Tensor) -> Tensor:
+        """W h in `z_CV`."""
+        return self.z_CV.copy_(torch.mm(state_CH, lm_head_VH.t(), out=self.raw_CV))
+
+
 class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows):
@@ -84,21 +101,23 @@ class _ChunkedDistillation(torch.autograd.Function):
         wide = torch.promote_types(u_KNH.dtype, torch.float32)
         grad_KNH = torch.zeros_like(u_KNH)
         out = [u_KNH.new_zeros(depths, tokens, dtype=wide) for _ in range(4)]
+        whole = _Buffers(u_KNH, min(rows, tokens), lm_head_VH.shape[0], wide)
         for start in range(0, tokens, rows):
-            chunk = slice(start, start + rows)
+            chunk = slice(start, min(start + rows, tokens))
             if not valid_KN[:, chunk].any():
                 continue
-            logits_CV = F.linear(teacher_NH[chunk], lm_head_VH).to(wide)
-            temperature_C, top_p_C = served.temperature_N[chunk], served.top_p_N[chunk]
-            teacher = served_distribution(logits_CV, token_N[chunk], temperature_C, top_p_C)
-            del logits_CV  # it holds log p by now; the depths want its room
+            room = whole.cut(chunk.stop - start)
+            token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
+            z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
+            teacher = served_distribution(z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk])
             draft_temperature_C = served.draft_temperature(chunk)
             for s in range(depths):
-                z_CV = F.linear(u_KNH[s, chunk], lm_head_VH).to(wide)
-                found, dz_CV = _judge(z_CV, teacher, token_N[chunk], temperature_C, draft_temperature_C, kind)
+                z_CV = room.logits(u_KNH[s, chunk], lm_head_VH)
+                found, dz_CV = _judge(z_CV, room.q_CV, teacher, token_C, temperature_C, draft_temperature_C, kind)
                 for out_KN, found_C in zip(out, found, strict=True):
                     out_KN[s, chunk] = found_C * valid_KN[s, chunk]
-                grad_KNH[s, chunk] = (dz_CV.to(u_KNH.dtype) @ lm_head_VH) * valid_KN[s, chunk, None]
+                torch.mm(room.raw_CV.copy_(dz_CV), lm_head_VH, out=grad_KNH[s, chunk])
+                grad_KNH[s, chunk] *= valid_KN[s, chunk, None]
         ctx.save_for_backward(grad_KNH)
         ctx.mark_non_differentiable(*out[1:])
         return tuple(out)
@@ -111,6 +130,7 @@ class _ChunkedDistillation(torch.autograd.Function):
 
 def _judge(
     z_CV: Tensor,
+    q_CV: Tensor,
     teacher: Teacher,
     token_C: Tensor,
     temperature_C: Tensor,
@@ -124,7 +144,7 @@ def _judge(
     top_C, drafted_C = z_CV.max(-1)
     cross_C = torch.linalg.vecdot(p_CV, z_CV)
     best_z_C = z_CV.gather(-1, teacher.best_C[:, None])[:, 0]
-    q_CV = z_CV.softmax(-1)
+    torch.softmax(z_CV, -1, out=q_CV)
     log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]

@@ -1,13 +1,12 @@
 """The target's distribution as the customer's requests are served: what drafts are accepted against, and so what they learn.
 
-    teacher = served_distribution(logits_CV, token_C, temperature_C, top_p_C)      # overwrites logits_CV
-    teacher.p_CV
+    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C)      # z: logits, overwritten; p: where to put p
 
 p = softmax(logits / temperature), cut to its nucleus and renormalised; one-hot at temperature 0: the distribution of
-`speculators.acceptance.target_distribution`, which is its test. Here it is made in place and without sorting the vocabulary:
-the nucleus nearly always lies within the most likely 256 tokens, and only rows where it does not are sorted whole.
+`speculators.acceptance.target_distribution`, which is its test. Here it is made without sorting the vocabulary: the nucleus
+nearly always lies within the most likely 256 tokens, and only rows where it does not are sorted whole.
 
-Shapes: C rows of a chunk, V vocabulary, M most likely tokens that are looked at.
+Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens that are looked at.
 """
 
 from typing import NamedTuple
@@ -19,9 +18,6 @@ from outrider.speculators.acceptance import GREEDY_BELOW
 
 NUCLEUS_WITHIN = 256
 """Most likely tokens among which the nucleus is looked for first. At 129,280 tokens a partial sort costs a twentieth of a whole one."""
-
-NEVER = -1e30
-"""The logit of a token that is cut. Finite, so that p * log p is 0 and not NaN."""
 
 
 class Served(NamedTuple):
@@ -52,44 +48,44 @@ class Teacher(NamedTuple):
     """p of the logged token; before the cut where the cut (by rounding: a log shows what was sampled) left it out."""
 
 
-def served_distribution(logits_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor) -> Teacher:
-    """p from logits in float32 or float64, which are overwritten. Memory: one more [C, V] while it works, p itself included."""
-    best_C = logits_CV.argmax(-1)
+def served_distribution(z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor) -> Teacher:
+    """Puts p of the logits z, float32 or float64, into `p_CV`; z is divided by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
-    z_CV = logits_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None].to(logits_CV.dtype))
-    log_sum_C = z_CV.logsumexp(-1)
-    uncut_C = (z_CV.gather(-1, token_C[:, None])[:, 0] - log_sum_C).exp()
+    z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
+    top_C, best_C = z_CV.max(-1)
+    torch.softmax(z_CV, -1, out=p_CV)
+    log_sum_exp_C = top_C - p_CV.gather(-1, best_C[:, None])[:, 0].log()
+    negative_entropy_C = torch.linalg.vecdot(p_CV, z_CV) - log_sum_exp_C
+    uncut_C = p_CV.gather(-1, token_C[:, None])[:, 0]
     rows = ((top_p_C < 1) & ~greedy_C).nonzero()[:, 0]
-    for within in (NUCLEUS_WITHIN, z_CV.shape[1]):
+    for within in (NUCLEUS_WITHIN, p_CV.shape[1]):
         if len(rows):
-            rows = _cut_to_nucleus(z_CV, log_sum_C, top_p_C, rows, min(within, z_CV.shape[1]))
+            rows = _cut_to_nucleus(p_CV, negative_entropy_C, top_p_C, rows, min(within, p_CV.shape[1]))
     if greedy_C.any():
-        z_CV[greedy_C] = NEVER
-        z_CV[greedy_C, best_C[greedy_C]] = 0.0
-        log_sum_C[greedy_C] = 0.0
-    log_p_CV = z_CV.sub_(log_sum_C[:, None])
-    p_CV = log_p_CV.exp()
+        p_CV[greedy_C] = 0.0
+        p_CV[greedy_C, best_C[greedy_C]] = 1.0
+        negative_entropy_C[greedy_C] = 0.0
     logged_C = p_CV.gather(-1, token_C[:, None])[:, 0]
-    logged_C = torch.where(logged_C > 0, logged_C, uncut_C)
-    return Teacher(p_CV, best_C, torch.linalg.vecdot(p_CV, log_p_CV), logged_C)
+    return Teacher(p_CV, best_C, negative_entropy_C, torch.where(logged_C > 0, logged_C, uncut_C))
 
 
-def _cut_to_nucleus(z_CV: Tensor, log_sum_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int) -> Tensor:
-    """Cuts the rows whose nucleus ends within the most likely tokens, renormalises `log_sum_C`, and returns the other rows.
+def _cut_to_nucleus(p_CV: Tensor, negative_entropy_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int) -> Tensor:
+    """Cuts and renormalises the rows whose nucleus ends within the most likely tokens, and returns the other rows.
 
     A token is kept while the mass of the more likely ones is below top_p: vLLM's rule (ascending, dropped while the mass up
     to and with it is at most 1 - top_p), told from the other end.
     """
-    all_of_them = len(rows) == len(z_CV)
-    top_RM, index_RM = (z_CV if all_of_them else z_CV[rows]).topk(within, dim=-1)
-    share_RM = (top_RM - log_sum_C[rows, None]).exp()
+    all_of_them = len(rows) == len(p_CV)
+    share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
     kept_RM = share_RM.cumsum(-1) - share_RM < top_p_C[rows, None]
-    ends_R = ~kept_RM[:, -1] | (within == z_CV.shape[1])
+    ends_R = ~kept_RM[:, -1] | (within == p_CV.shape[1])
     done = rows[ends_R]
-    if ends_R.all() and all_of_them:
-        z_CV.fill_(NEVER)
+    cut_RM = (share_RM * kept_RM)[ends_R]
+    cut_RM = cut_RM / cut_RM.sum(-1, keepdim=True)
+    if len(done) == len(p_CV):
+        p_CV.zero_()
     else:
-        z_CV[done] = NEVER
-    z_CV[done[:, None], index_RM[ends_R]] = top_RM[ends_R].masked_fill(~kept_RM[ends_R], NEVER)
-    log_sum_C[done] += (share_RM[ends_R] * kept_RM[ends_R]).sum(-1).log()
+        p_CV[done] = 0.0
+    p_CV[done[:, None], index_RM[ends_R]] = cut_RM
+    negative_entropy_C[done] = torch.special.xlogy(cut_RM, cut_RM).sum(-1)
     return rows[~ends_R]
