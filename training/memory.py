@@ -154,11 +154,14 @@ class MemoryPlan:
         else:
             mlp = s.experts_per_token * (2 * s.hidden + 3 * s.expert_intermediate)
         states = 2 * self.depth * row.anchors * s.hidden + 4 * row.tokens * s.hidden
+        activations = 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4)
+        replay = {"activations": activations, "loss_chunk": 4 * CHUNK_COPIES * self._chunk()}
+        # Reading comes first, and on a CPU in the same memory: the file's tensors in bf16 beside what they are copied to.
+        reading = {"checkpoint_being_read": 2 * s.total if self.device == "cpu" else 0}
         return {
             "base_speculator_float32": 4 * s.total,
             "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
-            "activations": 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4),
-            "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
+            **max(replay, reading, key=lambda parts: sum(parts.values())),
         }
 
     def _backward(self) -> dict[str, int]:
