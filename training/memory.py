@@ -93,11 +93,12 @@ class MemoryPlan:
         return {phase: {part: int(value) for part, value in parts.items() if value} for phase, parts in phases.items()}
 
     def host_bytes(self, processes: int) -> int:
-        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs the base speculator in float32 on
-        its way to each of them, and rows."""
+        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs embedding and head on their way
+        there, rows and libraries of each, and the weights that one of them publishes."""
         if self.device == "cpu":
             return self.peak()[1] * processes
-        return processes * (4 * self.size.total + self._ends() + ROWS_IN_FLIGHT * self._row_bytes())
+        each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
+        return processes * each + self._b * self.size.total
 
     @property
     def unrolled(self) -> Unrolled:
@@ -154,14 +155,11 @@ class MemoryPlan:
         else:
             mlp = s.experts_per_token * (2 * s.hidden + 3 * s.expert_intermediate)
         states = 2 * self.depth * row.anchors * s.hidden + 4 * row.tokens * s.hidden
-        activations = 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4)
-        replay = {"activations": activations, "loss_chunk": 4 * CHUNK_COPIES * self._chunk()}
-        # Reading comes first, and on a CPU in the same memory: the file's tensors in bf16 beside what they are copied to.
-        reading = {"checkpoint_being_read": 2 * s.total if self.device == "cpu" else 0}
         return {
             "base_speculator_float32": 4 * s.total,
             "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
-            **max(replay, reading, key=lambda parts: sum(parts.values())),
+            "activations": 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4),
+            "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
     def _backward(self) -> dict[str, int]:
