@@ -7,7 +7,7 @@
 process's own memory (RssAnon, every 5 ms: file pages can be had back) in two phases: the start with step-0 parity, and the steps,
 the second of which has optimizer states. The process is ended when it has logged that step. Rows are packed from sequences of 400
 tokens, or shorter where the row is, 150 (or half) of them response. `before` is the process when all is imported and nothing loaded;
-DeepSpeed imports more as it starts. Prints a line of JSON; refuses to start where the machine has not 1.1 times the predicted memory
+DeepSpeed imports more as it starts. Prints a line of JSON; refuses to start where the machine has not 1.05 times the predicted memory
 available.
 """
 
@@ -150,7 +150,7 @@ def main() -> None:
         row = RowShape.of_sequences([(length, min(150, length // 2) - 1)] * (args.row_tokens // length))
         plan = MemoryPlan(size, row, args.row_tokens, args.depth, device="cpu")
         needed, free = plan.peak()[1], psutil.virtual_memory().available
-        if 1.1 * needed > free:
+        if 1.05 * needed > free:
             raise SystemExit(f"predicted {needed / 1e9:.1f} GB, available {free / 1e9:.1f} GB: not started")
         target = TargetConfig().directory() if nano else write_r1_layer(work, args.vocab)
         parts, same_row = write_states(work / "states", config, args.row_tokens)

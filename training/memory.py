@@ -93,11 +93,12 @@ class MemoryPlan:
         return {phase: {part: int(value) for part, value in parts.items() if value} for phase, parts in phases.items()}
 
     def host_bytes(self, processes: int) -> int:
-        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs the base speculator in float32 on
-        its way to each of them, and rows."""
+        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs embedding and head on their way
+        there, rows and libraries of each, and the weights that one of them publishes."""
         if self.device == "cpu":
             return self.peak()[1] * processes
-        return processes * (4 * self.size.total + self._ends() + ROWS_IN_FLIGHT * self._row_bytes())
+        each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
+        return processes * each + self._b * self.size.total
 
     @property
     def unrolled(self) -> Unrolled:
