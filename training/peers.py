@@ -82,9 +82,13 @@ def watch(out_dir: Path, rank: int) -> None:
     """Starts the thread that ends this process after another one's failure."""
 
     def look() -> None:
-        while not _failures(out_dir, rank):
+        while not (failures := _failures(out_dir, rank)):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
+        # So that this rank is not taken for one that was killed.
+        leave_error(
+            out_dir, rank, f"ended because rank {failures[0].rank} did", OutriderError.exit_code, expected=False
+        )
         os._exit(OutriderError.exit_code)
 
     threading.Thread(target=look, name="peers", daemon=True).start()

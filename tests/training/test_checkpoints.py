@@ -233,7 +233,7 @@ def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(small_
     corpus: Corpus = make_corpus(tmp_path / "corpus", train_sequences=8, validation_sequences=2)
     ballast = small_disk / "others_use_it_too"
     ballast.write_bytes(bytes(1_200_000))
-    settings = {"epochs": 2, "checkpoint_every": 1, "evaluate_every": 100, "keep_checkpoints": 3}
+    settings = {"epochs": 6, "checkpoint_every": 1, "evaluate_every": 100, "keep_checkpoints": 4}
     with pytest.raises(OutriderError, match=r"checkpoints: a checkpoint needs .* Nothing was written"):
         corpus.train(small_disk, **settings)
     left = finished(small_disk / "training" / "checkpoints")
