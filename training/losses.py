@@ -159,7 +159,8 @@ def _judge(
         m_CV = (q_CV < p_CV).to(z_CV.dtype) if drawn else p_CV
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
         if drawn:
-            alpha_C = m_q_C + 1 - torch.linalg.vecdot(m_CV, p_CV)  # sum min(p, q): q where it is the smaller, else p
+            # Summed as it stands, not as 1 - TV: 1 / alpha must not meet what cancellation leaves of a small alpha.
+            alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
     if kind == "kl":

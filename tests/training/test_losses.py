@@ -240,3 +240,28 @@ def test_literal_p_is_the_engines() -> None:
     logits_NV = F.linear(teacher_NH, lm_head_VH)
     expected = literal_target(logits_NV, served.temperature_N, served.top_p_N)
     torch.testing.assert_close(literal_p(logits_NV, served).float(), expected)
+
+
+@pytest.mark.parametrize("probabilistic", [False, True])
+def test_lk_alpha_is_bounded_where_p_and_q_hardly_meet(probabilistic: bool) -> None:
+    """-log alpha has a slope of at most 2 over all logits, however small alpha is: none of it may be rounding's."""
+    torch.manual_seed(0)
+    rows, vocabulary = 64, 500
+    teacher_NH = torch.randn(rows, vocabulary)
+    teacher_NH[:, 0] = 25.0
+    u_KNH = torch.randn(1, rows, vocabulary)
+    u_KNH[:, :, 1] = torch.linspace(5.0, 45.0, rows)
+    served = Served(torch.ones(rows), torch.full((rows,), 0.95), probabilistic)
+    token_N, valid_KN = torch.zeros(rows, dtype=torch.long), torch.ones(1, rows, dtype=torch.bool)
+    gradients, values = [], []
+    for dtype in (torch.float32, torch.float64):
+        u = u_KNH.to(dtype, copy=True).requires_grad_()
+        head_VH = torch.eye(vocabulary, dtype=dtype)
+        loss_KN, _ = distillation_loss(u, teacher_NH.to(dtype), token_N, valid_KN, head_VH, served, "lk_alpha")
+        loss_KN.sum().backward()
+        gradients.append(u.grad.double())
+        values.append(loss_KN.double())
+    assert values[1].max() > 30
+    assert gradients[0].abs().sum(-1).max() < 2.001
+    torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-4)
