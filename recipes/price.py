@@ -68,7 +68,6 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
     size = mtp_size(config, source)
     tokens, counted = traffic_tokens(run, recipe)
     row, assumed = _largest_row(run, recipe, size)
-    # All weights are trained; what else `speculator` may say of that goes in here.
     plan = MemoryPlan(
         size,
         row,
@@ -78,6 +77,8 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         processes=recipe.training.processes,
         rows_each=recipe.training.rows_per_step // recipe.training.processes,
         compute=recipe.training.compute,
+        trained_parameters=recipe.speculator.train,
+        lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
     )
     capture = capture_cost(tokens, recipe, config["hidden_size"])

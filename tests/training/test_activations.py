@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from outrider.speculators.deepseek import DeepseekArch, Experts
+from outrider.speculators.frozen import FrozenExperts, Stack
+from outrider.speculators.lora import AdaptedExperts
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
 from outrider.speculators.size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
@@ -16,11 +18,30 @@ def config(**changes: object) -> dict:
     return base | changes
 
 
-def kept_by_autograd(settings: dict, sequences: list[tuple[int, int]], depth: int, dtype: torch.dtype) -> int:
+RANK = 8
+
+
+def freeze_experts(speculator: MTPSpeculator, adapted: bool) -> None:
+    """As `load_mtp(frozen_experts=True)` makes them."""
+    experts = speculator.block.mlp.experts
+    gate, up = experts.gate_up_proj.detach().chunk(2, dim=1)
+    stacks = {"gate_proj": gate, "up_proj": up, "down_proj": experts.down_proj.detach()}
+    frozen = FrozenExperts(speculator.arch, {name: Stack(value.bfloat16().clone()) for name, value in stacks.items()})
+    if adapted:
+        frozen = AdaptedExperts(frozen, speculator.arch, RANK, 16.0, seed=0)
+    speculator.block.mlp.experts = frozen
+
+
+def kept_by_autograd(
+    settings: dict, sequences: list[tuple[int, int]], depth: int, dtype: torch.dtype, train: str = "all"
+) -> int:
     """Bytes of the distinct storages of saved tensors, those of weights and of the target's ends left out."""
     torch.manual_seed(0)
     arch = DeepseekArch.from_config(settings)
-    speculator = MTPSpeculator(arch).to(dtype)
+    speculator = MTPSpeculator(arch)
+    if train != "all":
+        freeze_experts(speculator, adapted=train == "lora")
+    speculator.to(dtype)
     for module in speculator.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.float())
@@ -71,6 +92,15 @@ def test_autograd_keeps_what_is_counted(settings, depth, dtype):
     settings, sequences = config(**settings), [(120, 60), (90, 80), (40, 5)]
     counted = Unrolled(mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize).saved_bytes()
     assert counted == pytest.approx(kept_by_autograd(settings, sequences, depth, dtype), rel=0.01)
+
+
+@pytest.mark.parametrize("train", ["non_routed", "lora"])
+@pytest.mark.parametrize("experts", [4, 16])
+def test_autograd_keeps_less_of_frozen_experts(train, experts):
+    settings, sequences = config(n_routed_experts=experts), [(120, 60), (40, 5)]
+    row = RowShape.of_sequences(sequences)
+    counted = Unrolled(mtp_size(settings), row, 3, 2, "cpu", train, RANK).saved_bytes()
+    assert counted == pytest.approx(kept_by_autograd(settings, sequences, 3, torch.bfloat16, train), rel=0.01)
 
 
 def test_the_border_between_few_and_many_experts_is_the_modules():

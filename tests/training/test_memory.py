@@ -98,4 +98,4 @@ def test_more_of_anything_never_takes_less():
 
 
 def test_the_chunk_of_the_loss_is_the_losses():
-    assert memory.CHUNK_LOGITS == losses.CHUNK_ELEMENTS
+    assert (memory.CHUNK_LOGITS, memory.CHUNK_ROWS) == (losses.CHUNK_ELEMENTS, losses.CHUNK_ROWS)
