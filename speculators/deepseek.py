@@ -221,14 +221,6 @@ class Experts(nn.Module):
             return self._dense(x_NH, weight_Nk.new_zeros(x_NH.shape[0], self.count).scatter(1, index_Nk, weight_Nk))
         return self._sorted(x_NH, weight_Nk, index_Nk)
 
-    def gate_up(self, expert: int, x_MH: Tensor) -> Tensor:
-        """One expert's gate and up projections [M, 2F] of its tokens."""
-        return F.linear(x_MH, self.gate_up_proj[expert])
-
-    def down(self, expert: int, act_MF: Tensor) -> Tensor:
-        """One expert's down projection [M, H]."""
-        return F.linear(act_MF, self.down_proj[expert])
-
     def _dense(self, x_NH: Tensor, weight_NX: Tensor) -> Tensor:
         gate_NXF, up_NXF = (
             F.linear(x_NH, self.gate_up_proj.flatten(0, 1)).unflatten(1, (weight_NX.shape[1], -1)).chunk(2, -1)
@@ -240,13 +232,38 @@ class Experts(nn.Module):
         order = index_Nk.flatten().argsort(stable=True)
         token = order // index_Nk.shape[1]
         counts = index_Nk.flatten().bincount(minlength=self.count).tolist()
-        pieces = []
-        for expert, part_NH in enumerate(x_NH[token].split(counts)):
-            if len(part_NH):
-                gate, up = self.gate_up(expert, part_NH).chunk(2, -1)
-                pieces.append(self.down(expert, F.silu(gate) * up))
-        routed = torch.cat(pieces) * weight_Nk.flatten()[order, None].to(x_NH.dtype)
+        routed = self._one_by_one(x_NH[token], counts) * weight_Nk.flatten()[order, None].to(x_NH.dtype)
         return torch.zeros_like(x_NH).index_add(0, token, routed.to(x_NH.dtype))
+
+    def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
+        """[M, H]: the first `counts[0]` tokens through expert 0, the next ones through expert 1, and so on."""
+        gate_MF, up_MF = _GroupedLinear.apply(x_MH, self.gate_up_proj, counts).chunk(2, -1)
+        return _GroupedLinear.apply(F.silu(gate_MF) * up_MF, self.down_proj, counts)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """Each group of tokens through its own matrix of a stack [X, O, I]. Backward writes each matrix's gradient into one stack; an index
+    into the stack, or `unbind`, would make autograd build and add stacks of its own, 15 GB each for R1's gate and up projections."""
+
+    @staticmethod
+    def forward(ctx, x_MI, stack_XOI, counts):
+        ctx.save_for_backward(x_MI, stack_XOI)
+        ctx.counts = counts
+        out_MO = x_MI.new_empty(len(x_MI), stack_XOI.shape[1])
+        for x_CI, weight_OI, out_CO in zip(x_MI.split(counts), stack_XOI, out_MO.split(counts), strict=True):
+            torch.mm(x_CI, weight_OI.T, out=out_CO)
+        return out_MO
+
+    @staticmethod
+    def backward(ctx, grad_MO):
+        x_MI, stack_XOI = ctx.saved_tensors
+        grad_x_MI, grad_stack_XOI = torch.empty_like(x_MI), torch.zeros_like(stack_XOI)
+        groups = zip(*(tensor.split(ctx.counts) for tensor in (x_MI, grad_MO, grad_x_MI)), strict=True)
+        for expert, (x_CI, grad_CO, grad_x_CI) in enumerate(groups):
+            if len(x_CI):
+                torch.mm(grad_CO, stack_XOI[expert], out=grad_x_CI)
+                torch.mm(grad_CO.T, x_CI, out=grad_stack_XOI[expert])
+        return grad_x_MI, grad_stack_XOI, None
 
 
 class MixtureOfExperts(nn.Module):

@@ -53,10 +53,20 @@ class FrozenExperts(Experts):
         self.count = arch.experts
         self.stacks = stacks
 
+    def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
+        pieces = []
+        for expert, part_CH in enumerate(x_MH.split(counts)):
+            if len(part_CH):
+                gate, up = self.gate_up(expert, part_CH).chunk(2, -1)
+                pieces.append(self.down(expert, F.silu(gate) * up))
+        return torch.cat(pieces)
+
     def gate_up(self, expert: int, x_MH: Tensor) -> Tensor:
+        """One expert's gate and up projections [M, 2F] of its tokens."""
         return torch.cat([self._apply_frozen(name, expert, x_MH) for name in ("gate_proj", "up_proj")], dim=-1)
 
     def down(self, expert: int, act_MF: Tensor) -> Tensor:
+        """One expert's down projection [M, H]."""
         return self._apply_frozen("down_proj", expert, act_MF)
 
     def matrices(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
 
+from outrider.speculators import deepseek
 from outrider.speculators.checkpoint import experts_apart
 from outrider.speculators.deepseek import DecoderLayer, DeepseekArch, rotary_tables
 
@@ -104,3 +105,14 @@ def test_experts_are_named_one_by_one_and_share_memory():
     torch.testing.assert_close(torch.cat([views[f"mlp.experts.1.{p}_proj.weight"] for p in ("gate", "up")]), stacked[1])
     views["mlp.experts.0.up_proj.weight"].zero_()
     assert not stacked[0, 3:].any()
+
+
+def test_grouped_tokens_go_through_their_experts_and_gradients_too():
+    torch.manual_seed(0)
+    x_MI = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    stack_XOI = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
+    counts = [2, 0, 4, 3, 0]
+    out_MO = deepseek._GroupedLinear.apply(x_MI, stack_XOI, counts)
+    expert_M = torch.arange(5).repeat_interleave(torch.tensor(counts))
+    assert torch.allclose(out_MO, torch.einsum("mi,moi->mo", x_MI, stack_XOI[expert_M]))
+    assert torch.autograd.gradcheck(lambda x, stack: deepseek._GroupedLinear.apply(x, stack, counts), (x_MI, stack_XOI))
