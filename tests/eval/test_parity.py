@@ -133,7 +133,7 @@ def other_norm(speculator, recording):
 def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, break_it):
     target, recording = tiny
     speculator, recording = break_it(load_mtp(target), recording)
-    save_mtp(speculator, target, tmp_path / "broken", dtype=torch.float32)
+    save_mtp(speculator, target, tmp_path / "broken")
     why = complaint(draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig())
     assert "usual causes: a state fed back before the final norm" in why and "at depth 3" in why
 
