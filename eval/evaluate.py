@@ -132,7 +132,9 @@ def evaluate(
     else:
         choice = {
             "k": evaluation.k,
+            "k_per_batch_size": None,
             "acceptance_length": validation.acceptance_length(),
+            "step_ms": None,
             "source": "the recipe's eval.k",
         }
     k = choice["k"]
@@ -356,7 +358,7 @@ def _sliced(
 def _predicted(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
     """Tokens/s that replay's acceptance length and the measured steps promise in the engine mode in which steps were timed, against
     those served: by concurrency and variant `predicted`, `served` and `relative_difference`."""
-    k, step_ms = results["k"], results["choice"].get("step_ms", {})
+    k, step_ms = results["k"], results["choice"]["step_ms"] or {}
     table: dict[str, Any] = {}
     for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
         for variant in ("base", "custom") if concurrency in step_ms else ():

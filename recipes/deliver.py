@@ -61,7 +61,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, judged: dict[str, Any]) -> dict
     kept = ("verdict", "reason", "acceptance_length", "tokens_per_s", "replay_vs_engine")
     choice = read_json(run.root / "report.json")["choice"]
     return {
-        "k_per_batch_size": choice.get("k_per_batch_size"),
+        "k_per_batch_size": choice["k_per_batch_size"],
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
