@@ -28,7 +28,7 @@ INTERRUPTED = 75
 UNEXPECTED = 70
 
 READS_TEXT = ("ingest", "split", "evaluate", "evaluate_other")
-STARTS_ENGINES = ("capture", "evaluate", "evaluate_other", "export")
+STARTS_ENGINES = ("capture", "train", "evaluate", "evaluate_other", "export")
 
 
 def main(stage: str, run: RunDirectory, options: dict) -> int:

@@ -21,6 +21,9 @@ GRACE_SECONDS = 900
 """How long a stage may take to close its engines and keep what is whole, a checkpoint of R1's layer (162 GB) with the step before
 it; a second signal ends the wait."""
 
+REPEAT_SECONDS = 30
+"""How long until a stage that goes on is told again: while an engine starts, a signal has been seen to get lost in its libraries."""
+
 TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
 """Environment variable: the descriptor on which a stage's process shows its progress; its stdout and stderr are the log."""
 
@@ -60,9 +63,12 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
             if received:
                 print("stopping; what is whole is kept (once more to stop at once)", file=sys.stderr, flush=True)
                 process.terminate()
-                waited = 0.0
+                told = waited = 0.0
                 while len(received) == 1 and waited < GRACE_SECONDS and not _ended(process, 0.2):
                     waited += 0.2
+                    if waited - told >= REPEAT_SECONDS:
+                        process.terminate()
+                        told = waited
             end_descendants(keep=before)
             status = process.wait()
             if received:

@@ -110,3 +110,26 @@ def test_output_goes_to_the_log_and_handlers_come_back(tmp_path):
 
 def test_exit_codes_name_the_signal():
     assert str(Interrupted(signal.SIGTERM)) == "SIGTERM"
+
+
+# A stage in whose libraries the first signal gets lost.
+DEAF = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1) or (len(heard) > 1 and sys.exit(75)))
+open(sys.argv[1], "w").write("1")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_stage_that_goes_on_is_told_again(tmp_path):
+    ready = tmp_path / "ready"
+    runner = RUNNER.replace(
+        "try:", "import outrider.recipes.supervise as supervise; supervise.REPEAT_SECONDS = 1\ntry:"
+    )
+    command = [sys.executable, "-c", runner, str(tmp_path / "log"), "-c", DEAF, str(ready)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_for_pid(ready)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 75
