@@ -7,18 +7,31 @@ What capture takes from vLLM differs from these by bf16's rounding (relative 0.0
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import DeepseekV3ForCausalLM
 
 from outrider.data.feature_store import FeatureWriter
-from outrider.data.sequences import load_sequences
+from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import TargetConfig
 from outrider.speculators.files import read_json
 
 
 @torch.no_grad()
+def write_states(tables: Tables, ids: Sequence[str], directory: Path) -> None:
+    """Writes the states of these sequences that are not there yet."""
+    model = DeepseekV3ForCausalLM.from_pretrained(TargetConfig().directory(), dtype=torch.float32).eval()
+    hidden_size, source = model.config.hidden_size, {"states": "transformers float32"}
+    with FeatureWriter(directory, hidden_size, source, shard_megabytes=4) as writer:
+        for row in load_sequences(tables, list(ids)):
+            if row["sequence_id"] not in writer.done:
+                token_ids = torch.tensor(row["token_ids"])
+                hidden_TH = model.model(token_ids[None]).last_hidden_state[0]
+                writer.write(row["sequence_id"], token_ids, hidden_TH, row["completion_start"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
@@ -27,14 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = read_json(args.run / "split" / "parts.json")
     ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
-    model = DeepseekV3ForCausalLM.from_pretrained(TargetConfig().directory(), dtype=torch.float32).eval()
-    hidden_size, source = model.config.hidden_size, {"states": "transformers float32"}
-    with FeatureWriter(args.run / "states", hidden_size, source, shard_megabytes=4) as writer:
-        for row in load_sequences(args.run / "traffic" / "sequences", ids):
-            if row["sequence_id"] not in writer.done:
-                token_ids = torch.tensor(row["token_ids"])
-                hidden_TH = model.model(token_ids[None]).last_hidden_state[0]
-                writer.write(row["sequence_id"], token_ids, hidden_TH, row["completion_start"])
+    write_states(args.run / "traffic" / "sequences", ids, args.run / "states")
 
 
 if __name__ == "__main__":

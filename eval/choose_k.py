@@ -10,6 +10,7 @@ A step of B requests that drafts k tokens takes T(k, B) seconds (`serving/step_t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.eval.config import EvalConfig
 from outrider.serving.config import ServingConfig
 
 
@@ -51,3 +52,26 @@ def predicted_tokens_per_s(
 ) -> float:
     """Of closed-loop requests of `tokens` tokens each: the first after `first_token_ms`, the others at a step's pace."""
     return batch * tokens / (first_token_ms + (tokens - 1) / acceptance_length * step_ms) * 1000
+
+
+def predict_served(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
+    """Tokens/s that replay's acceptance length and the measured steps promise in the engine mode in which steps were timed, against
+    those served: by concurrency and variant `predicted`, `served` and `relative_difference`."""
+    k, step_ms = results["k"], results["choice"]["step_ms"] or {}
+    table: dict[str, Any] = {}
+    for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
+        for variant in ("base", "custom") if concurrency in step_ms else ():
+            served, tokens = row[variant]["tokens_per_s"], row[variant]["output_tokens"] / row[variant]["requests"]
+            predicted = predicted_tokens_per_s(
+                int(concurrency),
+                results["replay"][variant]["value"],
+                step_ms[concurrency][k - 1],
+                row["none"]["ttft_ms"]["p50"],
+                tokens,
+            )
+            table.setdefault(concurrency, {})[variant] = {
+                "predicted": predicted,
+                "served": served,
+                "relative_difference": predicted / served - 1,
+            }
+    return table

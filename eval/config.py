@@ -3,7 +3,7 @@
 EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio=1.0))
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
@@ -150,6 +150,10 @@ class EvalConfig(BaseModel):
 
     seed: int = 0
     """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a CPU."""
+
+    interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
+    """Shares of the custom speculator in averages of its weights with the base's, each replayed on the held-out part (and the general
+    one): what could be had between the two without training again. Empty: none."""
 
     parity: ParityConfig = ParityConfig()
     """How closely trainer and engine must agree on drafts."""

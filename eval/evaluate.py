@@ -8,6 +8,7 @@ interrupted evaluation goes on; what is computed from them (intervals, verdict, 
 
 import collections
 import random
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 from rich.console import Console
 
 from outrider.data.sequences import Tables
-from outrider.eval.choose_k import choose_k, predicted_tokens_per_s, recipe_times
+from outrider.eval.choose_k import choose_k, predict_served, recipe_times
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
+from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
@@ -32,11 +34,15 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.step_times import measure_step_times
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, write_json
+from outrider.speculators.interpolate import interpolate
 
 VERSION = 3
+MIXTURE = "mixture "
+"""Of base and custom, by the custom one's share: the name of its replays."""
 JUDGED_ANEW = {
     "gate": True,
     "cost": True,
+    "interpolation": True,
     "bootstrap_samples": True,
     "task": True,
     "parity": {"min_agreement", "max_difference"},
@@ -94,7 +100,7 @@ def evaluate(
         def work() -> dict[str, Any]:
             begin = time.monotonic()
             sums = replay(
-                speculators[variant],
+                speculators.get(variant) or mixture(variant),
                 target_dir,
                 store,
                 load_sequences(sequences_dir, ids).select_columns(["sequence_id", "session", "temperature", "top_p"]),
@@ -108,6 +114,12 @@ def evaluate(
             return {"sums": sums.as_dict(), "seconds": seconds}
 
         return ReplaySums.from_dict(steps.run(f"replay_{part}_{variant}", work)["sums"])
+
+    def mixture(variant: str) -> Path:
+        directory = out_dir / "mixtures" / variant
+        if not directory.is_dir():
+            interpolate(target_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
+        return directory
 
     validation = replayed("validation", parts["validation"], "custom")
     sampling = customers_sampling(heldout)
@@ -143,10 +155,12 @@ def evaluate(
     replay_ids = _subset(parts["heldout"], evaluation)
     base, custom = (replayed("heldout", replay_ids, variant) for variant in ("base", "custom"))
 
-    general = None
+    part_ids, base_of, general = {"heldout": replay_ids}, {"heldout": base}, None
     if general_ids := _subset(parts.get("general", []), evaluation):
-        sums = [replayed("general", general_ids, variant) for variant in ("base", "custom")]
-        general = _replay_results(*sums, k, evaluation)
+        part_ids["general"], base_of["general"] = general_ids, replayed("general", general_ids, "base")
+        general = _replay_results(base_of["general"], replayed("general", general_ids, "custom"), k, evaluation)
+    swept = sweep(evaluation, k, base_of, lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"))
+    shutil.rmtree(out_dir / "mixtures", ignore_errors=True)
 
     blocks, verification = _serve(
         steps,
@@ -176,6 +190,7 @@ def evaluate(
         "draft_sample_method": serving.draft_sample_method,
         "replay": _replay_results(base, custom, k, evaluation),
         "general": general,
+        "interpolation": swept,
         "slices": _sliced(base, custom, k, slices, heldout, evaluation),
         "counted": counted_acceptance(everything, evaluation),
         "served": {
@@ -185,7 +200,7 @@ def evaluate(
         "verification": {**verification["findings"], "same_text": _same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
-    results["predicted"] = _predicted(results, evaluation)
+    results["predicted"] = predict_served(results, evaluation)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
@@ -353,29 +368,6 @@ def _sliced(
     starts = dict(zip(heldout["sequence_id"], heldout["completion_start"], strict=True))
     everything = {**slices, "prompt length": by_prompt_length(starts)}
     return sliced(base, custom, k, everything, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
-
-
-def _predicted(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
-    """Tokens/s that replay's acceptance length and the measured steps promise in the engine mode in which steps were timed, against
-    those served: by concurrency and variant `predicted`, `served` and `relative_difference`."""
-    k, step_ms = results["k"], results["choice"]["step_ms"] or {}
-    table: dict[str, Any] = {}
-    for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
-        for variant in ("base", "custom") if concurrency in step_ms else ():
-            served, tokens = row[variant]["tokens_per_s"], row[variant]["output_tokens"] / row[variant]["requests"]
-            predicted = predicted_tokens_per_s(
-                int(concurrency),
-                results["replay"][variant]["value"],
-                step_ms[concurrency][k - 1],
-                row["none"]["ttft_ms"]["p50"],
-                tokens,
-            )
-            table.setdefault(concurrency, {})[variant] = {
-                "predicted": predicted,
-                "served": served,
-                "relative_difference": predicted / served - 1,
-            }
-    return table
 
 
 def _replay_results(base: ReplaySums, custom: ReplaySums, k: int, evaluation: EvalConfig) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.choose_k import choose_k
+from outrider.eval.choose_k import choose_k, predict_served
 from outrider.eval.config import EvalConfig
-from outrider.eval.evaluate import _predicted, _replay_results
+from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
 from outrider.eval.replay import ReplaySums
@@ -117,6 +117,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "draft_sample_method": "greedy",
         "replay": _replay_results(base, custom, K, EVALUATION),
         "general": None,
+        "interpolation": [],
         "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
         "counted": counted_acceptance([one for mode in passes.values() for one in mode], EVALUATION),
         "served": {
@@ -149,6 +150,6 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "settings": EVALUATION.model_dump(mode="json"),
     }
     results["cost"] = None
-    results["predicted"] = _predicted(results, EVALUATION)
+    results["predicted"] = predict_served(results, EVALUATION)
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     return results

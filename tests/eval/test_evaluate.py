@@ -146,6 +146,15 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
     evaluate(**arguments | {"evaluation": other})
     assert asked[0] == asked[1] != asked[2]
 
+    swept = EVALUATION.model_copy(update={"k": 3, "interpolation": [0.5, 0.9]})
+    evaluate(**arguments | {"evaluation": swept})
+    assert asked[3] == asked[0]  # nothing is served anew for it
+    rows = read_json(case.run / "evaluation" / "results.json")["interpolation"]
+    assert [row["share"] for row in rows] == [0.5, 0.9] and not (case.run / "evaluation" / "mixtures").exists()
+    assert rows[0]["heldout"]["acceptance_length"] != rows[1]["heldout"]["acceptance_length"]
+    page = (case.run / "report.html").read_text()
+    assert f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page and "Between base and custom" in page
+
 
 def sample_blocks_counters():
     """One pass's counters per variant."""
