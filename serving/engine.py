@@ -273,13 +273,14 @@ def open_engine(
     draft_sample_method: str = "greedy",
     scratch: Path | None = None,
     extension: str = CAPTURE_EXTENSION,
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[Engine]:
     """Starts vLLM for this process with the capture extension (or one that extends it), and always ends its processes.
 
     `scratch` holds captured states on their way from the worker, which are customer text in another form: they are
     written with this user's access only, and removed as they are read.
     """
-    arguments = engine_arguments(target, engine, speculator_dir, k, draft_sample_method)
+    arguments = engine_arguments(target, engine, speculator_dir, k, draft_sample_method, k_per_batch_size)
     with (
         Family() as family,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,

@@ -1,0 +1,167 @@
+"""Exact replay against the engine: acceptance length for k = 1..5, greedy and sampled, base and custom, on the same responses.
+
+    train-speculator --recipe resume_screening.yaml --stages ingest,split,capture,train
+    python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]      # the states of what was served last
+    python -m benchmarks.agreement --table
+
+One engine answers the held-out prompts in every setting, the drafter's weights and the number of drafts exchanged in between, and counts its
+steps. The states of those very responses are captured, replayed, and the steps that replay expects are compared with the counted ones.
+Also how long replay takes beside serving: one pass gives every k at once, so it stands against the serving of all k and of a single one.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.data.capture import capture_ids
+from outrider.data.feature_store import FeatureStore
+from outrider.data.quarantine import load_parts
+from outrider.data.sequences import load_sequences
+from outrider.eval.replay import replay
+from outrider.eval.statistics import bootstrap
+from outrider.serving.client import Sampling
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.draft_extension import DRAFT_EXTENSION
+from outrider.serving.engine import Engine, open_engine
+
+DEPTH = 5
+REGIMES = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
+
+
+def serve(engine: Engine, prompts: list[list[int]], k: int, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """Every prompt answered with k drafts a step."""
+    from vllm import SamplingParams
+
+    lookup = engine.llm.llm_engine.engine_core.engine_core.scheduler.dynamic_sd_lookup
+    lookup[:] = [k] * len(lookup)
+    before = _counters(engine)
+    began = time.perf_counter()
+    outputs = engine.llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max_tokens, detokenize=False),
+        use_tqdm=False,
+    )
+    seconds = time.perf_counter() - began
+    counted = {name: value - before[name] for name, value in _counters(engine).items()}
+    return {"token_ids": [list(o.outputs[0].token_ids) for o in outputs], "seconds": seconds, **counted}
+
+
+def _counters(engine: Engine) -> dict[str, int]:
+    names = {"vllm:spec_decode_num_drafts": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    return {names[m.name]: m.value for m in engine.llm.get_metrics() if m.name in names}
+
+
+def _row_id(setting: str, number: int) -> str:
+    return f"{setting}-{number}"
+
+
+def measure(run: Path, requests: int, max_tokens: int) -> list[dict[str, Any]]:
+    target = TargetConfig()
+    speculators = {"base": target.directory(), "custom": run / "speculator"}
+    config = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=1.0)
+    heldout = load_parts(run / "split", run / "features")["heldout"]
+    room = config.max_model_len - max_tokens - DEPTH - 1
+    table = [row for row in load_sequences(run / "traffic" / "sequences", heldout) if row["completion_start"] < room]
+    table = table[:requests]
+    prompts = [list(row["token_ids"][: row["completion_start"]]) for row in table]
+    sessions = [row["session"] for row in table]
+    states = run / "agreement"
+    served: dict[tuple[str, str, int], dict[str, Any]] = {}
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler in this process, where the schedule is exchanged
+    with open_engine(
+        target,
+        config,
+        run / "speculator",
+        DEPTH,
+        extension=DRAFT_EXTENSION,
+        k_per_batch_size=[(1, config.max_num_seqs, DEPTH)],
+    ) as engine:
+        for variant, directory in speculators.items():
+            engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
+            serve(engine, prompts[:8], DEPTH, REGIMES["greedy"], 32)
+            for regime, sampling in REGIMES.items():
+                for k in range(1, DEPTH + 1):
+                    cell = serve(engine, prompts, k, sampling, max_tokens)
+                    served[variant, regime, k] = cell
+                    print(variant, regime, k, f"{cell['seconds']:.0f} s", flush=True)
+        rows = {}
+        for setting, cell in served.items():
+            for number, ids in enumerate(cell["token_ids"]):
+                rows[_row_id("-".join(map(str, setting)), number)] = ([*prompts[number], *ids], len(prompts[number]))
+        began = time.perf_counter()
+        capture_ids(engine, [(name, ids, start) for name, (ids, start) in rows.items()], states)
+        captured = time.perf_counter() - began
+    store = FeatureStore.open(states)
+    results = []
+    for (variant, regime, k), cell in served.items():
+        setting = f"{variant}-{regime}-{k}"
+        wanted = [{"sequence_id": _row_id(setting, n), "session": sessions[n]} for n in range(len(prompts))]
+        began = time.perf_counter()
+        sums = replay(speculators[variant], target.directory(), store, wanted, DEPTH, "greedy", REGIMES[regime])
+        seconds = time.perf_counter() - began
+        expected, tokens = sums.steps_RK[:, k - 1], sums.tokens_R
+        length = bootstrap(
+            np.stack([tokens, expected], axis=1), sums.sessions, lambda s: s[..., 0] / s[..., 1], samples=2000, seed=0
+        )
+        results.append(
+            {
+                "variant": variant,
+                "regime": regime,
+                "k": k,
+                "requests": len(prompts),
+                "tokens": int(tokens.sum()),
+                "steps_counted": cell["drafts"],
+                "steps_replayed": float(expected.sum()),
+                "difference": float(expected.sum()) / cell["drafts"] - 1,
+                "acceptance_length": {"engine": float(tokens.sum()) / cell["drafts"], "replay": length.as_dict()},
+                "served_s": cell["seconds"],
+                "replay_s": seconds,
+                "captured_s": captured / len(served),
+            }
+        )
+    return results
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| speculator | sampling | k | engine's steps | replay's | difference | acceptance, engine | replay [95 %] |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        replayed = row["acceptance_length"]["replay"]
+        interval = f"{replayed['value']:.3f} [{replayed['low']:.3f}, {replayed['high']:.3f}]"
+        lines.append(
+            f"| {row['variant']} | {row['regime']} | {row['k']} | {row['steps_counted']:,} | {row['steps_replayed']:,.0f} "
+            f"| {row['difference']:+.2%} | {row['acceptance_length']['engine']:.3f} | {interval} |"
+        )
+    served, replayed, captured = (sum(row[name] for row in rows) for name in ("served_s", "replay_s", "captured_s"))
+    lines += [
+        "",
+        f"{rows[0]['requests']} requests in each of {len(rows)} settings: served in {served:.0f} s, captured in {captured:.0f} s, each"
+        f" setting's responses replayed for every k in {replayed:.0f} s: a setting is replayed {served / replayed:.1f} times as fast as"
+        f" served, {served / (replayed + captured):.1f} times with the capture of its states; all {DEPTH} k of a speculator, which one"
+        f" pass gives, {DEPTH * served / replayed:.0f} times.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    path = args.run / "agreement.json"
+    if not args.table:
+        path.write_text(json.dumps(measure(args.run, args.requests, args.max_tokens), indent=1))
+    print(table(json.loads(path.read_text())))
+
+
+if __name__ == "__main__":
+    main()
