@@ -39,14 +39,20 @@ def publish(path: Path) -> Iterator[Path]:
         else:
             temporary.rename(path)
         _sync_one(path.parent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if says_disk_is_full(error):
             raise OutriderError(
                 f"{path}: no space left on the disk; free some and run the same command again"
             ) from error
         raise
     finally:
         _remove(temporary)
+
+
+def says_disk_is_full(error: Exception) -> bool:
+    """Whether this is the system's word that no space is left. safetensors reports it in its text alone."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(f"os error {code})" in str(error) for code in full)
 
 
 def write_json(path: Path, value: Any, private: bool = False) -> None:

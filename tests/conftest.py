@@ -1,6 +1,8 @@
 """Fixtures that every part of the tests shares."""
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,15 @@ def nano_r1() -> Path:
     if not (directory / "config.json").is_file():
         pytest.fail(f"{directory}: no target here; OUTRIDER_TEST_TARGET may name another")
     return directory
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 5 MB; mounting one takes rights that not everybody has."""
+    disk_dir = tmp_path / "disk"
+    disk_dir.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk_dir)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    yield disk_dir
+    subprocess.run(["umount", str(disk_dir)], check=True)

@@ -6,7 +6,6 @@
 Without this, a full disk under one process leaves the others waiting for it in the next collective.
 """
 
-import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from outrider.speculators.errors import OutriderError
+from outrider.speculators.files import says_disk_is_full
 
 
 def together(accelerator: Accelerator, action: Callable[[], Any], *, main_only: bool = False) -> list[Any]:
@@ -37,6 +37,5 @@ def together(accelerator: Accelerator, action: Callable[[], Any], *, main_only: 
 
 
 def _described(error: Exception) -> str:
-    # safetensors reports the system's error only in its text.
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+    full = says_disk_is_full(error)
     return f"{error}: no space left on the disk; free some and run the same command again" if full else str(error)

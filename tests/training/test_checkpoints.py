@@ -3,7 +3,6 @@
 import errno
 import json
 import shutil
-import subprocess
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,18 +214,6 @@ def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(accelerator: A
         save(accelerator, tmp_path, 6)
     assert content(tmp_path) == before
     assert load_checkpoint(accelerator, tmp_path, "d")["step"] == 4
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A disk of 5 MB; mounting one takes rights that not everybody has."""
-    disk_dir = tmp_path / "disk"
-    disk_dir.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk_dir)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no right to mount a small disk; the tests above fill it by hand")
-    yield disk_dir
-    subprocess.run(["umount", str(disk_dir)], check=True)
 
 
 def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(small_disk: Path, tmp_path: Path) -> None:
