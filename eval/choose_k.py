@@ -4,6 +4,9 @@ A step of B requests that drafts k tokens takes T(k, B) seconds (`serving/step_t
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
+T(0, B) is the target's own step. A server adds to every step what its front end and the load generator take from the same machine; what
+it adds is known from serving without speculation, and then the speed of every k is foretold.
+
     choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], step_s={1: [...], 8: [...]})["k"]
 """
 
@@ -15,19 +18,19 @@ from outrider.serving.config import ServingConfig
 
 
 def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] | None:
-    """T(k, 1) in seconds from the times that the recipe names; None where it names none."""
+    """T(k, 1) in seconds for k = 0..depth from the times that the recipe names; None where it names none."""
     times = (serving.target_step_ms, serving.draft_step_ms, serving.fixed_step_ms)
     if None in times:
         return None
     target, draft, fixed = times
-    return {1: [(target + fixed + draft * k) / 1000 for k in range(1, depth + 1)]}
+    return {1: [(target + fixed + draft * k) / 1000 for k in range(depth + 1)]}
 
 
 def choose_k(acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """The best k at the smallest batch size, the best for each range of batch sizes, and what they were chosen from; the smaller k
+    """`acceptance_length[k - 1]` of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The best k at the smallest batch size, the best for each range of batch sizes, and what they were chosen from; the smaller k
     where two promise the same. A range ends at a size that was measured; beyond the last, its k holds."""
     speeds = {
-        size: [size * length / seconds for length, seconds in zip(acceptance_length, step_s[size], strict=True)]
+        size: [size * length / seconds for length, seconds in zip(acceptance_length, step_s[size][1:], strict=True)]
         for size in sorted(step_s)
     }
     best = {size: 1 + values.index(max(values)) for size, values in speeds.items()}
@@ -54,22 +57,29 @@ def predicted_tokens_per_s(
     return batch * tokens / (first_token_ms + (tokens - 1) / acceptance_length * step_ms) * 1000
 
 
+def served_step_ms(batch: int, tokens_per_s: float, first_token_ms: float, tokens: float) -> float:
+    """The inverse, without speculation: milliseconds from one token to the next."""
+    return (1000 * batch * tokens / tokens_per_s - first_token_ms) / (tokens - 1)
+
+
 def predict_served(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
-    """Tokens/s that replay's acceptance length and the measured steps promise in the engine mode in which steps were timed, against
-    those served: by concurrency and variant `predicted`, `served` and `relative_difference`."""
+    """Tokens/s that replay's acceptance length and the timed steps promise in the engine mode in which steps were timed, against those
+    served. By concurrency: `server_ms`, what serving without speculation adds to a step of the target, and of base and custom, whose steps
+    are taken to bear the same, `predicted`, `served` and `relative_difference`."""
     k, step_ms = results["k"], results["choice"]["step_ms"] or {}
     table: dict[str, Any] = {}
     for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
-        for variant in ("base", "custom") if concurrency in step_ms else ():
+        if concurrency not in step_ms:
+            continue
+        size, none, steps = int(concurrency), row["none"], step_ms[concurrency]
+        first_token_ms = none["ttft_ms"]["p50"]
+        plain_ms = served_step_ms(size, none["tokens_per_s"], first_token_ms, none["output_tokens"] / none["requests"])
+        table[concurrency] = {"server_ms": plain_ms - steps[0]}
+        for variant in ("base", "custom"):
             served, tokens = row[variant]["tokens_per_s"], row[variant]["output_tokens"] / row[variant]["requests"]
-            predicted = predicted_tokens_per_s(
-                int(concurrency),
-                results["replay"][variant]["value"],
-                step_ms[concurrency][k - 1],
-                row["none"]["ttft_ms"]["p50"],
-                tokens,
-            )
-            table.setdefault(concurrency, {})[variant] = {
+            length, step = results["replay"][variant]["value"], steps[k] + plain_ms - steps[0]
+            predicted = predicted_tokens_per_s(size, length, step, first_token_ms, tokens)
+            table[concurrency][variant] = {
                 "predicted": predicted,
                 "served": served,
                 "relative_difference": predicted / served - 1,

@@ -36,7 +36,7 @@ from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, write_json
 from outrider.speculators.interpolate import interpolate
 
-VERSION = 3
+VERSION = 4
 MIXTURE = "mixture "
 """Of base and custom, by the custom one's share: the name of its replays."""
 JUDGED_ANEW = {
@@ -128,7 +128,7 @@ def evaluate(
         mode = evaluation.engine_modes[0]
 
         def timed() -> dict[int, list[float]]:
-            say(f"timing the engine's steps, 1 to {depth} drafts")
+            say(f"timing the engine's steps, up to {depth} drafts")
             engine = serving.engine.model_copy(update={"mode": mode})
             prompts = [prompt.token_ids for prompt in timed_prompts]
             method, log = serving.draft_sample_method, log_dir / "step_times.log"

@@ -38,6 +38,19 @@ class DrafterExtension:
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
 
+    def rest_drafter(self, resting: bool) -> None:
+        """Whether the drafter rests: it proposes nothing and computes nothing, for timing the target's own steps. vLLM's drafter computes
+        a position also where no draft is asked for, so that its cache keeps up; after a rest it has gaps.
+        """
+        drafter = self.model_runner.drafter
+        vars(drafter).pop("propose", None)
+        if resting:
+            drafter.propose = _propose_nothing
+
+
+def _propose_nothing(*_: Any, common_attn_metadata: Any, **__: Any) -> torch.Tensor:
+    return torch.empty(common_attn_metadata.batch_size(), 0, dtype=torch.int64)
+
 
 def required(drafter: torch.nn.Module) -> set[str]:
     """The parameters that a speculator's directory must bring, under vLLM's names."""

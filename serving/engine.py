@@ -34,6 +34,7 @@ _STOP_S = 20.0
 Row = tuple[Any, ...]
 """(id, token ids, and what else a caller carries along)"""
 CAPTURE_EXTENSION = "outrider.serving.capture_extension.CaptureExtension"
+DRAFTER_EXTENSION = "outrider.serving.drafter_extension.DrafterExtension"
 
 
 def vllm_version() -> str:

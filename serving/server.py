@@ -23,12 +23,11 @@ from types import TracebackType
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
-from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
 from outrider.serving.processes import Family, members, wait_until
 from outrider.speculators.errors import OutriderError
 
 HOST = "127.0.0.1"
-DRAFTER_EXTENSION = "outrider.serving.drafter_extension.DrafterExtension"
 _STOP_S = 15.0
 """Time in which a server may end by itself after SIGTERM, in seconds; then it is killed."""
 

@@ -4,7 +4,9 @@ One engine runs in a process of its own (an engine binds its process to cores), 
 exchanged between short runs of steps: all numbers of drafts meet the same requests, weights and moments of a shared machine.
 
     times = measure_step_times(target, engine, speculator_dir, depth=4, batch_sizes=[1, 4, 8], prompts=prompts, sampling=Sampling())
-    times[4][1]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
+    times[4][2]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
+
+Without drafts (k = 0) the drafter rests altogether, as if there were none.
 
 Shapes: B batch sizes, K depth.
 """
@@ -21,7 +23,7 @@ from typing import Any
 
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments, engine_environment
+from outrider.serving.engine import DRAFTER_EXTENSION, engine_arguments, engine_environment
 from outrider.serving.processes import Family
 from outrider.speculators.errors import OutriderError
 
@@ -46,9 +48,9 @@ def measure_step_times(
     draft_sample_method: str = "greedy",
     log_path: Path = Path("step_times.log"),
 ) -> dict[int, list[float]]:
-    """Seconds of a decoding step by batch size, for k = 1..depth drafts. Prompts are token ids, taken in turn; what is longer than the
+    """Seconds of a decoding step by batch size, for k = 0..depth drafts. Prompts are token ids, taken in turn; what is longer than the
     engine's room is cut at its beginning."""
-    room = engine.max_model_len - ROUNDS * depth * (STEPS + SETTLE) * (depth + 1) - 2
+    room = engine.max_model_len - ROUNDS * (depth + 1) * (STEPS + SETTLE) * (depth + 1) - 2
     if room < 1:
         raise OutriderError(
             f"serving.engine.max_model_len = {engine.max_model_len}: too short to time steps of up to {depth} drafts; raise it by "
@@ -88,7 +90,7 @@ def _child() -> None:
     os.dup2(2, 1)  # what the engine prints belongs in the log
     from vllm import LLM
 
-    engine = LLM(**order["arguments"]).llm_engine
+    engine = LLM(**order["arguments"], worker_extension_cls=DRAFTER_EXTENSION).llm_engine
     times = {
         size: _time_batch(engine, size, order["depth"], order["prompts"], order["sampling"])
         for size in order["batch_sizes"]
@@ -99,7 +101,7 @@ def _child() -> None:
 def _time_batch(
     engine: Any, size: int, depth: int, prompts: Sequence[Sequence[int]], sampling: dict[str, float]
 ) -> list[float]:
-    """Median seconds of a step of `size` requests, for 1..depth drafts."""
+    """Median seconds of a step of `size` requests, for 0..depth drafts."""
     from vllm import SamplingParams
 
     names = [f"{size}-{number}" for number in range(size)]
@@ -111,10 +113,11 @@ def _time_batch(
     while len(begun) < size:  # until every prompt is prefilled
         begun |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
     scheduler = engine.engine_core.engine_core.scheduler
-    runs: dict[int, list[float]] = {k: [] for k in range(1, depth + 1)}
+    runs: dict[int, list[float]] = {k: [] for k in range(depth + 1)}
     for turn in range(ROUNDS):
-        for place in range(depth):
-            k = 1 + (place + turn) % depth
+        for place in range(depth + 1):
+            k = (place + turn) % (depth + 1)
+            engine.collective_rpc("rest_drafter", args=(k == 0,))
             scheduler.dynamic_sd_lookup[:] = [k] * len(scheduler.dynamic_sd_lookup)
             for _ in range(SETTLE):
                 engine.step()
@@ -125,10 +128,11 @@ def _time_batch(
             for _ in range(STEPS):
                 engine.step()
             runs[k].append((time.perf_counter() - began) / STEPS)
+    engine.collective_rpc("rest_drafter", args=(False,))
     engine.abort_request(names)
     while engine.has_unfinished_requests():
         engine.step()
-    return [statistics.median(runs[k]) for k in range(1, depth + 1)]
+    return [statistics.median(runs[k]) for k in range(depth + 1)]
 
 
 if __name__ == "__main__":

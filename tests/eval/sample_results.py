@@ -108,7 +108,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "run_dir": "runs/resume_screening",
         "k": K,
         "choice": {
-            **choose_k(custom.acceptance_length(), {1: [0.02, 0.021, 0.023, 0.03], 8: [0.03, 0.04, 0.06, 0.08]}),
+            **choose_k(
+                custom.acceptance_length(), {1: [0.018, 0.02, 0.021, 0.023, 0.03], 8: [0.025, 0.03, 0.04, 0.06, 0.08]}
+            ),
             "source": "steps of the eager engine, measured",
             "requested": "auto",
             "sequences": 120,
