@@ -1,7 +1,7 @@
 """The trainer against the plain way to do the same: the loss at R1's size, a training step on nano R1, torch.compile.
 
     python -m benchmarks.training loss --tokens 4096          # the head's loss, chunked: seconds and peak memory beyond its inputs
-    python -m benchmarks.training loss --tokens 1024 --naive  # whole logits and autograd, in the same process: the ratio
+    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # whole logits and autograd, in the same process: the ratios
     python -m benchmarks.training step                        # nano R1: tokens/s of a step against a loop over transformers' layer
     python -m benchmarks.training compile                     # nano R1: the same step with the layer compiled
 
@@ -26,7 +26,8 @@ VOCABULARY, HIDDEN = 129_280, 7168
 
 
 def loss(args: argparse.Namespace) -> dict[str, Any]:
-    """KL at one depth, bf16 states and head, forward and backward to the states."""
+    """KL at every depth, bf16 states and head, forward and backward to the states. `naive` is one plain loss at each depth; `naive_kept`
+    keeps p of all targets for all depths, which takes another [N, V] tensor in float32."""
     from outrider.training.losses import distillation_loss
     from outrider.training.teacher import Served
 
@@ -34,25 +35,39 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
     head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
     # Logits of a standard deviation of 3: the most likely of 129,280 tokens has a third of the mass, say.
     teacher_NH = torch.randn(args.tokens, HIDDEN).bfloat16()
-    u_NH = (teacher_NH + 0.5 * torch.randn(args.tokens, HIDDEN)).bfloat16().requires_grad_()
+    noise_KNH = 0.5 * torch.randn(args.depth, args.tokens, HIDDEN)
+    u_KNH = (teacher_NH + noise_KNH).bfloat16().requires_grad_()
     token_N = torch.randint(0, VOCABULARY, (args.tokens,))
     every = torch.ones(args.tokens)
     served = Served(every * args.temperature, every * args.top_p, probabilistic=False)
 
-    def chunked() -> Tensor:
-        valid_KN = torch.ones(1, args.tokens, dtype=torch.bool)
-        loss_KN, _ = distillation_loss(u_NH[None], teacher_NH, token_N, valid_KN, head_VH, served, args.kind)
-        return loss_KN.sum()
+    def chunked() -> float:
+        valid_KN = torch.ones(args.depth, args.tokens, dtype=torch.bool)
+        loss_KN, _ = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, head_VH, served, args.kind)
+        return backward(loss_KN.sum())
 
-    def naive() -> Tensor:
+    def plain_p() -> Tensor:
         with torch.no_grad():
-            logits_NV = F.linear(teacher_NH, head_VH)
-            p_NV = _plain_p(logits_NV, args.temperature, args.top_p)
-        return F.kl_div(F.linear(u_NH, head_VH).float().log_softmax(-1), p_NV, reduction="sum")
+            return _plain_p(F.linear(teacher_NH, head_VH), args.temperature, args.top_p)
 
-    ways = {"chunked": chunked} | ({"naive": naive} if args.naive else {})
+    def plain_depth(u_NH: Tensor, p_NV: Tensor) -> float:
+        return backward(F.kl_div(F.linear(u_NH, head_VH).float().log_softmax(-1), p_NV, reduction="sum"))
+
+    def naive() -> float:
+        return sum(plain_depth(u_NH, plain_p()) for u_NH in u_KNH)
+
+    def naive_kept() -> float:
+        p_NV = plain_p()
+        return sum(plain_depth(u_NH, p_NV) for u_NH in u_KNH)
+
+    def backward(value: Tensor) -> float:
+        value.backward()
+        return value.item()
+
+    ways = {"chunked": chunked} | ({"naive": naive, "naive_kept": naive_kept} if args.naive else {})
     found: dict[str, Any] = {
         "tokens": args.tokens,
+        "depth": args.depth,
         "kind": args.kind,
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -64,18 +79,18 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
             before = _reset_peak()
             began = time.process_time()
             value = way()
-            value.backward()
             seconds[name].append(time.process_time() - began)
             peak = (_status("VmHWM") - before) / 1e6
             found[f"{name}_peak_gb"] = round(max(peak, found.get(f"{name}_peak_gb", 0.0)), 2)
-            found[f"{name}_loss"] = value.item() / args.tokens
-            gradients[name], u_NH.grad = u_NH.grad.float(), None
-            del value
+            found[f"{name}_loss"] = value / (args.depth * args.tokens)
+            gradients[name], u_KNH.grad = u_KNH.grad.float(), None
             print(f"# {repeat} {name} {seconds[name][-1]:.1f} CPU s, {peak:.2f} GB", flush=True)
     found |= {f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()}
     if args.naive:
-        found |= _ratio(seconds["naive"], seconds["chunked"])
-        found["gradient_cosine"] = F.cosine_similarity(*(g.flatten() for g in gradients.values()), dim=0).item()
+        for name in ("naive", "naive_kept"):
+            found[name] = _ratio(seconds[name], seconds["chunked"])
+            cosine = F.cosine_similarity(gradients[name].flatten(), gradients["chunked"].flatten(), dim=0)
+            found[name]["gradient_cosine"] = cosine.item()
     return found
 
 
