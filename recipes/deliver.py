@@ -46,15 +46,29 @@ def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
 
 
 def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
+    k, schedule = evidence["acceptance_length"]["k"], _schedule(recipe, evidence)
     export_bundle(
         speculator_dir=run.speculator,
         target=recipe.target,
         serving=recipe.serving,
-        k=evidence["acceptance_length"]["k"],
-        k_per_batch_size=None,
+        k=max([k, *(best for _, _, best in schedule or [])]),
+        k_per_batch_size=schedule,
         evidence=evidence,
         out_dir=to,
     )
+
+
+def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
+    """(first batch size, last, k) as the bundle shall serve; None: one k."""
+    if not recipe.export.k_per_batch_size:
+        return None
+    ranges = evidence["k_per_batch_size"]
+    if ranges is None:
+        raise OutriderError(
+            "export.k_per_batch_size: true, but eval.k was set by hand, so no k was found for each batch size; set eval.k: auto, or "
+            "export.k_per_batch_size: false"
+        )
+    return [tuple(row) for row in ranges]
 
 
 def _evidence(run: RunDirectory, recipe: Recipe, judged: dict[str, Any]) -> dict[str, Any]:
@@ -92,5 +106,6 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Any) -> dict[str, Any]:
         expected=1 + counted["accepted_tokens"] / counted["drafts"],
         tolerance=recipe.export.tolerance,
         log_path=run.attempt() / "export.server.log",
-        concurrency=engine.max_num_seqs,
+        # Drafting by batch size, the evaluated k is the one of a request alone.
+        concurrency=1 if recipe.export.k_per_batch_size else engine.max_num_seqs,
     )

@@ -29,6 +29,10 @@ class ExportConfig(BaseModel):
     """Largest relative difference between the bundle's acceptance length and the evaluated one, over the same prompts, greedily.
     bf16 engines that batch differently part at near ties, so not quite 0."""
 
+    k_per_batch_size: bool = False
+    """Whether the exported serve.sh drafts as many tokens as were best for the number of requests at hand
+    (`num_speculative_tokens_per_batch_size`) rather than the evaluation's one k. Speeds were served with the one k."""
+
     to: str | None = None
     """A directory or an fsspec URL (`s3://...`) to which the verified bundle is copied as well. Null: it stays in the run
     directory. `export-speculator --to` names one without changing the recipe."""

@@ -104,12 +104,15 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     _, counters = greedy(server, prompts)
     serving = ServingConfig()
     out = tmp_path / "bundle"
-    manifest = export_bundle(tmp_path / "speculator", target, serving, k, None, {"recipe": "digest"}, out)
+    alone_k_else_one = [(1, 1, k), (2, 8, 1)]
+    manifest = export_bundle(tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out)
     assert json.loads((out / "bundle.json").read_text()) == manifest
     check = (target, serving, prompts, Sampling(temperature=0), 64)
     expected = counters.acceptance_length
     result = verify_bundle(out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log")
     assert result["drafts"] == counters.drafts
+    crowded = verify_bundle(out, *check, expected=1.5, tolerance=0.5, log_path=tmp_path / "crowded.log", concurrency=4)
+    assert crowded["drafts"] > 1.1 * counters.drafts, "several requests draft one token a step each"
     with (out / "model.safetensors").open("ab") as weights:
         weights.write(b"x")
     with pytest.raises(OutriderError, match=r"model\.safetensors: missing, or changed"):
