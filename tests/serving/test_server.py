@@ -111,8 +111,6 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     expected = counters.acceptance_length
     result = verify_bundle(out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log")
     assert result["drafts"] == counters.drafts
-    crowded = verify_bundle(out, *check, expected=1.5, tolerance=0.5, log_path=tmp_path / "crowded.log", concurrency=4)
-    assert crowded["drafts"] > 1.1 * counters.drafts, "several requests draft one token a step each"
     with (out / "model.safetensors").open("ab") as weights:
         weights.write(b"x")
     with pytest.raises(OutriderError, match=r"model\.safetensors: missing, or changed"):
