@@ -60,10 +60,10 @@ def _row_id(setting: str, number: int) -> str:
     return f"{setting}-{number}"
 
 
-def measure(run: Path, requests: int, max_tokens: int) -> list[dict[str, Any]]:
+def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[str, Any]]:
     target = TargetConfig()
     speculators = {"base": target.directory(), "custom": run / "speculator"}
-    config = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=1.0)
+    config = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=1.0, cpu_cores=cores)
     heldout = load_parts(run / "split", run / "features")["heldout"]
     room = config.max_model_len - max_tokens - DEPTH - 1
     table = [row for row in load_sequences(run / "traffic" / "sequences", heldout) if row["completion_start"] < room]
@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--cores", default="auto", help="of the engine, as serving.engine.cpu_cores")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     path = args.run / "agreement.json"
     if not args.table:
-        path.write_text(json.dumps(measure(args.run, args.requests, args.max_tokens), indent=1))
+        path.write_text(json.dumps(measure(args.run, args.requests, args.max_tokens, args.cores), indent=1))
     print(table(json.loads(path.read_text())))
 
 
