@@ -23,7 +23,7 @@ from outrider.eval.fleet import Fleet
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
 from outrider.eval.parity import compare_each, record_each
 from outrider.eval.replay import replay
-from outrider.eval.tasks import load_task
+from outrider.eval.tasks import task_of
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 
@@ -143,11 +143,12 @@ def judge_tasks(
     outputs: Mapping[str, Any], prompts: Sequence[Prompt], target: TargetConfig, evaluation: EvalConfig
 ) -> dict[str, Any] | None:
     """Greedy and sampled responses together; a prompt without a known answer is left out."""
-    if evaluation.task is None:
+    task = task_of(evaluation)
+    if task is None:
         return None
     from transformers import AutoTokenizer
 
-    task, tokenizer = load_task(evaluation.task), AutoTokenizer.from_pretrained(target.directory())
+    tokenizer = AutoTokenizer.from_pretrained(target.directory())
     solved: dict[str, list[bool]] = {variant: [] for variant in outputs["greedy"]}
     sessions: list[str] = []
     for regime in REGIMES:
@@ -163,7 +164,7 @@ def judge_tasks(
                     solved[variant].append(bool(mark))
     if not sessions:
         return None
-    return task_accuracy(solved, sessions, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
+    return task_accuracy(solved, sessions, evaluation.gate.max_task_loss)
 
 
 def _row_id(prompt: Prompt, completion: Sequence[int]) -> str:
