@@ -32,12 +32,15 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
     checks = [_acceptance(results, gate), *_speeds(results, gate)]
     if results["general"]:
         checks.append(_general(results["general"]["ratio"], gate))
+    if results.get("own_text"):
+        checks.append(_own_text(results["own_text"]))
     verification = results["verification"]
     checks += [_lossless(verification["greedy"], gate), _sampled_text(verification["sampled_text"], gate)]
     checks.append(_same_text(verification["same_text"]["custom"], gate))
     if verification.get("task"):
         checks.append(_task(verification["task"], gate))
-    checks.append(_replay(verification["replay_vs_engine"], gate))
+    if verification["replay_vs_engine"]:
+        checks.append(_replay(verification["replay_vs_engine"], gate))
     checks += [_parity(name, found, parity) for name, found in verification["parity"].items()]
     failed = [check for check in checks if not check.passed]
     if failed:
@@ -46,21 +49,41 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
     else:
         verdict = SHIP
         reason = "; ".join(f"{check.name}: {check.seen}" for check in checks[:2])
+    unchecked = results.get("not_measured") or {}
+    if unchecked:
+        reason += f". Not checked: {', '.join(unchecked)} ({next(iter(unchecked.values()))})"
     return {
         "verdict": verdict,
         "reason": reason,
         "exit_code": EXIT_CODES[verdict],
         "checks": [asdict(check) for check in checks],
+        "unchecked": unchecked,
     }
 
 
 def _acceptance(results: dict[str, Any], gate: GateConfig) -> Check:
-    ratio = results["replay"]["ratio"]
+    replayed = results["replay"]
+    ratio = replayed["ratio"] if replayed else results["counted"]["ratio"]
+    over = "held-out sessions" if replayed else "groups of prompts, counted by the engine"
     return Check(
         "acceptance length, custom / base",
         ratio["low"] > gate.min_acceptance_ratio,
-        f"{_interval(ratio)} over {ratio['clusters']} held-out sessions",
+        f"{_interval(ratio)} over {ratio['clusters']} {over}",
         f"the interval must lie above {gate.min_acceptance_ratio:g}",
+    )
+
+
+NOT_SERVED = {"scrambled", "foreign", "template"}
+"""Causes (data/causes.py) in which the logged prompts or tokens are not those of the endpoint, so that what was measured on them is not what
+will be served. Text of another temperature or revision is told in the report and judged by the engine's own count."""
+
+
+def _own_text(found: dict[str, Any]) -> Check:
+    return Check(
+        "held-out text is the target's own",
+        found["cause"] not in NOT_SERVED,
+        f"{found['sequences']} sequences: {found['text']}",
+        "prompts and responses must be those that the endpoint reads and writes (docs/traffic.md)",
     )
 
 

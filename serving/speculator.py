@@ -49,6 +49,11 @@ class Speculator:
         return self.kind == "mtp"
 
     @property
+    def drafts_every_step(self) -> bool:
+        """Whether the engine's count of drafts is its count of steps; n-gram lookup drafts only where it finds something."""
+        return self.directory is not None
+
+    @property
     def in_words(self) -> str:
         """For people."""
         return IN_WORDS[self.kind]

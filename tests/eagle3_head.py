@@ -12,15 +12,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-DRAFT_VOCAB = 1024
-HEADS = 3
+HEAD_DIM = 64
 
 
-def write_eagle3_head(target: Path, directory: Path, seed: int = 0) -> Path:
-    """The directory. The embedding is the target's own, as in the published heads of other targets that the engine then shares."""
+def write_eagle3_head(target: Path, directory: Path, seed: int = 0, **changed) -> Path:
+    """The directory. The embedding is the target's own, and every second token of the first half of the vocabulary is drafted; `changed`
+    are keys of config.json to write otherwise."""
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
     hidden, vocab, intermediate = config["hidden_size"], config["vocab_size"], config["intermediate_size"]
+    drafts = vocab // 4
 
     def linear(out: int, into: int) -> torch.Tensor:
         return (torch.randn(out, into) / into**0.5).bfloat16()
@@ -29,9 +30,9 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0) -> Path:
         "embed_tokens.weight": load_file(target / "model.safetensors")["model.embed_tokens.weight"],
         "fc.weight": linear(hidden, 3 * hidden),
         "norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-        "lm_head.weight": linear(DRAFT_VOCAB, hidden),
-        "d2t": torch.arange(DRAFT_VOCAB),  # draft token i is the target's 2 i
-        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill_(0, 2 * torch.arange(DRAFT_VOCAB), True),
+        "lm_head.weight": linear(drafts, hidden),
+        "d2t": torch.arange(drafts),  # draft token i is the target's 2 i
+        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill_(0, 2 * torch.arange(drafts), True),
     }
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"midlayer.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
@@ -48,13 +49,13 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0) -> Path:
         "model_type": "llama",
         "torch_dtype": "bfloat16",
         "vocab_size": vocab,
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": drafts,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "head_dim": hidden // HEADS,
+        "num_attention_heads": hidden // HEAD_DIM,
+        "num_key_value_heads": hidden // HEAD_DIM,
+        "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "rms_norm_eps": config["rms_norm_eps"],
         "max_position_embeddings": config["max_position_embeddings"],
@@ -62,5 +63,5 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0) -> Path:
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
-    (directory / "config.json").write_text(json.dumps(settings, indent=2))
+    (directory / "config.json").write_text(json.dumps(settings | changed, indent=2))
     return directory

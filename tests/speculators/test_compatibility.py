@@ -14,11 +14,12 @@ from outrider.speculators.checkpoint import load_mtp, save_mtp
 from outrider.speculators.compatibility import check_speculator, kind_of
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.headers import is_finite, rows_that_differ, tensor_headers
+from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy
-from tests.tiny import HIDDEN, LAYERS, VOCAB, write_tiny_target
+from tests.tiny import LAYERS, VOCAB, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."
-DRAFTS = 40
+DRAFTS = VOCAB // 4
 """Tokens of the EAGLE-3 heads' own vocabulary."""
 
 
@@ -44,32 +45,11 @@ def edit_config(directory: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def write_eagle3(directory: Path, **config) -> Path:
-    """A head of random numbers, as far as its files tell."""
-    directory.mkdir()
-    offsets = torch.arange(DRAFTS)  # draft token i is the target's 2 i
-    tensors = {
-        "lm_head.weight": torch.randn(DRAFTS, HIDDEN).bfloat16(),
-        "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN).bfloat16(),
-        "midlayer.hidden_norm.weight": torch.ones(HIDDEN),
-        "d2t": offsets,
-    }
-    save_file(tensors, directory / "model.safetensors")
-    settings = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "vocab_size": VOCAB,
-        "draft_vocab_size": DRAFTS,
-        "hidden_size": HIDDEN,
-    }
-    (directory / "config.json").write_text(json.dumps(settings | config))
-    return directory
-
-
 def test_what_outrider_writes_and_the_target_itself_belong_to_it(target, speculator, tmp_path):
     for directory in (speculator, target, write_tiny_target(tmp_path / "sharded", layers_in_shards=True)):
         assert kind_of(directory) == "mtp"
         check_speculator(directory, target)
-    head = write_eagle3(tmp_path / "head")
+    head = write_eagle3_head(target, tmp_path / "head")
     assert kind_of(head) == "eagle3"
     check_speculator(head, target)
 
@@ -216,7 +196,7 @@ def test_files_that_are_cut_short_or_gone_are_no_traceback(target, speculator):
     ],
 )
 def test_an_eagle_3_head_of_another_target_is_refused(target, tmp_path, config, change, said):
-    head = write_eagle3(tmp_path / "head", **config)
+    head = write_eagle3_head(target, tmp_path / "head", **config)
     if change:
         edit_tensors(head, change)
     with pytest.raises(OutriderError, match=said):
