@@ -145,3 +145,45 @@ def test_a_task_that_cannot_be_found_is_told_before_anything_starts(case, monkey
     evaluation = EvalConfig(task="posixpath:jion", concurrency=[1])
     with pytest.raises(OutriderError, match="no function jion"):
         evaluate_counted(**case | {"evaluation": evaluation}, speculator=Speculator("ngram"))
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
+    """Three servers, load, verification and capture in vLLM."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    tokenizer, rows = AutoTokenizer.from_pretrained(nano_r1), []
+    for n in range(6):
+        asked = [{"role": "user", "content": f"I would like {n} lattes and a tea, please."}]
+        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        row = {"token_ids": ids + ids[:4], "completion_start": len(ids), "prompt_text": text}
+        rows.append({"sequence_id": f"q{n}", "session": f"s{n}", "temperature": 0.6, "top_p": 0.95, **row})
+    Dataset.from_list(rows).save_to_disk(tmp_path / "asked")
+    head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None
+    case |= {
+        "target": TargetConfig(model=str(nano_r1)),
+        "sequences_dir": tmp_path / "asked",
+        "serving": ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)),
+        "evaluation": EvalConfig(
+            engine_modes=["eager"],
+            concurrency=[1],
+            requests=2,
+            repeats=2,
+            max_tokens=32,
+            verification_requests=4,
+            verification_max_tokens=32,
+            bootstrap_samples=100,
+        ),
+    }
+    line = evaluate_counted(**case, speculator=Speculator(kind, head))
+    results = read_json(tmp_path / "out" / "results.json")
+    assert results["counted"]["base"]["acceptance_length"] > 1.3 and results["counted"]["custom"]["drafts"] > 0
+    if kind == "eagle3":  # random weights: next to nothing is accepted, and it is slow besides
+        assert results["counted"]["custom"]["acceptance_length"] < 1.1 and line["verdict"] == "do not ship"
+    for variant in ("base", "custom"):
+        assert results["verification"]["greedy"][variant]["unexplained"] == 0
+    assert (tmp_path / "out" / "report.html").is_file() and not (tmp_path / "out" / "verification_states").exists()
