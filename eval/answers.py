@@ -17,7 +17,7 @@ from outrider.eval.tasks import Task
 from outrider.speculators.errors import OutriderError
 
 END_THINK = "</think>"
-NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|[-+]?\.\d+")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 

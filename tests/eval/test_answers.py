@@ -22,6 +22,7 @@ from outrider.speculators.errors import OutriderError
         ("I think of 7.</think>\n\nThe answer is -3.", "-3"),
         ("<think>7 and then 8", None),
         ("</think>No idea.", None),
+        ("It takes 3-4 days.", "4"),
         (r"\boxed{5", "5"),  # cut off: the number is all there is
     ],
 )

@@ -81,6 +81,7 @@ def logged(workload, count, longest=420):
 
 def captured(engine, nano_r1, run, rows):
     """A run's folder as far as capture."""
+    run.mkdir()
     log = write_log(run / "log.jsonl", rows)
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     table = load_sequences(run / "sequences")
