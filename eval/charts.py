@@ -20,13 +20,13 @@ FONT = "system-ui, sans-serif"
 
 
 def acceptance_chart(results: Mapping[str, Any]) -> str:
-    """Share of steps whose drafts up to a position were all accepted: bars counted by the engine, ticks from exact replay."""
+    """Share of steps whose drafts up to a position were all accepted: bars counted by the engine, ticks from exact replay where there is one."""
+    replayed = results["replay"]["cumulative"] if results["replay"] else {}
     rows = [
         {"position": str(position), "variant": variant, "engine": engine, "replay": replay}
         for variant in ("base", "custom")
         for position, (engine, replay) in enumerate(
-            zip(results["counted"][variant]["cumulative"], results["replay"]["cumulative"][variant], strict=True),
-            start=1,
+            itertools.zip_longest(results["counted"][variant]["cumulative"], replayed.get(variant, [])), start=1
         )
     ]
     base = alt.Chart(_data(rows)).encode(
@@ -38,7 +38,7 @@ def acceptance_chart(results: Mapping[str, Any]) -> str:
         y=alt.Y("engine:Q", title=None, scale=scale, axis=_percent()), color=_colour(["base", "custom"])
     )
     ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(y=alt.Y("replay:Q", scale=scale))
-    return _svg((bars + ticks).properties(width=340, height=210))
+    return _svg((bars + ticks if replayed else bars).properties(width=340, height=210))
 
 
 def speed_chart(speed: Mapping[str, Any]) -> str:

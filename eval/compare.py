@@ -49,7 +49,7 @@ def _report(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise OutriderError(f"--compare {run}: no {path.name} here; name run directories that have been evaluated")
     report = read_json(path)
-    missing = [name for name in ("verdict", "replay", "served", "k") if name not in report]
+    missing = [name for name in ("verdict", "replay", "served", "k") if report.get(name) is None]
     if missing:
         raise OutriderError(f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation")
     return report

@@ -5,7 +5,7 @@ EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 
 class GateConfig(BaseModel):
@@ -38,8 +38,10 @@ class GateConfig(BaseModel):
     """Least p-value of the permutation test that sampled responses have the same token frequencies with and without speculation. A
     lossless speculator falls below it once in 1 / this evaluations."""
 
-    max_task_loss: float = Field(0.0, ge=0, lt=1)
-    """Margin of the task accuracy: the interval of custom minus none must reach above minus this."""
+    max_task_loss: float = Field(0.1, gt=0, lt=1)
+    """Equivalence margin of the task accuracy: the 90 % interval of custom minus none must lie within minus and plus this (two
+    one-sided tests at 5 %). The narrower, the more responses it takes (see `verification_requests`): where every response is solved alike
+    31 for 0.05; where one in four changes sides by chance 68 for 0.1."""
 
     max_replay_difference: PositiveFloat = 0.02
     """Largest relative difference between the steps that exact replay predicts and those that the engine counted for the same responses.
@@ -143,7 +145,12 @@ class EvalConfig(BaseModel):
     task: str | None = None
     """Import string `module:function` of a check (prompt_text, completion_text) -> bool | None that says whether a response solved its
     task; None leaves the response out (a prompt without a known answer). Both texts hold special tokens as text, the completion without
-    the end-of-sequence token. Null: no task accuracy."""
+    the end-of-sequence token. Null: no task accuracy, unless `answers` is set."""
+
+    answers: str | None = None
+    r"""Path of known answers, one JSON object of `question` and `answer` a line, as GSM8K has them: instead of `task`, a response whose
+    prompt holds a question is solved where its final answer (the last \boxed{}, else what follows ####, else the last number) is the
+    known one."""
 
     bootstrap_samples: PositiveInt = 2000
     """Resamples of every interval."""
@@ -172,6 +179,14 @@ class EvalConfig(BaseModel):
         if len(set(value)) != len(value):
             raise ValueError(f"names a value twice: {value}")
         return value
+
+    @model_validator(mode="after")
+    def _one_check(self) -> "EvalConfig":
+        if self.task is not None and self.answers is not None:
+            raise ValueError(
+                "task and answers are both set; a response is judged by one check, so leave one of them out"
+            )
+        return self
 
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""

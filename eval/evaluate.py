@@ -10,7 +10,7 @@ import collections
 import random
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,19 @@ from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
+from outrider.eval.own_text import own_text
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
+from outrider.eval.tasks import task_of
 from outrider.eval.two_sample import same_tokens
 from outrider.eval.verification import Prompt, collect, examine, judge_tasks
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import measure_step_times
+from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, write_json
 from outrider.speculators.interpolate import interpolate
@@ -45,6 +49,7 @@ JUDGED_ANEW = {
     "interpolation": True,
     "bootstrap_samples": True,
     "task": True,
+    "answers": True,
     "parity": {"min_agreement", "max_difference"},
 }
 """Settings that change what is made of the measurements, not the measurements."""
@@ -75,8 +80,9 @@ def evaluate(
     from outrider.data.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
 
-    _check(evaluation, serving, parts, depth)
+    check_settings(evaluation, serving, parts, depth)
     target_dir = target.directory()
+    check_speculator(speculator_dir, target_dir)
     speculators = {"base": target_dir, "custom": Path(speculator_dir)}
     say = Console(stderr=True, highlight=False).print
     steps = Steps(
@@ -162,20 +168,32 @@ def evaluate(
     swept = sweep(evaluation, k, base_of, lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"))
     shutil.rmtree(out_dir / "mixtures", ignore_errors=True)
 
-    blocks, verification = _serve(
+    def look(outputs: dict[str, Any]) -> dict[str, Any]:
+        return examine(
+            outputs,
+            verification_prompts,
+            target=target,
+            serving=serving,
+            speculators=speculators,
+            k=k,
+            depth=depth,
+            evaluation=evaluation,
+            scratch=out_dir / "verification_states",
+        )
+
+    blocks, verification = serve(
         steps,
         target,
         serving,
         speculators,
         k,
-        depth,
         evaluation,
         sampling,
         verification_prompts,
         timed_prompts,
-        out_dir,
         log_dir,
         say,
+        look,
     )
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
     sampled = {v: verification["outputs"]["sampled"][v]["counters"] for v in ("base", "custom")}
@@ -188,6 +206,9 @@ def evaluate(
         "choice": {**choice, "requested": evaluation.k, "sequences": len(validation.sequence_ids)},
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         "draft_sample_method": serving.draft_sample_method,
+        "speculator": {"kind": "mtp", "in_words": Speculator("mtp").in_words},
+        "not_measured": {},
+        "own_text": own_text(store, heldout),
         "replay": _replay_results(base, custom, k, evaluation),
         "general": general,
         "interpolation": swept,
@@ -197,7 +218,7 @@ def evaluate(
             mode: {"speed": summarise(measured, evaluation), "acceptance": counted_acceptance(passes[mode], evaluation)}
             for mode, measured in blocks.items()
         },
-        "verification": {**verification["findings"], "same_text": _same_text(verification["outputs"], evaluation)},
+        "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
     results["predicted"] = predict_served(results, evaluation)
@@ -213,7 +234,7 @@ def evaluate(
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     """The contract for scripts; the caller adds `report` and `bundle`."""
-    counted = results["counted"]
+    counted, against = results["counted"], results["verification"]["replay_vs_engine"]
     return {
         "recipe": results["recipe"],
         "run_dir": results["run_dir"],
@@ -237,26 +258,26 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
             }
             for mode, measured in results["served"].items()
         },
-        "replay_vs_engine": {v: results["verification"]["replay_vs_engine"][v] for v in ("base", "custom")},
+        "replay_vs_engine": {v: against[v] for v in ("base", "custom")} if against else None,
     }
 
 
-def _serve(
+def serve(
     steps: Steps,
     target: TargetConfig,
     serving: ServingConfig,
-    speculators: Mapping[str, Path],
+    speculators: Mapping[str, Speculator | Path],
     k: int,
-    depth: int,
     evaluation: EvalConfig,
     sampling: Sampling,
     verification_prompts: list[Prompt],
     timed_prompts: list[Prompt],
-    out_dir: Path,
     log_dir: Path,
-    say: Any,
+    say: Callable[[str], None],
+    look: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
-    """Timed blocks per engine mode, and the verification pass in the first mode. Servers start only for what is not measured yet."""
+    """Timed blocks per engine mode, and the verification pass in the first mode: its outputs, and what `look` finds in them once the servers
+    have ended. Servers start only for what is not measured yet."""
     from outrider.serving.load import LoadGenerator
 
     blocks = {}
@@ -276,24 +297,12 @@ def _serve(
                         steps.put(speed, measure(fleet, load, texts, sampling, evaluation, say))
         blocks[mode] = steps.get(speed)
     outputs = steps.get("verification_outputs")
-    findings = steps.run(
-        "verification_findings",
-        lambda: examine(
-            outputs,
-            verification_prompts,
-            target=target,
-            serving=serving,
-            speculators=speculators,
-            k=k,
-            depth=depth,
-            evaluation=evaluation,
-            scratch=out_dir / "verification_states",
-        ),
-    )
-    return blocks, {"outputs": outputs, "findings": findings}
+    return blocks, {"outputs": outputs, "findings": steps.run("verification_findings", lambda: look(outputs))}
 
 
-def _check(evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int) -> None:
+def check_settings(evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int) -> None:
+    """Mistakes that would show only when the servers have been started, or after."""
+    task_of(evaluation)
     widest, seats = max(evaluation.concurrency), serving.engine.max_num_seqs
     if widest > seats:
         raise OutriderError(
@@ -349,7 +358,7 @@ def evaluation_prompts(
     return prompts[: evaluation.verification_requests], prompts if few else prompts[evaluation.verification_requests :]
 
 
-def _same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
+def same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
     """The permutation test of base and custom against none, on the sampled responses."""
     sampled = {variant: recorded["token_ids"] for variant, recorded in outputs["sampled"].items()}
     samples, seed = (

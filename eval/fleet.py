@@ -1,9 +1,10 @@
-"""The servers of one engine mode: one without speculation, and one in which base and custom take turns.
+"""The servers of one engine mode: one without speculation, and one in which base and custom take turns; other kinds have their own.
 
 The same engine started twice can differ by a factor of two on a shared machine. So base and custom are compared in one engine, with
 the drafter's weights exchanged between blocks (milliseconds); flags, compiled code and memory are the same for both. Only
-the comparison with no speculation crosses engines. Where the machine holds both servers they are up together; a target that fills
-its GPUs leaves room for one, and the servers alternate.
+the comparison with no speculation crosses engines, and that with a speculator whose weights cannot be exchanged for the base's (an EAGLE-3
+head, n-grams). Where the machine holds the servers they are up together; a target that fills its GPUs leaves room for one, and the
+servers alternate.
 
     with open_fleet(target, serving, {"base": target_dir, "custom": speculator_dir}, k=3, mode="eager", log_dir=logs) as fleet:
         for variant in fleet.variants:
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
+from outrider.serving.speculator import Speculator
 
 PLAIN, SPECULATING = "none", "speculating"
 SETTLE_S = 1.2
@@ -30,16 +32,22 @@ class Fleet:
         self,
         target: TargetConfig,
         serving: ServingConfig,
-        speculators: Mapping[str, Path],
+        speculators: Mapping[str, Speculator | Path],
         k: int,
         log_dir: Path,
         side_by_side: bool,
     ) -> None:
-        """`speculators`: the directories of base and custom; the first is what the engine loads at its start."""
-        self.variants = (PLAIN, *speculators)
-        self.groups = (self.variants,) if side_by_side else ((PLAIN,), tuple(speculators))
+        """`speculators`: base and custom, as a directory of an MTP layer or as what else they are. Of those that share an engine the first
+        is what it loads at its start."""
+        self._speculators = {PLAIN: Speculator("none")} | {v: Speculator.of(each) for v, each in speculators.items()}
+        self.variants = tuple(self._speculators)
+        self._variants_of: dict[str, list[str]] = {}
+        for variant in self.variants:
+            self._variants_of.setdefault(self._name(variant), []).append(variant)
+        self.groups = (self.variants,) if side_by_side else tuple(map(tuple, self._variants_of.values()))
         """Variants that can be asked in turn without starting a server in between."""
-        self._target, self._serving, self._speculators, self._k = target, serving, dict(speculators), k
+        self.server_names = tuple(self._variants_of)
+        self._target, self._serving, self._k = target, serving, k
         self._log_dir, self._side_by_side = Path(log_dir), side_by_side
         self._up: dict[str, Server] = {}
         self._loaded: str | None = None
@@ -48,7 +56,7 @@ class Fleet:
 
     def server(self, variant: str) -> Server:
         """The variant's server, ready, with its weights in place and the other server at rest."""
-        name = PLAIN if variant == PLAIN else SPECULATING
+        name = self._name(variant)
         if name not in self._up:
             if not self._side_by_side:
                 self.stop()
@@ -56,28 +64,27 @@ class Fleet:
         elif self._last not in (None, name):
             time.sleep(SETTLE_S)
         self._last = name
-        if variant not in (PLAIN, self._loaded):
-            self._up[name].swap_drafter(self._speculators[variant])
+        if name == SPECULATING and variant != self._loaded:
+            self._up[name].swap_drafter(self._speculators[variant].directory)
             self._loaded = variant
         return self._up[name]
 
     def is_fresh(self, variant: str) -> bool:
         """Whether the variant's server has been started since this was last asked: then it wants warming up."""
-        name = PLAIN if variant == PLAIN else SPECULATING
+        name = self._name(variant)
         fresh = name in self._fresh
         self._fresh.discard(name)
         return fresh
 
     def start(self, names: list[str]) -> None:
         """Starts servers side by side and waits for all of them."""
-        first = next(iter(self._speculators))
         for place, name in enumerate(names):
-            speculator = None if name == PLAIN else self._speculators[first]
+            first = self._variants_of[name][0]
             server = Server(
                 self._target,
                 self._serving,
-                speculator,
-                None if speculator is None else self._k,
+                None if name == PLAIN else self._speculators[first],
+                None if name == PLAIN else self._k,
                 log_path=self._log_dir / f"server_{self._serving.engine.mode}_{name}.log",
                 port=self._serving.port and self._serving.port + place,
             )
@@ -87,7 +94,14 @@ class Fleet:
             self._up[name].wait()
             self._fresh.add(name)
         if SPECULATING in names:
-            self._loaded = first
+            self._loaded = self._variants_of[SPECULATING][0]
+
+    def _name(self, variant: str) -> str:
+        """The server of a variant: those without speculation share one, those whose weights can be exchanged another."""
+        speculator = self._speculators[variant]
+        if speculator.kind == "none":
+            return PLAIN
+        return SPECULATING if speculator.has_unroll else variant
 
     def stop(self) -> None:
         """Ends whatever is up."""
@@ -101,7 +115,7 @@ class Fleet:
 def open_fleet(
     target: TargetConfig,
     serving: ServingConfig,
-    speculators: Mapping[str, Path],
+    speculators: Mapping[str, Speculator | Path],
     k: int,
     mode: str,
     log_dir: Path,
@@ -112,7 +126,7 @@ def open_fleet(
     fleet = Fleet(target, serving, speculators, k, log_dir, side_by_side)
     try:
         if side_by_side:
-            fleet.start([PLAIN, SPECULATING])
+            fleet.start([*fleet.server_names])
         yield fleet
     finally:
         fleet.stop()

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.eval.config import GateConfig, ParityConfig
+from outrider.eval.equivalence import responses_needed
 from outrider.eval.parity import complaint
 
 SHIP, DO_NOT_SHIP = "ship", "do not ship"
@@ -31,12 +32,15 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
     checks = [_acceptance(results, gate), *_speeds(results, gate)]
     if results["general"]:
         checks.append(_general(results["general"]["ratio"], gate))
+    if results.get("own_text"):
+        checks.append(_own_text(results["own_text"]))
     verification = results["verification"]
     checks += [_lossless(verification["greedy"], gate), _sampled_text(verification["sampled_text"], gate)]
     checks.append(_same_text(verification["same_text"]["custom"], gate))
     if verification.get("task"):
         checks.append(_task(verification["task"], gate))
-    checks.append(_replay(verification["replay_vs_engine"], gate))
+    if verification["replay_vs_engine"]:
+        checks.append(_replay(verification["replay_vs_engine"], gate))
     checks += [_parity(name, found, parity) for name, found in verification["parity"].items()]
     failed = [check for check in checks if not check.passed]
     if failed:
@@ -45,21 +49,41 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
     else:
         verdict = SHIP
         reason = "; ".join(f"{check.name}: {check.seen}" for check in checks[:2])
+    unchecked = results.get("not_measured") or {}
+    if unchecked:
+        reason += f". Not checked: {', '.join(unchecked)} ({next(iter(unchecked.values()))})"
     return {
         "verdict": verdict,
         "reason": reason,
         "exit_code": EXIT_CODES[verdict],
         "checks": [asdict(check) for check in checks],
+        "unchecked": unchecked,
     }
 
 
 def _acceptance(results: dict[str, Any], gate: GateConfig) -> Check:
-    ratio = results["replay"]["ratio"]
+    replayed = results["replay"]
+    ratio = replayed["ratio"] if replayed else results["counted"]["ratio"]
+    over = "held-out sessions" if replayed else "groups of prompts, counted by the engine"
     return Check(
         "acceptance length, custom / base",
         ratio["low"] > gate.min_acceptance_ratio,
-        f"{_interval(ratio)} over {ratio['clusters']} held-out sessions",
+        f"{_interval(ratio)} over {ratio['clusters']} {over}",
         f"the interval must lie above {gate.min_acceptance_ratio:g}",
+    )
+
+
+NOT_SERVED = {"scrambled", "foreign", "template"}
+"""Causes (data/causes.py) in which the logged prompts or tokens are not those of the endpoint, so that what was measured on them is not what
+will be served. Text of another temperature or revision is told in the report and judged by the engine's own count."""
+
+
+def _own_text(found: dict[str, Any]) -> Check:
+    return Check(
+        "held-out text is the target's own",
+        found["cause"] not in NOT_SERVED,
+        f"{found['sequences']} sequences: {found['text']}",
+        "prompts and responses must be those that the endpoint reads and writes (docs/traffic.md)",
     )
 
 
@@ -120,12 +144,15 @@ def _same_text(found: dict[str, Any], gate: GateConfig) -> Check:
 
 
 def _task(task: dict[str, Any], gate: GateConfig) -> Check:
-    difference = task["custom_minus_none"]
+    difference, margin = task["custom_minus_none"], gate.max_task_loss
+    needed = responses_needed(difference["variance"], margin)
+    wanted = "" if needed <= difference["observations"] else f" (at this spread about {needed} could)"
     return Check(
-        "task accuracy, custom minus none",
-        difference["high"] >= -gate.max_task_loss,
-        f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]",
-        f"the interval must not lie below {-gate.max_task_loss:g}",
+        "task accuracy with and without speculation",
+        -margin < difference["low"] and difference["high"] < margin,
+        f"custom minus none {difference['value']:+.3f}, 90 % interval [{difference['low']:+.3f}, {difference['high']:+.3f}] over "
+        f"{difference['observations']} responses{wanted}",
+        f"the interval must lie within {margin:g} on either side",
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.statistics import bootstrap, share_interval
+from outrider.eval.equivalence import equivalence
+from outrider.eval.statistics import share_interval
 
 TAIL_PROBABILITY = 1e-4
 
@@ -69,8 +70,8 @@ def text_statistics(logprobs: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def task_accuracy(solved: dict[str, list[bool]], sessions: Sequence[str], *, samples: int, seed: int) -> dict[str, Any]:
-    """Share of solved tasks per variant, and custom minus none, paired by prompt, with its interval over sessions."""
+def task_accuracy(solved: dict[str, list[bool]], sessions: Sequence[str], margin: float) -> dict[str, Any]:
+    """Share of solved tasks per variant, and custom minus none, paired by prompt, with the test that it lies within `margin`."""
     result: dict[str, Any] = {
         variant: {
             "solved": sum(marks),
@@ -80,12 +81,8 @@ def task_accuracy(solved: dict[str, list[bool]], sessions: Sequence[str], *, sam
         }
         for variant, marks in solved.items()
     }
-    columns = np.stack(
-        [np.array(solved["custom"], float), np.array(solved["none"], float), np.ones(len(sessions))], axis=1
-    )
-    result["custom_minus_none"] = bootstrap(
-        columns, sessions, lambda s: (s[..., 0] - s[..., 1]) / s[..., 2], samples=samples, seed=seed
-    ).as_dict()
+    differences = np.array(solved["custom"], float) - np.array(solved["none"], float)
+    result["custom_minus_none"] = equivalence(differences, sessions, margin)
     return result
 
 

@@ -76,7 +76,7 @@ def render_html(
         ships=results["verdict"]["verdict"] == SHIP,
         headline=_headline(results),
         acceptance=charts.acceptance_chart(results),
-        lengths=charts.length_chart(results),
+        lengths=charts.length_chart(results) if results["replay"] else None,
         speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
         slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
         training=charts.training_chart(metrics),
@@ -114,6 +114,7 @@ def render_markdown(
             for c in results["verdict"]["checks"]
         ],
     ]
+    text += [f"- not checked: {what}: {why}" for what, why in results.get("not_measured", {}).items()]
     if results["slices"]:
         text += ["", "## By slice", "", *_slice_lines(results["slices"])]
     if on_policy:
@@ -149,14 +150,10 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
             _interval(counted["ratio"]),
             "",
         ],
-        [
-            "acceptance, replay",
-            "1",
-            *(_number(replayed[v]["value"]) for v in ("base", "custom")),
-            _interval(replayed["ratio"]),
-            "",
-        ],
     ]
+    if replayed:
+        lengths = (_number(replayed[v]["value"]) for v in ("base", "custom"))
+        rows.append(["acceptance, replay", "1", *lengths, _interval(replayed["ratio"]), ""])
     if results["general"]:
         lengths = (_number(results["general"][v]["value"]) for v in ("base", "custom"))
         rows.append(["acceptance, general", "1", *lengths, _interval(results["general"]["ratio"]), ""])
@@ -187,10 +184,8 @@ def _slice_lines(slices: Mapping[str, Any]) -> list[str]:
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, str]]:
     """The figures that a reader wants first."""
-    replayed = results["replay"]["ratio"]
-    tiles = [
-        {"label": "acceptance length, custom / base", "value": f"{replayed['value']:.2f}×", "note": _range(replayed)}
-    ]
+    ratio = (results["replay"] or results["counted"])["ratio"]
+    tiles = [{"label": "acceptance length, custom / base", "value": f"{ratio['value']:.2f}×", "note": _range(ratio)}]
     for mode, measured in results["served"].items():
         lowest = min(measured["speed"], key=int)
         row = measured["speed"][lowest]

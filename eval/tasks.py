@@ -1,14 +1,25 @@
-"""The recipe's check of whether a response solved its task, found by its import string.
+"""The recipe's check of whether a response solved its task: a function by its import string, or a file of known answers.
 
-load_task("outrider.recipes.nano_r1.tasks:solved")(prompt_text, completion_text)     # True, False, or None: no known answer
+load_task("outrider.recipes.nano_r1.tasks:resume_correct")(prompt_text, completion_text)   # True, False, or None: no known answer
 """
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 
+from outrider.eval.config import EvalConfig
 from outrider.speculators.errors import OutriderError
 
 Task = Callable[[str, str], bool | None]
+
+
+def task_of(evaluation: EvalConfig) -> Task | None:
+    """What `eval.task` or `eval.answers` names; None where neither is set."""
+    if evaluation.answers is not None:
+        from outrider.eval.answers import answer_check
+
+        return answer_check(Path(evaluation.answers))
+    return None if evaluation.task is None else load_task(evaluation.task)
 
 
 def load_task(name: str) -> Task:

@@ -23,7 +23,7 @@ from outrider.eval.fleet import Fleet
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
 from outrider.eval.parity import compare_each, record_each
 from outrider.eval.replay import replay
-from outrider.eval.tasks import load_task
+from outrider.eval.tasks import task_of
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 
@@ -90,28 +90,7 @@ def examine(
     In the same engine both speculators draft `depth` tokens a step, for comparison with the trainer's unroll."""
     try:
         store, parity = _ask_engine(outputs, prompts, target, serving, speculators, depth, evaluation, scratch)
-        heads = _Head(target.directory(), store)
-        greedy = {
-            variant: compare_greedy(
-                outputs["greedy"]["none"]["token_ids"],
-                outputs["greedy"][variant]["token_ids"],
-                lambda response, index, token, other: heads.gap(
-                    prompts[response], outputs["greedy"]["none"]["token_ids"][response], index, token, other
-                ),
-                evaluation.gate.near_tie_nats,
-            )
-            for variant in ("base", "custom")
-        }
-        temperature = outputs["samplings"]["sampled"]["temperature"]
-        sampled_text = {
-            variant: text_statistics(
-                [
-                    heads.logprobs(prompt, ids, temperature)
-                    for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
-                ]
-            )
-            for variant, recorded in outputs["sampled"].items()
-        }
+        text = _text_findings(outputs, prompts, _Head(target.directory(), store), evaluation)
         details = {
             regime: {
                 variant: _predicted_and_counted(
@@ -126,8 +105,7 @@ def examine(
     return {
         "requests": len(prompts),
         "parity": parity,
-        "greedy": greedy,
-        "sampled_text": sampled_text,
+        **text,
         "replay_vs_engine": {
             variant: _relative(
                 sum(details[regime][variant]["predicted_steps"] for regime in REGIMES),
@@ -139,15 +117,66 @@ def examine(
     }
 
 
+def examine_text(
+    outputs: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    *,
+    target: TargetConfig,
+    serving: ServingConfig,
+    evaluation: EvalConfig,
+    scratch: Path,
+) -> dict[str, Any]:
+    """The same for speculators that are not computed here: whether the outputs are the target's, and no more."""
+    from outrider.data.capture import capture_ids
+    from outrider.data.feature_store import FeatureStore
+    from outrider.serving.engine import open_engine
+
+    try:
+        with open_engine(target, serving.engine.model_copy(update={"mode": "eager"})) as engine:
+            capture_ids(engine, _rows(outputs, prompts), scratch)
+        heads = _Head(target.directory(), FeatureStore.open(scratch))
+        return {"requests": len(prompts), **_text_findings(outputs, prompts, heads, evaluation)}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _text_findings(
+    outputs: Mapping[str, Any], prompts: Sequence[Prompt], heads: "_Head", evaluation: EvalConfig
+) -> dict[str, Any]:
+    """Greedy responses compared with those without speculation, and what the target thinks of the sampled tokens."""
+    without = outputs["greedy"]["none"]["token_ids"]
+    greedy = {
+        variant: compare_greedy(
+            without,
+            outputs["greedy"][variant]["token_ids"],
+            lambda response, index, token, other: heads.gap(prompts[response], without[response], index, token, other),
+            evaluation.gate.near_tie_nats,
+        )
+        for variant in ("base", "custom")
+    }
+    temperature = outputs["samplings"]["sampled"]["temperature"]
+    sampled_text = {
+        variant: text_statistics(
+            [
+                heads.logprobs(prompt, ids, temperature)
+                for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
+            ]
+        )
+        for variant, recorded in outputs["sampled"].items()
+    }
+    return {"greedy": greedy, "sampled_text": sampled_text}
+
+
 def judge_tasks(
     outputs: Mapping[str, Any], prompts: Sequence[Prompt], target: TargetConfig, evaluation: EvalConfig
 ) -> dict[str, Any] | None:
     """Greedy and sampled responses together; a prompt without a known answer is left out."""
-    if evaluation.task is None:
+    task = task_of(evaluation)
+    if task is None:
         return None
     from transformers import AutoTokenizer
 
-    task, tokenizer = load_task(evaluation.task), AutoTokenizer.from_pretrained(target.directory())
+    tokenizer = AutoTokenizer.from_pretrained(target.directory())
     solved: dict[str, list[bool]] = {variant: [] for variant in outputs["greedy"]}
     sessions: list[str] = []
     for regime in REGIMES:
@@ -163,12 +192,23 @@ def judge_tasks(
                     solved[variant].append(bool(mark))
     if not sessions:
         return None
-    return task_accuracy(solved, sessions, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
+    return task_accuracy(solved, sessions, evaluation.gate.max_task_loss)
 
 
 def _row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     """The same tokens are captured once, whichever variant wrote them."""
     return hashlib.sha256(np.asarray([*prompt.token_ids, -1, *completion], np.int32).tobytes()).hexdigest()
+
+
+def _rows(outputs: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[tuple[str, list[int], int]]:
+    """Every response with its prompt, for capture: id, token ids, where the response begins."""
+    rows = {
+        _row_id(prompt, ids): (_row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
+        for regime in REGIMES
+        for recorded in outputs[regime].values()
+        for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
+    }
+    return list(rows.values())
 
 
 def _ask_engine(
@@ -187,16 +227,10 @@ def _ask_engine(
     from outrider.serving.draft_extension import DRAFT_EXTENSION
     from outrider.serving.engine import open_engine
 
-    rows = {
-        _row_id(prompt, ids): (_row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
-        for regime in REGIMES
-        for recorded in outputs[regime].values()
-        for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
-    }
     eager = serving.engine.model_copy(update={"mode": "eager"})
     asked = [prompt.token_ids for prompt in prompts[: evaluation.parity.prompts]]
     with open_engine(target, eager, speculators["custom"], depth, extension=DRAFT_EXTENSION) as engine:
-        capture_ids(engine, list(rows.values()), scratch)
+        capture_ids(engine, _rows(outputs, prompts), scratch)
         recordings = record_each(engine, speculators, asked, evaluation.parity)
     parity = compare_each(recordings, speculators, target, depth, evaluation.parity, evaluation.replay_dtype)
     return FeatureStore.open(scratch), parity

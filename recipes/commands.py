@@ -2,7 +2,7 @@
 
     inspect-traffic --recipe resume_screening.yaml
     train-speculator --recipe resume_screening.yaml
-    evaluate-speculator --recipe resume_screening.yaml --speculator DIR
+    evaluate-speculator --recipe resume_screening.yaml --speculator DIR|ngram|none
     export-speculator --recipe resume_screening.yaml --to DIR
 
 What people read goes to stderr; the last line of stdout is one JSON object (`inspect-traffic` is read on stdout, and prints the
@@ -27,6 +27,7 @@ from outrider.recipes.load import LoadedRecipe, load_overrides, load_recipe, shi
 from outrider.recipes.pipeline import run_stages
 from outrider.recipes.preflight import check
 from outrider.recipes.run_dir import RunDirectory
+from outrider.recipes.schema import Recipe
 from outrider.recipes.stages import Options, stage_names
 from outrider.recipes.supervise import Interrupted, stopped_by_signal
 from outrider.speculators.errors import OutriderError
@@ -163,7 +164,7 @@ def _train(
 def _evaluate(
     *overrides: Overrides,
     recipe: RecipeName | None = None,
-    speculator: Path | None = None,
+    speculator: str | None = None,
     endpoint: str | None = None,
     compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     runs: Runs = Path("runs"),
@@ -173,7 +174,8 @@ def _evaluate(
     Parameters
     ----------
     speculator
-        A speculator's directory (config.json, model.safetensors). Default: the one that this recipe trained.
+        A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors), `ngram` for vLLM's lookup of n-grams, or
+        `none`. Default: the one that this recipe trained.
     endpoint
         The address of a vLLM server that is running, http://HOST:PORT: measures its acceptance (from its /metrics) and speed on the
         held-out traffic, and judges nothing.
@@ -190,12 +192,22 @@ def _evaluate(
     if speculator is None:
         with _attempt(loaded, run) as go:
             return _finish(loaded, run, go(["evaluate"], {}))
-    if not (speculator / "model.safetensors").is_file():
-        raise OutriderError(f"--speculator {speculator}: no model.safetensors here; name the directory of a speculator")
-    options = {"speculator": str(speculator.resolve()), "weights": path_identity(speculator)}
+    options = _named_speculator(speculator, loaded.recipe)
     with _attempt(loaded, run) as go:
         results = go(["ingest", "split", "capture", "evaluate_other"], options)
     return _finish(loaded, run, results, "evaluate_other")
+
+
+def _named_speculator(name: str, recipe: Recipe) -> Options:
+    """What `--speculator` names, checked against the target before anything is started."""
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.compatibility import check_speculator
+
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": name, "weights": None}
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_identity(directory)}
 
 
 def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:

@@ -179,8 +179,9 @@ def _set(values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value:
 
 
 def _resolve_paths(values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None) -> None:
-    """Makes relative traffic paths, the privacy key's and target directories absolute: beside the recipe, else below the current directory."""
-    traffic, privacy, target = values.get("traffic"), values.get("privacy"), values.get("target")
+    """Makes relative traffic paths, those of the privacy key and of known answers, and target directories absolute: beside the recipe, else
+    below the current directory."""
+    traffic, target = values.get("traffic"), values.get("target")
     for key in ("path", "general"):
         if isinstance(traffic, dict) and only in (None, ("traffic", key)):
             path = traffic.get(key)
@@ -188,12 +189,10 @@ def _resolve_paths(values: dict[str, Any], origins: Origins, folder: Path, only:
                 traffic[key] = _traffic_path(path, folder)
             elif isinstance(path, list):
                 traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
-    if (
-        isinstance(privacy, dict)
-        and only in (None, ("privacy", "key_file"))
-        and isinstance(privacy.get("key_file"), str)
-    ):
-        privacy["key_file"] = _traffic_path(privacy["key_file"], folder)
+    for name, key in (("privacy", "key_file"), ("eval", "answers")):
+        section = values.get(name)
+        if isinstance(section, dict) and only in (None, (name, key)) and isinstance(section.get(key), str):
+            section[key] = _traffic_path(section[key], folder)
     if isinstance(target, dict) and only in (None, ("target", "model")):
         model = target.get("model")
         if isinstance(model, str):

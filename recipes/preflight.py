@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from outrider.data.config import NOT_INSTALLED
+from outrider.eval.tasks import task_of
 from outrider.recipes.load import EMBEDDED_TRAFFIC
 from outrider.recipes.schema import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS
@@ -16,10 +17,11 @@ from outrider.speculators.layout import fp8_blocks, weight_map
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
-    """The log is there, what looks for personal data is installed, and the target, if it is on this machine already, has the layer
-    that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
+    """The log is there, what looks for personal data is installed, the evaluation's check of tasks is found, and the target, if it is on
+    this machine already, has the layer that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
     check_traffic(recipe)
     _check_privacy(recipe)
+    task_of(recipe.eval)
     if target := local_target(recipe):
         check_target(target, dry_run)
 

@@ -228,8 +228,26 @@ def _evaluate(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, 
 
 
 def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    out = run.other_evaluation
-    return _measure(run, recipe, speculator=Path(options["speculator"]), out=out, report=out)
+    from outrider.eval.counted import evaluate_counted
+    from outrider.serving.speculator import Speculator
+
+    out, speculator = run.other_evaluation, Speculator.named(options["speculator"])
+    if speculator.has_unroll:
+        return _measure(run, recipe, speculator=speculator.directory, out=out, report=out)
+    return evaluate_counted(
+        recipe=recipe.name,
+        run_dir=run.root,
+        target=recipe.target,
+        speculator=speculator,
+        sequences_dir=run.tables,
+        parts=_parts(run),
+        depth=recipe.speculator.depth,
+        serving=recipe.serving,
+        evaluation=recipe.eval,
+        out_dir=out,
+        report_dir=out,
+        log_dir=run.attempt(),
+    )
 
 
 def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path) -> dict[str, Any]:
@@ -335,7 +353,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             name="evaluate",
-            version=2,
+            version=3,
             needs=("split", "capture", "train"),
             settings=_evaluate_settings,
             sources=_target,
@@ -361,7 +379,7 @@ STAGES: dict[str, Stage] = {
 
 OTHER_EVALUATION = Stage(
     name="evaluate_other",
-    version=2,
+    version=3,
     needs=("split", "capture"),
     settings=_evaluate_settings,
     sources=_target,
@@ -371,7 +389,7 @@ OTHER_EVALUATION = Stage(
     identity=lambda run: run.other_evaluation / "report.json",
     takes=("speculator", "weights"),
 )
-"""`evaluate-speculator --speculator DIR`: a speculator that this run did not train."""
+"""`evaluate-speculator --speculator DIR|ngram|none`: a speculator that this run did not train."""
 
 
 def stage_of(name: str) -> Stage:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.processes import Family
+from outrider.serving.speculator import Speculator
 from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -77,14 +78,14 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
 def engine_arguments(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator_dir: Path | None = None,
+    speculator: Speculator | Path | None = None,
     k: int | None = None,
     draft_sample_method: str = "greedy",
     k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for `vllm.LLM`.
 
-    `speculator_dir` is a directory with config.json and the MTP layer's tensors (the target's own serves as the base
+    A path as `speculator` is a directory with config.json and the MTP layer's tensors (the target's own serves as the base
     speculator); None serves without speculation. `k_per_batch_size` lists (first batch size, last, K).
     """
     on_cpu = runs_on_cpu()
@@ -111,31 +112,21 @@ def engine_arguments(
     kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 1.0
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
-    if speculator_dir is not None:
-        if k is None:
-            raise ValueError("engine_arguments: a speculator needs k, the number of tokens to draft")
-        speculative = {
-            "method": "mtp",
-            "model": str(speculator_dir),
-            "num_speculative_tokens": k,
-            "draft_sample_method": draft_sample_method,
-        }
-        if k_per_batch_size:
-            speculative["num_speculative_tokens_per_batch_size"] = [list(row) for row in k_per_batch_size]
-        arguments["speculative_config"] = speculative
+    if settings := Speculator.of(speculator).settings(k, draft_sample_method, k_per_batch_size):
+        arguments["speculative_config"] = settings
     return arguments
 
 
 def serve_arguments(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator_dir: Path | None = None,
+    speculator: Speculator | Path | None = None,
     k: int | None = None,
     draft_sample_method: str = "greedy",
     k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> list[str]:
     """The same settings as the words after `vllm serve`."""
-    arguments = engine_arguments(target, engine, speculator_dir, k, draft_sample_method, k_per_batch_size)
+    arguments = engine_arguments(target, engine, speculator, k, draft_sample_method, k_per_batch_size)
     words = [arguments.pop("model")]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -269,7 +260,7 @@ class Engine:
 def open_engine(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator_dir: Path | None = None,
+    speculator: Speculator | Path | None = None,
     k: int | None = None,
     draft_sample_method: str = "greedy",
     scratch: Path | None = None,
@@ -281,7 +272,7 @@ def open_engine(
     `scratch` holds captured states on their way from the worker, which are customer text in another form: they are
     written with this user's access only, and removed as they are read.
     """
-    arguments = engine_arguments(target, engine, speculator_dir, k, draft_sample_method, k_per_batch_size)
+    arguments = engine_arguments(target, engine, speculator, k, draft_sample_method, k_per_batch_size)
     with (
         Family() as family,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,

@@ -25,6 +25,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
 from outrider.serving.processes import Family, members, wait_until
+from outrider.serving.speculator import Speculator
 from outrider.speculators.errors import OutriderError
 
 HOST = "127.0.0.1"
@@ -39,7 +40,7 @@ class Server:
         self,
         target: TargetConfig,
         serving: ServingConfig,
-        speculator_dir: Path | None = None,
+        speculator: Speculator | Path | None = None,
         k: int | None = None,
         *,
         log_path: Path,
@@ -57,11 +58,9 @@ class Server:
         self.port = _free_port(port)
         self.url = f"http://{HOST}:{self.port}"
         self._start_timeout_s = start_timeout_s
-        words = serve_arguments(
-            target, serving.engine, speculator_dir, k, serving.draft_sample_method, k_per_batch_size
-        )
+        words = serve_arguments(target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size)
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
-        if speculator_dir is not None:
+        if Speculator.of(speculator).has_unroll:
             words += ["--worker-extension-cls", DRAFTER_EXTENSION]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]

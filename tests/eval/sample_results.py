@@ -141,7 +141,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
             },
             "same_text": {v: {"prompts": 24, "tokens": 5000, "p_value": 0.4} for v in ("base", "custom")},
             "task": task_accuracy(
-                {v: marks for v in ("none", "base", "custom")}, [str(i) for i in range(48)], samples=200, seed=0
+                {v: marks for v in ("none", "base", "custom")}, [str(i) for i in range(48)], margin=0.1
             ),
             "replay_vs_engine": {
                 "base": 0.0021,

@@ -128,7 +128,7 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
         asked.append(steps.digest)
         return {"eager": sample_blocks(1.4)}, {"outputs": outputs, "findings": sample_results()["verification"]}
 
-    monkeypatch.setattr("outrider.eval.evaluate._serve", served)
+    monkeypatch.setattr("outrider.eval.evaluate.serve", served)
     arguments = case.arguments | {"evaluation": EVALUATION.model_copy(update={"k": 3})}
     line = evaluate(**arguments)
     assert line["acceptance_length"]["k"] == 3 and line["acceptance_length"]["ratio"] > 1.2

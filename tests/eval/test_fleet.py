@@ -7,6 +7,7 @@ import pytest
 from outrider.eval import fleet as module
 from outrider.eval.fleet import open_fleet
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.speculator import Speculator
 
 SPECULATORS = {"base": Path("base"), "custom": Path("custom")}
 
@@ -17,9 +18,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     class Recorder:
-        def __init__(self, target, serving, speculator_dir, k, *, log_path, port):
-            self.name = "plain" if speculator_dir is None else "speculating"
-            assert (k is None) == (speculator_dir is None)
+        def __init__(self, target, serving, speculator, k, *, log_path, port):
+            kinds = {None: "plain", "mtp": "speculating"}
+            kind = speculator and speculator.kind
+            self.name = kinds.get(kind, kind)
+            assert (k is None) == (speculator is None)
             asked.append(f"{self.name} at {port}")
 
         def start(self):
@@ -77,3 +80,24 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base
         *("plain starts", "plain ready", "plain stops"),
         *("speculating starts", "speculating ready", "speculating stops"),
     ]
+
+
+def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(log):
+    speculators = {"base": Path("base"), "custom": Speculator("ngram")}
+    with open_fleet(TargetConfig(), ServingConfig(port=8100), speculators, 3, "eager", Path("logs")) as fleet:
+        assert log[::2][:3] == ["plain at 8100", "speculating at 8101", "ngram at 8102"]
+        assert fleet.groups == (("none", "base", "custom"),)
+        log.clear()
+        assert ask(fleet, "base", "custom", "base", "none") == ["speculating", "ngram", "speculating", "plain"]
+        assert log == []
+        assert [fleet.is_fresh(variant) for variant in ("none", "base", "custom")] == [True, True, True]
+    with open_fleet(TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False) as fleet:
+        assert fleet.groups == (("none",), ("base",), ("custom",))
+
+
+def test_no_speculation_as_the_custom_one_is_the_server_without(log):
+    speculators = {"base": Path("base"), "custom": Speculator("none")}
+    with open_fleet(TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False) as fleet:
+        assert fleet.groups == (("none", "custom"), ("base",))
+        assert ask(fleet, "none", "custom", "base") == ["plain", "plain", "speculating"]
+    assert not any("swap" in line for line in log)

@@ -21,7 +21,9 @@ GOOD = {
         "greedy": {"custom": {"responses": 24, "equal": 22, "near_ties": 2, "unexplained": 0}},
         "sampled_text": {"none": {"tail_share": 0.0015}, "custom": {"tail_share": 0.0016}},
         "same_text": {"custom": {"p_value": 0.4, "prompts": 24, "tokens": 5000}},
-        "task": {"custom_minus_none": {"value": -0.01, "low": -0.1, "high": 0.08}},
+        "task": {
+            "custom_minus_none": {"value": -0.01, "low": -0.07, "high": 0.06, "observations": 100, "variance": 0.1}
+        },
         "replay_vs_engine": {"base": 0.001, "custom": -0.002},
         "parity": {"base": sample_parity(), "custom": sample_parity()},
     },
@@ -47,7 +49,8 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
             0.0005,
             "sampled responses have the same token frequencies",
         ),
-        (("verification", "task", "custom_minus_none"), {"value": -0.3, "low": -0.5, "high": -0.1}, "task accuracy"),
+        (("verification", "task", "custom_minus_none", "low"), -0.11, "task accuracy with and without speculation"),
+        (("verification", "task", "custom_minus_none", "high"), 0.11, "task accuracy with and without speculation"),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
         (("verification", "parity", "custom"), sample_parity(agreement=0.97), "drafts of trainer and engine, custom"),
         (("verification", "parity", "base"), sample_parity(difference=0.2), "drafts of trainer and engine, base"),
@@ -63,3 +66,13 @@ def test_one_failure_is_enough(path, value, named):
     assert verdict["verdict"] == "do not ship" and verdict["exit_code"] == 2
     assert verdict["reason"].startswith(named)
     assert sum(not check["passed"] for check in verdict["checks"]) == 1
+
+
+def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
+    results = copy.deepcopy(GOOD)
+    results["verification"]["task"]["custom_minus_none"] |= {"low": -0.2, "high": 0.18, "observations": 12}
+    verdict = judge(results, GateConfig(), ParityConfig())
+    assert (
+        verdict["verdict"] == "do not ship" and "over 12 responses (at this spread about 32 could)" in verdict["reason"]
+    )
+    assert judge(results, GateConfig(max_task_loss=0.25), ParityConfig())["verdict"] == "ship"

@@ -32,9 +32,9 @@ def test_text_statistics_find_the_tail():
 
 def test_task_accuracy_is_paired():
     marks = [True, False] * 20
-    result = task_accuracy(
-        {"none": marks, "base": marks, "custom": marks}, [str(i) for i in range(40)], samples=200, seed=0
-    )
-    assert result["custom"]["accuracy"] == 0.5
-    difference = result["custom_minus_none"]
-    assert difference["value"] == difference["low"] == difference["high"] == 0.0
+    turned = [not mark for mark in marks]
+    for custom, value, equivalent in ((marks, 0.0, True), (turned, 0.0, False), ([True] * 40, 0.5, False)):
+        result = task_accuracy({"none": marks, "custom": custom}, [str(i) for i in range(40)], margin=0.1)
+        assert result["none"]["accuracy"] == 0.5
+        difference = result["custom_minus_none"]
+        assert (difference["value"], difference["equivalent"]) == (value, equivalent)

@@ -98,7 +98,7 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
     tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
     monkeypatch.setattr(
-        verification, "load_task", lambda _: lambda prompt, text: None if prompt == "no" else text == "5"
+        verification, "task_of", lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5")
     )
     prompts = [Prompt("a", "s", [1], "yes"), Prompt("b", "s", [1], "no")]
     outputs = {

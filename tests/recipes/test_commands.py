@@ -81,6 +81,7 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
                 "privacy.regenerate = true has nothing to answer anew under privacy.mode = 'off'; set privacy.mode: surrogate"
             ],
         ),
+        (["--recipe", "mine.yaml", "eval.task=posixpath:jion"], ["eval.task = 'posixpath:jion'", "no function jion"]),
         (["--recipe", "mine.yaml", "--dryrun"], ["--dryrun: no such option; did you mean --dry-run?"]),
         (
             ["--recipe", "mine.yaml", "--stages", "learn"],
@@ -109,6 +110,21 @@ def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace,
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
     assert_one_message(run("train-speculator", *words, cwd=workplace), "no tensor named model.layers.")
     assert not (workplace / "runs" / "no_mtp" / "stages").exists()
+
+
+def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
+    words = ["--recipe", "mine.yaml", "--name", "not_mine", "--speculator"]
+    gone = run("evaluate-speculator", *words, str(tmp_path / "gone"), cwd=workplace)
+    assert_one_message(gone, f"{tmp_path}/gone/config.json: no such file")
+    (tmp_path / "stale").mkdir()
+    shutil.copyfile(nano_r1 / "model.safetensors", tmp_path / "stale" / "model.safetensors")
+    config = json.loads((nano_r1 / "config.json").read_text())
+    (tmp_path / "stale" / "config.json").write_text(json.dumps(config | {"vocab_size": 4000}))
+    stale = run("evaluate-speculator", *words, str(tmp_path / "stale"), cwd=workplace)
+    assert_one_message(
+        stale, f"{tmp_path}/stale/config.json: vocab_size = 4000, but the target's is 4096", "stale vocab"
+    )
+    assert not (workplace / "runs" / "not_mine" / "stages").exists()
 
 
 def test_a_log_with_no_usable_line_is_an_error_that_says_so(workplace, tmp_path):

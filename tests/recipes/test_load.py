@@ -73,10 +73,14 @@ def test_relative_traffic_is_looked_for_beside_its_recipe_then_where_the_command
     assert load_recipe(path).recipe.traffic.path == expected
 
 
-def test_the_key_of_surrogates_is_looked_for_beside_the_recipe(tmp_path, write):
-    path = write("traffic: {path: a}\nprivacy: {mode: surrogate, key_file: my.key}", "recipes/mine.yaml")
-    (tmp_path / "recipes" / "my.key").touch()
-    assert load_recipe(path).recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
+def test_the_key_of_surrogates_and_known_answers_are_looked_for_beside_the_recipe(tmp_path, write):
+    privacy, answers = "privacy: {mode: surrogate, key_file: my.key}", "eval: {answers: gsm8k.jsonl}"
+    path = write(f"traffic: {{path: a}}\n{privacy}\n{answers}", "recipes/mine.yaml")
+    for name in ("my.key", "gsm8k.jsonl"):
+        (tmp_path / "recipes" / name).touch()
+    recipe = load_recipe(path).recipe
+    assert recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
+    assert recipe.eval.answers == str(tmp_path / "recipes" / "gsm8k.jsonl")
 
 
 def test_overrides_in_every_spelling():

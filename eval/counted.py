@@ -1,0 +1,211 @@
+"""The evaluation of a speculator that Outrider does not compute itself: an EAGLE-3 head, n-grams, or no speculation.
+
+    evaluate_counted(recipe="resume_screening", speculator=Speculator.named("ngram"), target=target, ...)
+
+What exact replay and draft parity would say is not measured, and the verdict says so; it rests on what the engine counted and on the
+clock, base and custom each on a server of their own. Everything else, the lossless checks among it, is as in evaluate.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from outrider.data.sequences import Tables
+from outrider.eval.config import EvalConfig
+from outrider.eval.evaluate import (
+    JUDGED_ANEW,
+    VERSION,
+    check_settings,
+    customers_sampling,
+    evaluation_prompts,
+    same_text,
+    serve,
+    summary,
+)
+from outrider.eval.gate import judge
+from outrider.eval.money import money
+from outrider.eval.served import counted_passes, summarise
+from outrider.eval.statistics import bootstrap
+from outrider.eval.steps import Steps
+from outrider.eval.verification import examine_text, judge_tasks
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.speculator import Speculator
+from outrider.speculators.compatibility import check_speculator
+from outrider.speculators.files import file_digest, write_json
+
+
+def evaluate_counted(
+    *,
+    recipe: str,
+    run_dir: Path,
+    target: TargetConfig,
+    speculator: Speculator,
+    sequences_dir: Tables,
+    parts: Mapping[str, list[str]],
+    depth: int,
+    serving: ServingConfig,
+    evaluation: EvalConfig,
+    out_dir: Path,
+    report_dir: Path,
+    log_dir: Path,
+) -> dict[str, Any]:
+    """Measures `speculator` against the target's own and against none on the held-out part; returns the line for scripts. `eval.k: auto`
+    is `depth` here, for both: k is chosen by replay."""
+    from outrider.data.sequences import load_sequences
+
+    check_settings(evaluation, serving, parts, depth)
+    target_dir = target.directory()
+    if speculator.directory is not None:
+        check_speculator(speculator.directory, target_dir)
+    speculators = {"base": Speculator("mtp", target_dir), "custom": speculator}
+    say = Console(stderr=True, highlight=False).print
+    weights = sorted(speculator.directory.glob("*.safetensors")) if speculator.directory else []
+    steps = Steps(
+        out_dir / "steps",
+        {
+            "version": VERSION,
+            "kind": speculator.kind,
+            "speculator": {path.name: file_digest(path) for path in weights},
+            "target": file_digest(target_dir / "config.json"),
+            "parts": {"heldout": parts["heldout"]},
+            "depth": depth,
+            "serving": serving.model_dump(mode="json"),
+            "evaluation": evaluation.model_dump(mode="json", exclude=JUDGED_ANEW),
+            "near_tie_nats": evaluation.gate.near_tie_nats,
+        },
+    )
+    heldout = load_sequences(sequences_dir, parts["heldout"])
+    k = depth if evaluation.k == "auto" else evaluation.k
+    sampling = customers_sampling(heldout)
+    prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+
+    def look(outputs: Mapping[str, Any]) -> dict[str, Any]:
+        scratch = out_dir / "verification_states"
+        return examine_text(outputs, prompts, target=target, serving=serving, evaluation=evaluation, scratch=scratch)
+
+    blocks, verification = serve(
+        steps, target, serving, speculators, k, evaluation, sampling, prompts, timed_prompts, log_dir, say, look
+    )
+    outputs = verification["outputs"]
+    passes = {mode: _passes(measured) for mode, measured in blocks.items()}
+    sampled = {v: (outputs["sampled"][v]["counters"], len(prompts)) for v in speculators}
+    everything = [one for mode in passes.values() for one in mode] + [("verification", sampled)]
+    results: dict[str, Any] = {
+        "version": VERSION,
+        "recipe": recipe,
+        "run_dir": str(run_dir),
+        "speculator": {"kind": speculator.kind, "in_words": speculator.in_words},
+        "not_measured": not_measured(speculator),
+        "k": k,
+        "choice": {
+            "k": k,
+            "k_per_batch_size": None,
+            "acceptance_length": None,
+            "step_ms": None,
+            "source": "the recipe's speculator.depth" if evaluation.k == "auto" else "the recipe's eval.k",
+            "requested": evaluation.k,
+            "sequences": 0,
+        },
+        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
+        "draft_sample_method": serving.draft_sample_method,
+        "own_text": None,
+        "replay": None,
+        "general": None,
+        "interpolation": [],
+        "slices": {},
+        "counted": delivered_acceptance(everything, speculators, k, evaluation),
+        "served": {
+            mode: {
+                "speed": summarise(measured, evaluation),
+                "acceptance": delivered_acceptance(passes[mode], speculators, k, evaluation),
+            }
+            for mode, measured in blocks.items()
+        },
+        "verification": {
+            **verification["findings"],
+            "parity": {},
+            "replay_vs_engine": None,
+            "same_text": same_text(outputs, evaluation),
+            "task": judge_tasks(outputs, prompts, target, evaluation),
+        },
+        "predicted": {},
+        "settings": evaluation.model_dump(mode="json"),
+    }
+    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
+    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
+    write_json(out_dir / "results.json", results)
+
+    from outrider.eval.report import write_report
+
+    return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
+
+
+def not_measured(speculator: Speculator) -> dict[str, str]:
+    """What the gate could not check, and why."""
+    why = f"Outrider does not compute {speculator.in_words}"
+    return {
+        "exact replay": f"no exact replay of {speculator.in_words}: acceptance is the engine's count",
+        "general traffic": f"no exact replay of {speculator.in_words}",
+        "replay against engine": why,
+        "drafts of trainer and engine": why,
+    }
+
+
+Pass = tuple[str, dict[str, tuple[Mapping[str, Any], int]]]
+"""What passes with the same prompts are called, and per variant the engine's counters and how many responses there were."""
+
+
+def delivered_acceptance(
+    passes: Sequence[Pass], speculators: Mapping[str, Speculator], k: int, evaluation: EvalConfig
+) -> dict[str, dict[str, Any]]:
+    """Tokens a step for base, custom and their ratio, pooled over passes; the ratio's interval draws groups of passes with the same prompts.
+
+    In the delivered form, (tokens - responses) / steps, since the counters' own does not compare here: n-gram lookup makes steps without a
+    draft, which are not counted as drafts and deliver one token. So its steps are tokens less accepted drafts.
+    """
+    counts = {
+        variant: [_steps(counters[variant], speculators[variant]) for _, counters in passes] for variant in speculators
+    }
+    result: dict[str, dict[str, Any]] = {}
+    for variant in speculators:
+        tokens, steps = np.sum(counts[variant], axis=0)
+        counters = [each[variant][0] for _, each in passes]
+        cumulative = np.zeros(k)
+        for one in counters:
+            reached = one["accepted_per_position"][:k]
+            cumulative[: len(reached)] += reached
+        result[variant] = {
+            "acceptance_length": float(tokens / steps),
+            "drafts": sum(one["drafts"] for one in counters),
+            "accepted_tokens": sum(one["accepted_tokens"] for one in counters),
+            "steps": int(steps),
+            "cumulative": (cumulative / steps).tolist(),
+        }
+    result["ratio"] = bootstrap(
+        np.concatenate([counts["base"], counts["custom"]], axis=1),
+        [name for name, _ in passes],
+        lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
+        samples=evaluation.bootstrap_samples,
+        seed=evaluation.seed,
+    ).as_dict()
+    return result
+
+
+def _steps(counted: tuple[Mapping[str, Any], int], speculator: Speculator) -> tuple[int, int]:
+    """Tokens after each response's first, and the steps that delivered them."""
+    counters, responses = counted
+    tokens = counters["generation_tokens"] - responses
+    return tokens, counters["drafts"] if speculator.drafts_every_step else tokens - counters["accepted_tokens"]
+
+
+def _passes(blocks: Sequence[Mapping[str, Any]]) -> list[Pass]:
+    """The timed blocks, base and custom of one repeat and concurrency together."""
+    responses = {(b["repeat"], b["concurrency"]): len(b["request_tokens"]) for b in blocks}
+    named = dict(zip((one.prompts for one in counted_passes(blocks)), responses.values(), strict=True))
+    return [
+        (one.prompts, {variant: (counters, named[one.prompts]) for variant, counters in one.counters.items()})
+        for one in counted_passes(blocks)
+    ]

@@ -1,0 +1,28 @@
+"""A drafter that is made slower and drafts the same: its layer runs again and again, and only the last result is taken."""
+
+from pathlib import Path
+from typing import Any
+
+from outrider.serving.drafter_extension import DrafterExtension
+
+REPEATS = 60
+SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
+
+
+class SlowDrafterExtension(DrafterExtension):
+    """In the place of the engine's own extension: slow while the weights of a directory named `slow` are loaded."""
+
+    def swap_drafter(self, directory: str) -> dict[str, Any]:
+        """Loads the weights, and sets the pace."""
+        for module in self.model_runner.drafter.model.modules():
+            if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
+                continue
+            own = type(module).forward.__get__(module)
+
+            def repeated(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+                for _ in range(REPEATS):
+                    own(*args, **kwargs)
+                return own(*args, **kwargs)
+
+            module.forward = repeated if Path(directory).name == "slow" else own
+        return super().swap_drafter(directory)

@@ -1,0 +1,327 @@
+"""The gate against speculators that must not ship, each made for real and measured for real: nano R1, its traffic, vLLM.
+
+One in-process engine (states, drafts), one pair of servers and one load generator serve all evaluations; only the drafter's weights are
+exchanged. Some run against nano R1's own MTP layer, the ones that must gain against a weakened copy of it, so that nothing has to be
+trained for a gain.
+"""
+
+import contextlib
+import gzip
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.data.capture import capture_table
+from outrider.data.config import CaptureConfig, TrafficConfig
+from outrider.data.feature_store import FeatureStore
+from outrider.data.ingest import ingest
+from outrider.data.on_policy import check_traffic
+from outrider.data.sequences import load_sequences
+from outrider.data.slices import name_slices, write_slices
+from outrider.eval import evaluate as evaluate_module
+from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
+from outrider.eval.evaluate import evaluate
+from outrider.eval.fleet import open_fleet
+from outrider.eval.gate import judge
+from outrider.eval.own_text import own_text
+from outrider.eval.replay import compare, replay
+from outrider.recipes.nano_r1 import __file__ as nano_r1_package
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.draft_extension import DRAFT_EXTENSION
+from outrider.serving.engine import open_engine
+from outrider.serving.load import LoadGenerator
+from outrider.serving.speculator import Speculator
+from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
+from outrider.speculators.errors import OutriderError
+from outrider.speculators.files import read_json
+from outrider.speculators.unroll import unroll, valid_BT
+from tests.data.logs import write_log
+from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
+
+K = 2
+REPOSITORY = Path(__file__).parents[2]
+SERVING = ServingConfig(
+    engine=EngineConfig(
+        max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25, environment={"PYTHONPATH": str(REPOSITORY)}
+    )
+)
+EVALUATION = EvalConfig(
+    k=K,
+    engine_modes=["eager"],
+    concurrency=[1],
+    requests=2,
+    repeats=2,
+    max_tokens=40,
+    verification_requests=4,
+    verification_max_tokens=40,
+    bootstrap_samples=500,
+    parity=ParityConfig(prompts=2, max_tokens=32, min_agreement=0.95, max_difference=0.1),
+    # Four responses of 40 tokens: a near tie that bf16 breaks otherwise is a large share of them.
+    gate=GateConfig(max_replay_difference=0.1, max_tail_excess=0.05),
+)
+
+
+def logged(workload, count, longest=420):
+    """The workload's first exchanges whose ids are logged and not many."""
+    rows = []
+    with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz", "rt") as log:
+        for row in map(json.loads, log):
+            ids = row["response"].get("prompt_token_ids"), row["response"]["choices"][0].get("token_ids")
+            if all(ids) and sum(map(len, ids)) < longest:
+                rows.append(row)
+            if len(rows) == count:
+                return rows
+    raise AssertionError(f"{workload}: only {len(rows)} such exchanges")
+
+
+def captured(engine, nano_r1, run, rows):
+    """A run's folder as far as capture."""
+    run.mkdir()
+    log = write_log(run / "log.jsonl", rows)
+    ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
+    table = load_sequences(run / "sequences")
+    capture_table(
+        engine, table, load_target_ends(nano_r1).lm_head_VH, {"run": str(run)}, CaptureConfig(), run / "features"
+    )
+    ids = table["sequence_id"][:]
+    parts = {"train": [], "validation": ids[:4], "heldout": ids[4:]}
+    (run / "parts.json").write_text(json.dumps(parts))
+    write_slices(name_slices(table), run)
+    return SimpleNamespace(run=run, table=table, store=FeatureStore.open(run / "features"), parts=parts)
+
+
+@pytest.fixture(scope="module")
+def weakened(nano_r1, tmp_path_factory):
+    """Nano R1 with noise in its MTP layer's projection: every state and token is the same, the base drafts badly."""
+    directory = tmp_path_factory.mktemp("weakened") / nano_r1.name  # a server knows its target by this name
+    shutil.copytree(nano_r1, directory)
+    tensors = load_file(directory / "model.safetensors")
+    torch.manual_seed(0)
+    (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
+    weight = tensors[name].float()
+    tensors[name] = (weight + torch.randn_like(weight) * weight.std()).bfloat16()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def bench(nano_r1, tmp_path_factory):
+    """Engine, servers and load generator, the customer's captured traffic, and `evaluate` on them."""
+    home, patch = tmp_path_factory.mktemp("bench"), pytest.MonkeyPatch()
+    target = TargetConfig(model=str(nano_r1))
+    patch.setattr("outrider.serving.server.DRAFTER_EXTENSION", SLOW_DRAFTER_EXTENSION)
+    with contextlib.ExitStack() as stack:
+        stack.callback(patch.undo)
+        speculators = {"base": nano_r1, "custom": nano_r1}
+        fleet = stack.enter_context(open_fleet(target, SERVING, speculators, K, "eager", home))
+        engine = stack.enter_context(open_engine(target, SERVING.engine, nano_r1, K, extension=DRAFT_EXTENSION))
+        load = stack.enter_context(LoadGenerator(target, home / "load.log"))
+
+        @contextlib.contextmanager
+        def the_fleet(_, serving, speculators, k, *rest):
+            assert k == K
+            fleet._speculators |= {name: Speculator.of(each) for name, each in speculators.items()}
+            fleet._loaded = None
+            yield fleet
+
+        patch.setattr(evaluate_module, "open_fleet", the_fleet)
+        patch.setattr("outrider.serving.load.LoadGenerator", lambda *_: contextlib.nullcontext(load))
+        patch.setattr("outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine))
+        patch.setattr("outrider.eval.fleet.SETTLE_S", 0.0)
+        patch.setattr("outrider.eval.report.write_report", lambda *_: home)
+        traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
+
+        def judged(custom, base=nano_r1):
+            """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
+            out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
+            evaluate(
+                recipe="refusals",
+                run_dir=home,
+                target=TargetConfig(model=str(base)),
+                speculator_dir=custom,
+                features_dir=traffic.run / "features",
+                sequences_dir=traffic.run / "sequences",
+                parts=traffic.parts,
+                slices={},
+                depth=K,
+                serving=SERVING,
+                evaluation=EVALUATION,
+                out_dir=out,
+                report_dir=out,
+                log_dir=home,
+            )
+            return read_json(out / "results.json")
+
+        yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
+
+
+def published(nano_r1, directory, change=None):
+    """A speculator's directory: nano R1's own MTP layer, with `change` made to it."""
+    speculator = load_mtp(nano_r1)
+    if change:
+        with torch.no_grad():
+            change(speculator)
+    save_mtp(speculator, nano_r1, directory)
+    return directory
+
+
+def failed(results):
+    return [check["name"] for check in results["verdict"]["checks"] if not check["passed"]]
+
+
+@pytest.fixture(scope="module")
+def gains(bench, nano_r1, weakened):
+    """The evaluation of nano R1's own layer against the weakened one."""
+    return bench.judged(published(nano_r1, bench.home / "gains"), weakened)
+
+
+@pytest.mark.engine
+def test_what_gains_ships_on_this_very_bench(gains):
+    """Otherwise the refusals below would prove nothing."""
+    assert gains["verdict"]["verdict"] == "ship", failed(gains)
+    assert gains["own_text"]["own"] is True
+    assert gains["replay"]["ratio"]["low"] > 1.2 and gains["counted"]["ratio"]["value"] > 1.2
+
+
+@pytest.mark.engine
+def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(bench, nano_r1, weakened, gains):
+    results = bench.judged(published(nano_r1, bench.home / "slow"), weakened)
+    assert results["replay"]["ratio"] == gains["replay"]["ratio"]  # the same weights
+    assert results["counted"]["ratio"]["value"] > 1.2
+    assert results["verdict"]["verdict"] == "do not ship" and results["verdict"]["exit_code"] == 2
+    assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
+    assert results["verdict"]["reason"].startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
+
+
+@pytest.mark.engine
+def test_the_base_under_another_name_is_refused(bench, nano_r1):
+    results = bench.judged(published(nano_r1, bench.home / "renamed"))
+    ratio = results["replay"]["ratio"]
+    assert ratio["value"] == ratio["low"] == ratio["high"] == 1.0
+    assert results["verdict"]["verdict"] == "do not ship"
+    assert results["verdict"]["reason"].startswith("acceptance length, custom / base: 1.000 [1.000, 1.000]")
+
+
+def noise_in_the_head(speculator):
+    weight = speculator.eh_proj.weight
+    weight.copy_(torch.randn_like(weight) * weight.std())
+
+
+def zeroed(speculator):
+    speculator.block.self_attn.o_proj.weight.zero_()
+    speculator.eh_proj.weight.zero_()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("corrupt", [noise_in_the_head, zeroed])
+def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
+    torch.manual_seed(0)
+    results = bench.judged(published(nano_r1, bench.home / corrupt.__name__, corrupt))
+    assert results["verdict"]["verdict"] == "do not ship"
+    assert results["verdict"]["reason"].startswith("acceptance length, custom / base: 0.")
+    assert results["counted"]["ratio"]["value"] < 0.9
+    assert results["verification"]["greedy"]["custom"]["unexplained"] == 0  # speculation is lossless all the same
+
+
+def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
+    """A head that has learned one tenant's traffic: KL to the target at every depth, its states and its text alone."""
+    torch.manual_seed(0)
+    speculator, ends = load_mtp(nano_r1), load_target_ends(nano_r1)
+    optimizer = torch.optim.Adam(speculator.parameters(), lr=learning_rate)
+    ids = traffic.parts["heldout"][::2]
+    for step in range(steps):
+        features = traffic.store.read(ids[step % len(ids)])
+        tokens_BT, hidden_BTH = features.token_ids[None].long(), features.hidden[None].float()
+        sequence_BT, position_BT = torch.zeros_like(tokens_BT), torch.arange(tokens_BT.shape[1])[None]
+        losses = []
+        for depth, state_BTH in enumerate(unroll(speculator, ends, tokens_BT, hidden_BTH, sequence_BT, position_BT, K)):
+            here = valid_BT(sequence_BT, depth)[0].nonzero()[features.completion_start :, 0]
+            p = ends.logits(hidden_BTH[0, here + 1 + depth]).log_softmax(-1)
+            q = ends.logits(state_BTH[0, here]).log_softmax(-1)
+            losses.append(torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean"))
+        optimizer.zero_grad()
+        sum(losses).backward()
+        optimizer.step()
+    save_mtp(speculator, nano_r1, directory)
+    return directory
+
+
+@pytest.mark.engine
+def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(bench, nano_r1, tmp_path):
+    other = captured(bench.engine, nano_r1, tmp_path / "other", logged("document_extraction", 24))
+    head = trained_on(other, nano_r1, bench.home / "other-tenant")
+    rows = other.table.select(range(5, 24, 2)).select_columns(["sequence_id", "session", "temperature", "top_p"])
+    there = {
+        name: replay(directory, nano_r1, other.store, rows, K)
+        for name, directory in (("base", nano_r1), ("custom", head))
+    }
+    assert compare(there["base"], there["custom"], K, samples=200, seed=0)["ratio"].low > 1
+    results = bench.judged(head)
+    assert results["verdict"]["verdict"] == "do not ship"
+    assert results["verdict"]["reason"].startswith("acceptance length, custom / base"), results["verdict"]["reason"]
+
+
+@pytest.mark.engine
+def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains, tmp_path):
+    """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
+    rows = logged("document_extraction", 30)
+    for row in rows:
+        row["response"]["prompt_token_ids"] = row["response"]["prompt_token_ids"][:-2]
+    shifted = captured(bench.engine, nano_r1, tmp_path / "shifted", rows)
+    check_traffic(shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None)
+    verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
+    assert verdict["cause"] == "template", verdict
+    heldout = shifted.table.select(range(4, len(rows)))
+    results = gains | {"own_text": own_text(shifted.store, heldout)}  # all else of a run that ships
+    results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
+    assert failed(results) == ["held-out text is the target's own"]
+    assert "another chat template than the engine's" in results["verdict"]["reason"]
+
+
+def with_nan(tensors):
+    next(tensor for name, tensor in tensors.items() if name.endswith("kv_b_proj.weight"))[7, 3] = float("nan")
+
+
+def with_a_stale_embedding(tensors):
+    (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
+    embedding = tensors.pop("of the target")
+    tensors[name.replace("eh_proj", "embed_tokens")] = embedding.roll(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (with_nan, r"not a finite number in model\.layers\.16\.self_attn\.kv_b_proj\.weight"),
+        (with_a_stale_embedding, r"embed_tokens\.weight differs in 4096 of 4096 rows .*: a stale vocabulary"),
+    ],
+)
+def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(nano_r1, tmp_path, monkeypatch, change, said):
+    directory = published(nano_r1, tmp_path / "speculator")
+    tensors = load_file(directory / "model.safetensors")
+    if change is with_a_stale_embedding:
+        tensors["of the target"] = load_file(nano_r1 / "model.safetensors")["model.embed_tokens.weight"]
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(FeatureStore, "open", lambda *_: pytest.fail("started"))
+    with pytest.raises(OutriderError, match=said):
+        evaluate(
+            recipe="refusals",
+            run_dir=tmp_path,
+            target=TargetConfig(model=str(nano_r1)),
+            speculator_dir=directory,
+            features_dir=tmp_path / "features",
+            sequences_dir=tmp_path / "sequences",
+            parts={"validation": ["a"], "heldout": ["b"]},
+            slices={},
+            depth=K,
+            serving=SERVING,
+            evaluation=EVALUATION,
+            out_dir=tmp_path / "out",
+            report_dir=tmp_path,
+            log_dir=tmp_path,
+        )

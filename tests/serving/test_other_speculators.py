@@ -1,0 +1,28 @@
+"""EAGLE-3 heads and n-gram lookup draft for nano R1 in the installed vLLM, and its greedy text stays what it is without them."""
+
+import pytest
+
+from outrider.serving.config import EngineConfig
+from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.speculator import Speculator
+from outrider.speculators.compatibility import check_speculator
+from tests.eagle3_head import write_eagle3_head
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path, kind):
+    rows = [AskedRow(str(n), prompt, 0.0, 1.0, 40) for n, prompt in enumerate(prompts)]
+    without = engine.answer(rows)
+    head = None
+    if kind == "eagle3":
+        head = write_eagle3_head(target.directory(), tmp_path / "head")
+        check_speculator(head, target.directory())
+    with open_engine(target, EngineConfig(kv_cache_gb=0.25), Speculator(kind, head), k) as speculating:
+        answers = speculating.answer(rows)
+        counted = {metric.name: metric.value for metric in speculating.llm.get_metrics() if hasattr(metric, "value")}
+    assert counted["vllm:spec_decode_num_drafts"] > 0
+    equal = sum(a == b for a, b in zip(without, answers, strict=True))
+    assert equal >= len(rows) - 1, "more than a near tie apart"
+    if kind == "ngram":  # nano R1 repeats its prompt, so looking it up must hit
+        assert counted["vllm:spec_decode_num_accepted_tokens"] > 0

@@ -1,0 +1,65 @@
+"""Whatever speculates becomes the settings that vLLM has for it, and nothing else in the engine changes."""
+
+import json
+
+import pytest
+
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import engine_arguments
+from outrider.serving.speculator import Speculator
+from outrider.speculators.errors import OutriderError
+
+
+@pytest.fixture
+def directories(tmp_path):
+    """A directory of each kind, as far as its config.json tells."""
+    for name, config in (
+        ("mtp", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
+        ("eagle3", {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "num_nextn_predict_layers": 1}),
+        ("neither", {"architectures": ["LlamaForCausalLM"]}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_name_or_a_directory_says_what_it_is(directories):
+    assert Speculator.named("ngram") == Speculator("ngram") and Speculator.named("none") == Speculator("none")
+    for kind in ("mtp", "eagle3"):
+        assert Speculator.named(str(directories / kind)) == Speculator(kind, directories / kind)
+    with pytest.raises(OutriderError, match=r"neither an MTP directory .* nor an EAGLE-3 checkpoint"):
+        Speculator.named(directories / "neither")
+    with pytest.raises(OutriderError, match=r"gone/config\.json: no such file"):
+        Speculator.named(directories / "gone")
+
+
+def test_only_mtp_can_be_replayed_and_exchanged():
+    assert [Speculator(kind).has_unroll for kind in ("mtp", "eagle3", "ngram", "none")] == [True, False, False, False]
+
+
+def test_each_kind_is_another_speculative_config_and_nothing_else(directories):
+    target = TargetConfig(model=str(directories / "mtp"))
+
+    def arguments(speculator, k=3):
+        return engine_arguments(target, EngineConfig(), speculator, k, "probabilistic", [(1, 8, 3)])
+
+    plain = arguments(None)
+    assert "speculative_config" not in plain and arguments(Speculator("none")) == plain
+    head = arguments(Speculator("eagle3", directories / "eagle3"))
+    assert head.pop("speculative_config") == {
+        "method": "eagle3",
+        "model": str(directories / "eagle3"),
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+        "num_speculative_tokens_per_batch_size": [[1, 8, 3]],
+    }
+    lookup = arguments(Speculator("ngram"))
+    assert lookup.pop("speculative_config") == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
+    assert head == lookup == plain
+    with pytest.raises(ValueError, match="needs k"):
+        arguments(Speculator("ngram"), k=None)
