@@ -93,7 +93,7 @@ def test_a_block_of_load_is_counted_request_by_request(
         assert result.completed == len(prompts)
         assert result.output_tokens == sum(request.output_tokens for request in result.requests)
         assert result.counters.generation_tokens == result.output_tokens, "requests of somebody else were counted"
-        assert 0 < result.ttft_ms_p50 <= result.ttft_ms_p99
+        assert 0 < result.ttft_ms.p50 <= result.ttft_ms.p90 <= result.ttft_ms.p99
 
 
 def test_a_bundle_is_served_as_it_was_evaluated(
