@@ -81,7 +81,7 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         paths.append(prefix + name)
         if section := _section(field.annotation):
-            paths += _all_keys(section, f"{prefix}{name}.")
+            paths += _all_keys(section, f"{prefix}{name}.{'NAME.' if _is_named(field.annotation) else ''}")
     return paths
 
 

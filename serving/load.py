@@ -209,9 +209,7 @@ class LoadGenerator:
         return json.loads(line)
 
 
-def _block(
-    result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters
-) -> BlockResult:
+def _block(result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters) -> BlockResult:
     import numpy as np
 
     if result["completed"] != prompts:
