@@ -107,9 +107,11 @@ def test_requests_are_sent_at_times_of_their_own(
             load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):
-        assert arrival - 0.05 < start < arrival + 1.0, (starts, arrivals)
+        assert arrival - 0.05 < start < arrival + 2.5, (starts, arrivals)
     assert timed.concurrency is None and timed.seconds > arrivals[-1]
-    assert max(request.start_s for request in closed.requests) < 0.5, "the next block has no times of the last one's"
+    assert max(request.start_s for request in closed.requests) < arrivals[-1], (
+        "the next block has no times of the last one's"
+    )
     # Our own prompts, ended by the target or at max_tokens, and not vLLM's stand-ins of a timed trace.
     assert all(0 < request.output_tokens <= 24 for request in timed.requests)
     assert timed.counters.generation_tokens == timed.output_tokens == sum(r.output_tokens for r in timed.requests)
