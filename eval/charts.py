@@ -61,6 +61,42 @@ def speed_chart(speed: Mapping[str, Any]) -> str:
     return _svg(chart.properties(width=340, height=210))
 
 
+def rate_chart(rates: Mapping[str, Any]) -> str:
+    """A request's own tokens a second by requests sent a second; hollow where the rate overran the server."""
+    rows = [
+        {"rate": rate, "variant": v, "speed": row[v]["request_tokens_per_s"], "saturated": row[v]["saturated"]}
+        for rate, row in rates.items()
+        for v in VARIANTS
+    ]
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("rate:N", title="requests a second", sort=list(rates), axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
+        color=_colour(VARIANTS),
+    )
+    points = base.mark_point(size=50, strokeWidth=2).encode(
+        fill=alt.condition("datum.saturated", alt.value("var(--card)"), _colour(VARIANTS).to_dict())
+    )
+    return _svg((base.mark_line(strokeWidth=2.5) + points).properties(width=340, height=210))
+
+
+def burst_chart(rates: Mapping[str, Any]) -> str:
+    """Tokens that one delivery brings, by requests sent a second: points over all tokens, rules from the 10th to the 90th percentile of
+    the requests."""
+    rows = [
+        {"rate": rate, "variant": variant, **row[variant]["tokens_per_delivery"]}
+        for rate, row in rates.items()
+        for variant in VARIANTS
+    ]
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("rate:N", title="requests a second", sort=list(rates), axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("variant:N", sort=VARIANTS),
+        color=_colour(VARIANTS),
+    )
+    rules = base.mark_rule(strokeWidth=2).encode(y=alt.Y("p10:Q", title=None, axis=alt.Axis(tickCount=5)), y2="p90:Q")
+    points = base.mark_point(filled=True, size=50).encode(y=alt.Y("value:Q"))
+    return _svg((rules + points).properties(width=340, height=210))
+
+
 def length_chart(results: Mapping[str, Any]) -> str:
     """Acceptance length by the number of drafts, exact replay; the chosen k is marked."""
     rows = [

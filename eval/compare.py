@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from outrider.eval.tables import WORKLOAD_HEAD, workload_cells, workload_rows
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
 
@@ -27,6 +28,21 @@ def side_by_side(runs: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]
     names = list(dict.fromkeys(name for each in figures for name in each))
     rows = [{"figure": name, "values": [each.get(name) for each in figures]} for name in names]
     return rows, _notes(runs, reports)
+
+
+def workloads(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The table of workloads (tables.py), a row for each run and engine mode."""
+    return workload_rows(dict(zip(_names(runs), map(_report, runs), strict=True)))
+
+
+def print_workloads(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """The same for a person."""
+    table = Table(title="tokens/s at the lowest concurrency", title_justify="left", box=box.SIMPLE_HEAD)
+    for place, name in enumerate(WORKLOAD_HEAD):
+        table.add_column(name, justify="right" if place > 1 else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*workload_cells(row))
+    console.print(table)
 
 
 def print_comparison(

@@ -7,6 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from outrider.eval.scenario_config import ScenarioConfig
+
+LEAST_ARRIVALS = 6
+"""Requests of an open-loop block; fewer have no trend that could show saturation."""
+
 
 class GateConfig(BaseModel):
     """What a custom speculator must show before it is exported."""
@@ -129,6 +134,21 @@ class EvalConfig(BaseModel):
     max_tokens: PositiveInt = 256
     """Longest measured response in tokens; longer ones are cut, for every variant alike."""
 
+    rates: list[PositiveFloat] = []
+    """Open loop: requests a second, one measurement each and for each of `eval.scenarios`, none, base and custom in turn. Requests are sent
+    at the times of the customer's log, their gaps scaled to the rate, whether or not earlier ones are answered. Empty: closed loop only."""
+
+    rate_seconds: PositiveFloat = 20.0
+    """Time over which the requests of one rate are sent, in seconds: rate x rate_seconds of them. The same time at every rate, because a
+    queue needs time to grow before saturation can be seen; a saturated server goes on until all are answered."""
+
+    rate_repeats: PositiveInt = 1
+    """Measurements of each rate, scenario and variant; pooled. Other than closed loop's short blocks, each lasts `rate_seconds`."""
+
+    scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
+    """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt and response, and is measured at
+    every one of `eval.rates` (which must not be empty then). Empty: the rates are measured on the whole held-out part."""
+
     verification_requests: PositiveInt = 24
     """Held-out prompts of the verification pass (lossless check, replay against engine, task accuracy), sent to every variant greedily and
     at the customer's sampling."""
@@ -176,6 +196,11 @@ class EvalConfig(BaseModel):
     def _not_empty(cls, value: list) -> list:
         if not value:
             raise ValueError("must name at least one value")
+        return value
+
+    @field_validator("concurrency", "engine_modes", "rates")
+    @classmethod
+    def _no_value_twice(cls, value: list) -> list:
         if len(set(value)) != len(value):
             raise ValueError(f"names a value twice: {value}")
         return value
@@ -188,6 +213,23 @@ class EvalConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rates_fit(self) -> "EvalConfig":
+        if self.scenarios and not self.rates:
+            raise ValueError(
+                "eval.scenarios are measured at eval.rates, which is empty; name rates, such as eval.rates=[1,2,4,8,16]"
+            )
+        if self.rates and (sent := self.rate_requests(min(self.rates))) < LEAST_ARRIVALS:
+            raise ValueError(
+                f"eval.rates has {min(self.rates):g}, at which eval.rate_seconds = {self.rate_seconds:g} sends {sent} requests; "
+                f"{LEAST_ARRIVALS} are the least: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
+            )
+        return self
+
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""
         return max(self.requests, 2 * concurrency)
+
+    def rate_requests(self, rate: float) -> int:
+        """Requests sent at this rate."""
+        return round(rate * self.rate_seconds)

@@ -27,6 +27,8 @@ from outrider.eval.evaluate import (
 )
 from outrider.eval.gate import judge
 from outrider.eval.money import money
+from outrider.eval.rates import summarise_rates
+from outrider.eval.scenarios import select
 from outrider.eval.served import counted_passes, summarise
 from outrider.eval.statistics import bootstrap
 from outrider.eval.steps import Steps
@@ -81,13 +83,27 @@ def evaluate_counted(
     k = depth if evaluation.k == "auto" else evaluation.k
     sampling = customers_sampling(heldout)
     prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+    # By rate, acceptance is accepted drafts over drafts: n-gram lookup drafts in some steps only.
+    traffic = [] if speculator.kind == "ngram" else select(heldout, evaluation, serving)
 
     def look(outputs: Mapping[str, Any]) -> dict[str, Any]:
         scratch = out_dir / "verification_states"
         return examine_text(outputs, prompts, target=target, serving=serving, evaluation=evaluation, scratch=scratch)
 
     blocks, verification = serve(
-        steps, target, serving, speculators, k, evaluation, sampling, prompts, timed_prompts, log_dir, say, look
+        steps,
+        target,
+        serving,
+        speculators,
+        k,
+        evaluation,
+        sampling,
+        prompts,
+        timed_prompts,
+        traffic,
+        log_dir,
+        say,
+        look,
     )
     outputs = verification["outputs"]
     passes = {mode: _passes(measured) for mode, measured in blocks.items()}
@@ -124,6 +140,8 @@ def evaluate_counted(
             }
             for mode, measured in blocks.items()
         },
+        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation) for mode in blocks if traffic},
+        "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {
             **verification["findings"],
             "parity": {},

@@ -24,7 +24,9 @@ from outrider.eval.gate import judge
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.own_text import own_text
+from outrider.eval.rates import measure_rates, rates_done, summarise_rates
 from outrider.eval.replay import ReplaySums, compare, replay
+from outrider.eval.scenarios import Traffic, select
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
@@ -101,6 +103,7 @@ def evaluate(
     )
     store = FeatureStore.open(features_dir)
     heldout = load_sequences(sequences_dir, parts["heldout"])
+    traffic = select(heldout, evaluation, serving)
 
     def replayed(part: str, ids: list[str], variant: str) -> ReplaySums:
         def work() -> dict[str, Any]:
@@ -191,6 +194,7 @@ def evaluate(
         sampling,
         verification_prompts,
         timed_prompts,
+        traffic,
         log_dir,
         say,
         look,
@@ -218,6 +222,8 @@ def evaluate(
             mode: {"speed": summarise(measured, evaluation), "acceptance": counted_acceptance(passes[mode], evaluation)}
             for mode, measured in blocks.items()
         },
+        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation) for mode in blocks if traffic},
+        "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
@@ -272,6 +278,7 @@ def serve(
     sampling: Sampling,
     verification_prompts: list[Prompt],
     timed_prompts: list[Prompt],
+    traffic: list[Traffic],
     log_dir: Path,
     say: Callable[[str], None],
     look: Callable[[dict[str, Any]], dict[str, Any]],
@@ -284,17 +291,20 @@ def serve(
     for mode in evaluation.engine_modes:
         speed = f"speed_{mode}"
         verify = mode == evaluation.engine_modes[0] and not steps.done("verification_outputs")
-        if verify or not steps.done(speed):
+        rates = not rates_done(steps, mode, traffic, evaluation)
+        if verify or rates or not steps.done(speed):
             say(f"{mode}: starting servers")
             with open_fleet(target, serving, speculators, k, mode, log_dir, evaluation.side_by_side) as fleet:
                 if verify:
                     longest, widest = evaluation.verification_max_tokens, serving.engine.max_num_seqs
                     outputs = collect(fleet, verification_prompts, sampling, longest, widest, say)
                     steps.put("verification_outputs", outputs)
-                if not steps.done(speed):
+                if rates or not steps.done(speed):
                     with LoadGenerator(target, log_dir / "load.log") as load:
-                        texts = [prompt.text for prompt in timed_prompts]
-                        steps.put(speed, measure(fleet, load, texts, sampling, evaluation, say))
+                        if not steps.done(speed):
+                            texts = [prompt.text for prompt in timed_prompts]
+                            steps.put(speed, measure(fleet, load, texts, sampling, evaluation, say))
+                        measure_rates(steps, fleet, load, mode, traffic, sampling, evaluation, say)
         blocks[mode] = steps.get(speed)
     outputs = steps.get("verification_outputs")
     return blocks, {"outputs": outputs, "findings": steps.run("verification_findings", lambda: look(outputs))}

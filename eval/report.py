@@ -18,6 +18,7 @@ from outrider.data.on_policy import FILE as ON_POLICY
 from outrider.data.on_policy import groups_of, two_lines
 from outrider.eval import charts
 from outrider.eval.gate import SHIP
+from outrider.eval.rates_page import rates_lines, rates_page
 from outrider.speculators.files import publish, read_json, write_json
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -78,6 +79,7 @@ def render_html(
         acceptance=charts.acceptance_chart(results),
         lengths=charts.length_chart(results) if results["replay"] else None,
         speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+        rates=rates_page(results),
         slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
         training=charts.training_chart(metrics),
         export_note=_export_note(metrics),
@@ -115,6 +117,7 @@ def render_markdown(
         ],
     ]
     text += [f"- not checked: {what}: {why}" for what, why in results.get("not_measured", {}).items()]
+    text += ["", *rates_lines(results)]
     if results["slices"]:
         text += ["", "## By slice", "", *_slice_lines(results["slices"])]
     if on_policy:

@@ -22,7 +22,7 @@ from outrider.serving.client import Sampling
 from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
-    from outrider.serving.load import LoadGenerator
+    from outrider.serving.load import BlockResult, LoadGenerator
 
 VARIANTS = ("none", "base", "custom")
 WARM_UP_TOKENS = 32
@@ -137,12 +137,17 @@ def run_block(
     url: str, load: "LoadGenerator", prompts: list[str], concurrency: int, sampling: Sampling, max_tokens: int
 ) -> dict[str, Any]:
     """One closed-loop block on the server at `url`, as a plain record."""
-    block = load.run_block(url, prompts, concurrency, sampling, max_tokens)
+    return record_of(load.run_block(url, prompts, concurrency, sampling, max_tokens))
+
+
+def record_of(block: "BlockResult") -> dict[str, Any]:
+    """A block as a plain record; lists are in the requests' order."""
     return {
         "seconds": block.seconds,
         "output_tokens": block.output_tokens,
         "request_tokens": [request.output_tokens for request in block.requests],
-        "request_seconds": [(request.ttft_ms + sum(request.itl_ms)) / 1000 for request in block.requests],
+        "request_seconds": [request.latency_s for request in block.requests],
+        "request_deliveries": [len(request.itl_ms) for request in block.requests],
         "ttft_ms": [round(request.ttft_ms, 3) for request in block.requests],
         "tpot_ms": [round(request.tpot_ms, 3) for request in block.requests if request.tpot_ms is not None],
         "itl_ms": [round(itl, 3) for request in block.requests for itl in request.itl_ms],
@@ -151,23 +156,40 @@ def run_block(
 
 
 def pooled(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens/s and latencies of blocks taken together: sums first, one ratio last."""
+    """Tokens/s, requests/s and latencies of blocks taken together: sums first, one ratio last.
 
-    def milliseconds(name: str) -> dict[str, float]:
-        values = np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
-        p50, p99 = np.quantile(values, [0.5, 0.99]) if len(values) else (0.0, 0.0)
-        return {"p50": float(p50), "p99": float(p99)}
+    `itl_ms` is between deliveries, `token_gap_ms` between tokens: those of one delivery come at once, 0 ms apart. `tokens_per_delivery`
+    is the mean burst (`RequestResult.tokens_per_delivery`): `value` over all tokens, the percentiles over requests.
+    """
+
+    def all_of(name: str) -> np.ndarray:
+        return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
     tokens, seconds = sum(b["output_tokens"] for b in blocks), sum(b["seconds"] for b in blocks)
+    itl_ms, tokens_R, deliveries_R = all_of("itl_ms"), all_of("request_tokens"), all_of("request_deliveries")
+    later_R = np.maximum(tokens_R - 1, 0)
+    at_once = max(int(later_R.sum() - deliveries_R.sum()), 0)
+    streamed_R = deliveries_R > 0
     return {
         "tokens_per_s": tokens / seconds,
+        "requests_per_s": len(tokens_R) / seconds,
         "output_tokens": tokens,
         "seconds": seconds,
-        "requests": sum(len(b["request_tokens"]) for b in blocks),
-        "ttft_ms": milliseconds("ttft_ms"),
-        "tpot_ms": milliseconds("tpot_ms"),
-        "itl_ms": milliseconds("itl_ms"),
+        "requests": len(tokens_R),
+        "ttft_ms": _percentiles(all_of("ttft_ms"), 50, 90, 99),
+        "tpot_ms": _percentiles(all_of("tpot_ms"), 50, 90, 99),
+        "itl_ms": _percentiles(itl_ms, 50, 90, 99),
+        "token_gap_ms": _percentiles(np.concatenate([np.zeros(at_once), itl_ms]), 50, 90, 99),
+        "tokens_per_delivery": {
+            "value": float(later_R.sum() / max(deliveries_R.sum(), 1)),
+            **_percentiles(later_R[streamed_R] / deliveries_R[streamed_R], 10, 50, 90),
+        },
     }
+
+
+def _percentiles(values: np.ndarray, *ranks: int) -> dict[str, float]:
+    found = np.percentile(values, ranks) if len(values) else np.zeros(len(ranks))
+    return {f"p{rank}": float(value) for rank, value in zip(ranks, found, strict=True)}
 
 
 def _speed_ratio(

@@ -236,11 +236,12 @@ def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:
 
 
 def _compare(compared: tuple[Path, ...]) -> int:
-    from outrider.eval.compare import print_comparison, side_by_side
+    from outrider.eval.compare import print_comparison, print_workloads, side_by_side, workloads
 
-    rows, notes = side_by_side(compared)
-    print_comparison(rows, notes, compared, Console(stderr=True))
-    _print_json({"runs": [str(run) for run in compared], "figures": rows, "notes": notes})
+    (rows, notes), table, console = side_by_side(compared), workloads(compared), Console(stderr=True)
+    print_comparison(rows, notes, compared, console)
+    print_workloads(table, console)
+    _print_json({"runs": [str(run) for run in compared], "figures": rows, "workloads": table, "notes": notes})
     return 0
 
 

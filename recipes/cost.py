@@ -150,6 +150,9 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
         # Beside the servers, an engine that captures the verification pass, and one that times steps where k is to be chosen.
         starts = sum(ENGINE_START_S[mode] for mode in modes) + ONE_START_S * (1 + (measured.k == "auto"))
         cost = f"{blocks} measured blocks in {' and '.join(modes)} mode"
+        if measured.rates:
+            timed = len(modes) * len(measured.rates) * max(len(measured.scenarios), 1) * measured.rate_repeats * 3
+            cost += f", {timed} of open loop, at least {timed * measured.rate_seconds / 60:.0f} min"
         return cost + (f", {starts} s of engine starts beside them" if rated else "")
     if stage == "export":
         return "one engine start to verify the bundle" if recipe.export.verify else "unverified"

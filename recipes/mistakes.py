@@ -48,14 +48,26 @@ def no_such_key(keys: Keys, model: type[BaseModel]) -> str:
 
 def fields_at(keys: Keys, model: type[BaseModel]) -> list[str]:
     """The keys of the section at `keys`; none when that is not a section."""
-    for key in keys:
-        if key not in model.model_fields or not (section := _section(model.model_fields[str(key)].annotation)):
+    remaining = list(keys)
+    while remaining:
+        key = str(remaining.pop(0))
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
+        if _is_named(annotation) and remaining:
+            remaining.pop(0)  # the name that the recipe gives to the section
+        if not (section := _section(annotation)):
             return []
         model = section
     return list(model.model_fields)
 
 
+def _is_named(annotation: typing.Any) -> bool:
+    """Whether sections stand here by names of the recipe's own, as in eval.scenarios."""
+    return typing.get_origin(annotation) is dict and _section(annotation) is not None
+
+
 def _section(annotation: typing.Any) -> type[BaseModel] | None:
+    if typing.get_origin(annotation) is dict:
+        annotation = typing.get_args(annotation)[1]
     candidates = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
@@ -69,7 +81,7 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         paths.append(prefix + name)
         if section := _section(field.annotation):
-            paths += _all_keys(section, f"{prefix}{name}.")
+            paths += _all_keys(section, f"{prefix}{name}.{'NAME.' if _is_named(field.annotation) else ''}")
     return paths
 
 
@@ -77,10 +89,15 @@ def _named_keys(location: Keys, model: type[BaseModel]) -> Keys:
     """pydantic's location without the names of union members that it puts behind a field (`k`, `int`)."""
     keys: list[str | int] = []
     section: type[BaseModel] | None = model
+    named = False
     for part in location:
-        if section is not None:
+        if named:
+            keys.append(part)
+            named = False
+        elif section is not None:
             keys.append(part)
             field = section.model_fields.get(str(part))
+            named = field is not None and _is_named(field.annotation)
             section = _section(field.annotation) if field else None
         elif isinstance(part, int):
             keys.append(part)

@@ -51,6 +51,7 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
         parts.append(f"{inspect.cleandoc(section.__doc__ or '')}\n")
     docs = field_docs(section)
     inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
+    named = {name: child for name, field in section.model_fields.items() if (child := _named_section(field.annotation))}
     plain = [name for name in section.model_fields if inner[name] is None]
     if plain:
         parts.append("| key | type | default | |\n|---|---|---|---|")
@@ -63,6 +64,8 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     for name, child in inner.items():
         if child:
             _write_section(f"{prefix}.{name}" if prefix else name, child, parts)
+    for name, child in named.items():
+        _write_section(f"{prefix}.{name}.NAME", child, parts)
 
 
 def field_docs(section: Section) -> dict[str, str]:
@@ -85,6 +88,11 @@ def _section_of(annotation: typing.Any) -> Section | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
+def _named_section(annotation: typing.Any) -> Section | None:
+    """Of sections by names of the recipe's own."""
+    return _section_of(typing.get_args(annotation)[1]) if typing.get_origin(annotation) is dict else None
+
+
 def _type(field: FieldInfo) -> str:
     return " ".join([_type_name(field.annotation), *_limits(field.metadata)])
 
@@ -104,6 +112,10 @@ def _type_name(annotation: typing.Any) -> str:
         return " or ".join(f"`{a}`" for a in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(a) for a in arguments)
+    if origin is tuple:
+        return f"[{', '.join(_type_name(a) for a in arguments)}]"
+    if _section_of(annotation):
+        return "section"
     if origin in (list, dict):
         return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
     return (

@@ -6,20 +6,22 @@ not share a process with anything else; so a child imports it once and then runs
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, concurrency=4, sampling=Sampling(), max_tokens=256)
         print(block.tokens_per_s)
+        timed = load.run_timed(server.url, prompts, arrivals=[0.0, 0.3, 1.1, 1.2], sampling=Sampling(), max_tokens=256)
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from outrider.serving.client import Sampling
@@ -39,30 +41,56 @@ class RequestResult:
     """Time to first token."""
     itl_ms: tuple[float, ...]
     """Times between two deliveries; under speculation one delivery may bring several tokens."""
+    start_s: float = 0.0
+    """When it was sent, in seconds after the block's first."""
 
     @property
     def tpot_ms(self) -> float | None:
         """Time per output token after the first; None when there is no second."""
         return sum(self.itl_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
+    @property
+    def latency_s(self) -> float:
+        """From sending it to its last token."""
+        return (self.ttft_ms + sum(self.itl_ms)) / 1000
+
+    @property
+    def tokens_per_delivery(self) -> float | None:
+        """Tokens after the first over deliveries after the first: the mean burst, and the request's own acceptance length as its reader
+        sees it; None with fewer than two deliveries.
+
+        A step delivers once, so without a queue this is (tokens - 1) / steps. A server whose output waits for a slow reader merges
+        several steps into one delivery: then it is larger, also without speculation, where every step brings one token.
+        """
+        return (self.output_tokens - 1) / len(self.itl_ms) if self.itl_ms else None
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of one kind of latency over a block, in milliseconds; 0 where there is none."""
+
+    p50: float
+    p90: float
+    p99: float
+
 
 @dataclass(frozen=True)
 class BlockResult:
     """What one block of requests showed."""
 
-    concurrency: int
+    concurrency: int | None
+    """Requests in flight at once; None where each was sent at its own time."""
     completed: int
     output_tokens: int
     seconds: float
     """From the first request's start to the last token."""
     tokens_per_s: float
     """Output tokens a second, all requests together."""
-    ttft_ms_p50: float
-    ttft_ms_p99: float
-    itl_ms_p50: float
-    itl_ms_p99: float
-    tpot_ms_p50: float
-    tpot_ms_p99: float
+    requests_per_s: float
+    """Requests completed a second, over the whole block."""
+    ttft_ms: Percentiles
+    itl_ms: Percentiles
+    tpot_ms: Percentiles
     requests: tuple[RequestResult, ...]
     counters: SpeculationCounters
     """The engine's counts of this block alone."""
@@ -113,10 +141,32 @@ class LoadGenerator:
         sampling: Sampling,
         max_tokens: int,
     ) -> BlockResult:
-        """Sends `prompts` (rendered text, special tokens as text) to the server at `url`, `concurrency` at a time.
+        """Closed loop: sends `prompts` (rendered text, special tokens as text) to the server at `url`, `concurrency` at a time.
 
         With a seed every request of the block draws with that same seed: vLLM's generator sends one body for all.
         """
+        return self._run(url, prompts, sampling, max_tokens, concurrency, None)
+
+    def run_timed(
+        self, url: str, prompts: Sequence[str], arrivals: Sequence[float], sampling: Sampling, max_tokens: int
+    ) -> BlockResult:
+        """Open loop: sends each prompt at its own time, in seconds after the block's start, whether or not earlier ones are answered.
+
+        `arrivals` must not fall. What the server cannot take at once waits in the server, and the wait is in the time to first token.
+        """
+        if len(arrivals) != len(prompts) or any(later < earlier for earlier, later in itertools.pairwise(arrivals)):
+            raise ValueError("run_timed: arrivals must be as many as prompts, and must not fall")
+        return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
+
+    def _run(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        max_tokens: int,
+        concurrency: int | None,
+        arrivals: list[float] | None,
+    ) -> BlockResult:
         dataset = self._folder / "prompts.jsonl"
         dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
         body: dict[str, Any] = {"add_special_tokens": False}
@@ -132,21 +182,22 @@ class LoadGenerator:
             "dataset-path": dataset,
             "custom-output-len": max_tokens,
             "num-prompts": len(prompts),
-            "max-concurrency": concurrency,
             "temperature": sampling.temperature,
             "top-p": sampling.top_p,
             "extra-body": json.dumps(body),
             "ready-check-timeout-sec": 0,  # the check would send a request of its own, and be counted
         }
+        if concurrency is not None:
+            options["max-concurrency"] = concurrency
         words = ["--skip-chat-template", "--disable-shuffle", "--no-oversample", "--disable-tqdm", "--save-detailed"]
         words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         before = read_counters(url)
-        result = self._ask(words)
+        result = self._ask({"words": words, "arrivals": arrivals})
         return _block(result, concurrency, len(prompts), read_counters(url) - before)
 
-    def _ask(self, words: list[str]) -> dict[str, Any]:
+    def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
         try:
-            print(json.dumps(words), file=self._child.stdin, flush=True)
+            print(json.dumps(block), file=self._child.stdin, flush=True)
             line = self._child.stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -158,20 +209,21 @@ class LoadGenerator:
         return json.loads(line)
 
 
-def _block(result: dict[str, Any], concurrency: int, prompts: int, counters: SpeculationCounters) -> BlockResult:
+def _block(result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters) -> BlockResult:
     import numpy as np
 
     if result["completed"] != prompts:
         errors = [error for error in result["errors"] if error]
         raise OutriderError(f"{prompts - result['completed']} of {prompts} requests failed; the first: {errors[:1]}")
+    begin = min(result["start_times"])
+    columns = (result[name] for name in ("output_lens", "ttfts", "itls", "start_times"))
     requests = tuple(
-        RequestResult(tokens, 1000 * ttft, tuple(1000 * itl for itl in itls))
-        for tokens, ttft, itls in zip(result["output_lens"], result["ttfts"], result["itls"], strict=True)
+        RequestResult(tokens, 1000 * ttft, tuple(1000 * itl for itl in itls), start - begin)
+        for tokens, ttft, itls, start in zip(*columns, strict=True)
     )
 
-    def percentiles(values: list[float]) -> tuple[float, float]:
-        p50, p99 = np.percentile(values, (50, 99)) if values else (0.0, 0.0)
-        return float(p50), float(p99)
+    def percentiles(values: list[float]) -> Percentiles:
+        return Percentiles(*map(float, np.percentile(values, (50, 90, 99)))) if values else Percentiles(0.0, 0.0, 0.0)
 
     return BlockResult(
         concurrency,
@@ -179,25 +231,50 @@ def _block(result: dict[str, Any], concurrency: int, prompts: int, counters: Spe
         result["total_output_tokens"],
         result["duration"],
         result["total_output_tokens"] / result["duration"],
-        *percentiles([request.ttft_ms for request in requests]),
-        *percentiles([itl for request in requests for itl in request.itl_ms]),
-        *percentiles([request.tpot_ms for request in requests if request.tpot_ms is not None]),
+        result["completed"] / result["duration"],
+        percentiles([request.ttft_ms for request in requests]),
+        percentiles([itl for request in requests for itl in request.itl_ms]),
+        percentiles([request.tpot_ms for request in requests if request.tpot_ms is not None]),
         requests,
         counters,
     )
 
 
+def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
+    """In place of the generator's `get_samples`: the same requests, each with its time.
+
+    vLLM 0.32 sends requests at their own times only for its timed traces, which stand for token counts: it would fill the prompts
+    with random tokens and ignore the end of each answer, and neither drafts like a customer's text. Its schedule takes any request
+    that carries a `timestamp`, so the customer's prompts get theirs here, after the options were checked.
+    """
+    load = serve.get_samples
+
+    def samples(arguments: argparse.Namespace, tokenizer: Any) -> list[Any]:
+        requests = load(arguments, tokenizer)
+        for request, arrival in zip(requests, arrivals, strict=True):
+            request.timestamp = arrival
+        arguments.self_timed = True
+        return requests
+
+    return samples
+
+
 def _child() -> None:
-    """Runs blocks: a JSON list of `vllm bench serve` options a line in, its JSON result a line out."""
+    """Runs blocks: a JSON object a line in (`words`, the options of `vllm bench serve`, and `arrivals`, seconds or null), its JSON
+    result a line out."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the generator prints its tables to stdout: those belong in the log
     from vllm.benchmarks import serve
 
-    parser = argparse.ArgumentParser()
+    parser, plain = argparse.ArgumentParser(), serve.get_samples
     serve.add_cli_args(parser)
     for line in sys.stdin:
-        result = asyncio.run(serve.main_async(parser.parse_args(json.loads(line))))
-        kept = ("completed", "total_output_tokens", "duration", "output_lens", "ttfts", "itls", "errors")
+        block = json.loads(line)
+        serve.get_samples = plain
+        if block["arrivals"] is not None:
+            serve.get_samples = _sent_at(serve, block["arrivals"])
+        result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
+        kept = ("completed", "total_output_tokens", "duration", "output_lens", "ttfts", "itls", "start_times", "errors")
         print(json.dumps({name: result[name] for name in kept}), file=answers, flush=True)
 
 

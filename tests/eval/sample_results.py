@@ -13,12 +13,15 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.rates import rate_row
 from outrider.eval.replay import ReplaySums
 from outrider.eval.served import counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import sliced
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
+BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
+"""Tokens that a delivery brings."""
 
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
@@ -46,6 +49,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "output_tokens": int(tokens.sum()),
                     "request_tokens": tokens.tolist(),
                     "request_seconds": latency.tolist(),
+                    "request_deliveries": np.ceil((tokens - 1) / BURSTS[variant]).astype(int).tolist(),
                     "ttft_ms": random.uniform(20, 40, n).tolist(),
                     "tpot_ms": (1000 * latency / tokens).tolist(),
                     "itl_ms": random.uniform(10, 30, 50).tolist(),
@@ -57,6 +61,57 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                 }
             )
     return blocks
+
+
+def queued_block(
+    rate: float, seconds_each: float, seats: int = 8, count: int = 60, seed: int = 0, burst: float = 1.0
+) -> dict[str, Any]:
+    """An open-loop block as a queue makes it: Poisson arrivals at `rate` a second, `seats` served at once, each for about
+    `seconds_each`; who finds no seat waits for the first token."""
+    random = np.random.default_rng(seed)
+    gaps = random.exponential(size=count - 1)
+    arrivals = [0.0, *np.cumsum(gaps * (count - 1) / rate / gaps.sum())]
+    free, waits, services = [0.0] * seats, [], seconds_each * random.uniform(0.8, 1.2, count)
+    for arrival, service in zip(arrivals, services, strict=True):
+        seat = free.index(min(free))
+        begin = max(arrival, free[seat])
+        free[seat] = begin + service
+        waits.append(begin - arrival + 0.03 * random.uniform(0.7, 1.3))
+    tokens = random.integers(60, 120, count)
+    deliveries = np.ceil((tokens - 1) / burst).astype(int)
+    drafts = 0 if burst == 1.0 else int(deliveries.sum())
+    return {
+        "seconds": float(max(np.add(arrivals, waits) + services)),
+        "output_tokens": int(tokens.sum()),
+        "request_tokens": tokens.tolist(),
+        "request_seconds": (np.array(waits) + services).tolist(),
+        "request_deliveries": deliveries.tolist(),
+        "ttft_ms": (1000 * np.array(waits)).tolist(),
+        "tpot_ms": (1000 * services / tokens).tolist(),
+        "itl_ms": np.repeat(1000 * services / deliveries, deliveries).tolist(),
+        "counters": {"drafts": drafts, "accepted_tokens": round((burst - 1) * drafts), "accepted_per_position": []},
+        "arrivals_s": arrivals,
+        "request_start_s": [arrival + 0.001 for arrival in arrivals],
+        "source": "log",
+        "spread": float(gaps.std() / gaps.mean()),
+    }
+
+
+def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, Any]:
+    """Two scenarios at rates of which a server without speculation, that serves 4 a second, sustains all but the last."""
+    return {
+        scenario: {
+            f"{rate:g}": rate_row(
+                {
+                    variant: [queued_block(rate, length * 2.0 / BURSTS[variant] ** 0.5, burst=BURSTS[variant])]
+                    for variant in BURSTS
+                },
+                EVALUATION,
+            )
+            for rate in rates
+        }
+        for scenario, length in (("long_in_long_out", 0.8), ("long_in_short_out", 0.3))
+    }
 
 
 def sample_replay(acceptance: float) -> ReplaySums:
@@ -125,6 +180,17 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "served": {
             mode: {"speed": summarise(measured, EVALUATION), "acceptance": counted_acceptance(passes[mode], EVALUATION)}
             for mode, measured in blocks.items()
+        },
+        "rates": {"compiled": sample_rates()},
+        "scenarios": {
+            name: {
+                "requests": 40,
+                "heldout": 200,
+                "prompt_tokens": {"p10": 180, "p50": 205, "p90": 220},
+                "response_tokens": {"p10": 170, "p50": 200, "p90": 250},
+                "max_tokens": 256,
+            }
+            for name in ("long_in_long_out", "long_in_short_out")
         },
         "verification": {
             "requests": 24,

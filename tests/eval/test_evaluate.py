@@ -11,6 +11,7 @@ import torch
 from outrider.data.feature_store import FeatureWriter
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
+from outrider.eval.scenarios import EVERYTHING
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.speculators.checkpoint import load_mtp, save_mtp
 from outrider.speculators.errors import OutriderError
@@ -54,6 +55,7 @@ def _case(target, run, prompt, completion, depth):
             {
                 "sequence_id": f"q{number}",
                 "session": f"s{number // 2}",
+                "time": 1.7e9 + 60 * number,
                 "token_ids": prompt_ids + completion,
                 "completion_start": len(prompt_ids),
                 "temperature": 0.6,
@@ -90,6 +92,8 @@ def _case(target, run, prompt, completion, depth):
             requests=2,
             repeats=2,
             max_tokens=12,
+            rates=[4],
+            rate_seconds=1.5,
             verification_requests=4,
             verification_max_tokens=48,
             bootstrap_samples=100,
@@ -178,6 +182,15 @@ def test_an_evaluation_from_servers_to_report(case):
     assert line["acceptance_length"]["k"] == 2 and 1 <= line["acceptance_length"]["base"] <= 3
     counted = results["counted"]["base"]
     assert counted["drafts"] > 0 and len(counted["cumulative"]) == 2
+
+    # Under arrivals of their own, too; all of it is counted by the engine alone.
+    asked = results["rates"]["eager"][EVERYTHING]["4"]
+    assert asked["arrivals"]["source"] == "log" and results["scenarios"][EVERYTHING]["requests"] == 6
+    for variant in ("none", "base", "custom"):
+        figures = asked[variant]
+        assert figures["requests"] == 6 and figures["offered"] == pytest.approx(4) and figures["seconds"] > 1.25
+    assert asked["base"]["acceptance_length"] > asked["none"]["acceptance_length"] == 1
+    assert asked["none"]["tokens_per_delivery"]["value"] >= 1
 
     # The engine ran the speculators that replay computes, each in its turn: the same steps for the same responses.
     assert line["acceptance_length"]["ratio"] < 0.95

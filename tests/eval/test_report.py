@@ -13,6 +13,7 @@ from outrider.eval.config import CostConfig
 from outrider.eval.evaluate import summary
 from outrider.eval.money import money
 from outrider.eval.report import print_table, write_report
+from outrider.eval.scenarios import EVERYTHING
 from tests.eval.sample_results import sample_results
 
 
@@ -45,7 +46,7 @@ def test_the_page_is_whole_and_needs_nothing_else(run):
     assert len(page) < 3_000_000
     assert not re.findall(r'(?:src|href)="(?!data:)', page) and "<script" not in page and "@import" not in page
     assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert page.count("<svg") == 6  # by position, by k, two engine modes, slices, training
+    assert page.count("<svg") == 10  # by position, by k, two engine modes, rates (2 scenarios x 2), slices, training
     assert "&lt;r&amp;d&gt;.yaml" in page and not re.search(r"\bnan\b", page, re.IGNORECASE)
 
 
@@ -62,6 +63,30 @@ def test_all_forms_say_the_same(run, results):
     for form in ((run / "report.html").read_text(), (run / "report.md").read_text(), console.export_text()):
         assert text in form and results["verdict"]["verdict"] in form
     assert json.loads((run / "report.json").read_text())["counted"] == results["counted"]
+
+
+def test_request_rates_are_a_section_where_they_were_measured(run, results, tmp_path):
+    page, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
+    row = results["rates"]["compiled"]["long_in_long_out"]["16"]
+    assert row["none"]["saturated"] and not results["rates"]["compiled"]["long_in_long_out"]["1"]["none"]["saturated"]
+    ratio, wait, burst = row["custom_over_base"], row["none"]["ttft_ms"], row["custom"]["tokens_per_delivery"]
+    for form in (page, markdown):
+        assert "By request rate" in form and f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" in form
+        assert "Requests arrive at the times of the log, their gaps scaled to the rate" in form
+    assert f"{row['none']['tokens_per_s']:.0f}* <small>{row['none']['request_tokens_per_s']:.0f} a request" in page
+    assert f"{wait['p50']:.0f} / {wait['p90']:.0f} / {wait['p99']:.0f}" in page
+    assert f"<td>{row['none']['achieved']:.2f} saturated</td>" in page and f"<td>{burst['value']:.2f}</td>" in page
+    assert "<h2>Usage scenarios</h2>" in page and "<td>180 / 205 / 220</td>" in page
+    assert "| long in long out | 16 |" in markdown
+
+    (tmp_path / "evaluation").mkdir()
+    whole = results | {"rates": {"eager": {EVERYTHING: results["rates"]["compiled"]["long_in_long_out"]}}}
+    whole["scenarios"] = {EVERYTHING: results["scenarios"]["long_in_long_out"]}
+    for part, sections in ((whole, (True, False)), (results | {"rates": {}, "scenarios": {}}, (False, False))):
+        (tmp_path / "evaluation" / "results.json").write_text(json.dumps(part))
+        page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
+        assert ("<h2>By request rate</h2>" in page, "<h2>Usage scenarios</h2>" in page) == sections
+        assert ("By request rate" in (tmp_path / "report.md").read_text()) == sections[0]
 
 
 def test_slices_are_shown_with_intervals_where_sessions_are_enough(run, results):
@@ -139,7 +164,7 @@ def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results
     for form in (page, markdown):
         assert "7 = 5 exchanges + 2 rejects" in form and "4 of 5 exact completions" in form and "not_json" in form
     assert "prompt, tokens: p50 12, p90 18, p99 18, max 18 (n = 5)" in markdown
-    assert "&lt;b&gt;acme&lt;/b&gt; 5" in page and page.count("<svg") == 5 + 2
+    assert "&lt;b&gt;acme&lt;/b&gt; 5" in page and page.count("<svg") == 9 + 2
     assert json.loads((tmp_path / "report.json").read_text())["traffic"] == summary
 
 

@@ -26,7 +26,7 @@ def test_every_shipped_recipe_loads():
     assert len({recipe.name for recipe in loaded.values()}) == len(names), "two recipes would share a run directory"
 
 
-@pytest.mark.parametrize("workload", ["resume_screening", "document_extraction", "social_chat"])
+@pytest.mark.parametrize("workload", ["resume_screening", "document_extraction", "social_chat", "usage_scenarios"])
 def test_r1_recipes_are_complete(workload):
     nano, r1 = load_recipe(workload).recipe, load_recipe(f"r1/{workload}").recipe
     assert r1.target.model == "deepseek-ai/DeepSeek-R1"
@@ -139,3 +139,30 @@ def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
 def test_a_mistaken_override_is_told(words, message):
     with pytest.raises(OutriderError, match=message):
         load_recipe("resume_screening", words)
+
+
+def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
+    text = "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n      prompt_token: [9, null]\n"
+    with pytest.raises(
+        OutriderError, match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean"
+    ) as error:
+        load_recipe(write(text))
+    assert "`eval.scenarios.long_in.prompt_tokens`" in str(error.value) and "response_quantiles" in str(error.value)
+    backwards = text.replace("prompt_token: [9, null]", "prompt_tokens: [9, 3]")
+    with pytest.raises(
+        OutriderError, match=r"mine.yaml:5: eval\.scenarios\.long_in: the range of prompt lengths \[9, 3\] ends before"
+    ):
+        load_recipe(write(backwards))
+    recipe = load_recipe(write(text.replace("token:", "tokens:")), ["eval.scenarios.long_in.max_tokens=7"]).recipe
+    assert recipe.eval.scenarios["long_in"].max_tokens == 7 and recipe.eval.scenarios["long_in"].prompt_tokens == (
+        9,
+        None,
+    )
+
+
+def test_the_usage_scenarios_are_the_field_s():
+    for name in ("usage_scenarios", "r1/usage_scenarios"):
+        evaluation = load_recipe(name).recipe.eval
+        assert list(evaluation.scenarios) == ["long_in_long_out", "short_in_long_out", "long_in_short_out"]
+        assert evaluation.rates == [1, 2, 4, 8, 16] and evaluation.concurrency == [1, 2, 4, 8, 16]
+        assert len(evaluation.engine_modes) == 1

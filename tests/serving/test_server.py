@@ -93,7 +93,33 @@ def test_a_block_of_load_is_counted_request_by_request(
         assert result.completed == len(prompts)
         assert result.output_tokens == sum(request.output_tokens for request in result.requests)
         assert result.counters.generation_tokens == result.output_tokens, "requests of somebody else were counted"
-        assert 0 < result.ttft_ms_p50 <= result.ttft_ms_p99
+        assert 0 < result.ttft_ms.p50 <= result.ttft_ms.p90 <= result.ttft_ms.p99
+
+
+def test_requests_are_sent_at_times_of_their_own(
+    server: Server, target: TargetConfig, prompt_texts: list[str], tmp_path: Path
+) -> None:
+    arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 2.6]
+    with LoadGenerator(target, tmp_path / "load.log") as load:
+        timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
+        closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
+        with pytest.raises(ValueError, match="must not fall"):
+            load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
+    starts = [request.start_s for request in timed.requests]
+    for start, arrival in zip(starts, arrivals, strict=True):
+        assert arrival - 0.05 < start < arrival + 2.5, (starts, arrivals)
+    assert timed.concurrency is None and timed.seconds > arrivals[-1]
+    assert max(request.start_s for request in closed.requests) < arrivals[-1], (
+        "the next block has no times of the last one's"
+    )
+    # Our own prompts, ended by the target or at max_tokens, and not vLLM's stand-ins of a timed trace.
+    assert all(0 < request.output_tokens <= 24 for request in timed.requests)
+    assert timed.counters.generation_tokens == timed.output_tokens == sum(r.output_tokens for r in timed.requests)
+    # A step delivers once; what waits for its reader is merged, so there are fewer deliveries than steps, never more.
+    for block in (timed, closed):
+        deliveries = sum(len(request.itl_ms) for request in block.requests)
+        assert 0.5 * block.counters.drafts <= deliveries <= block.counters.drafts
+        assert all(request.tokens_per_delivery >= 1 for request in block.requests if request.itl_ms)
 
 
 def test_a_bundle_is_served_as_it_was_evaluated(
