@@ -24,6 +24,7 @@ from outrider.eval.gate import judge
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.replay import ReplaySums, compare, replay
+from outrider.eval.samples import sample_responses
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
@@ -66,11 +67,13 @@ def evaluate(
     out_dir: Path,
     report_dir: Path,
     log_dir: Path,
+    show_samples: bool = False,
 ) -> dict[str, Any]:
     """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
     where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    `show_samples` puts example responses, customer text, into results and report.
     """
     from outrider.data.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
@@ -203,8 +206,22 @@ def evaluate(
     results["predicted"] = predict_served(results, evaluation)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
+    results["samples"] = None
+    if show_samples:
+        results["samples"] = steps.run(
+            "samples",
+            lambda: sample_responses(
+                base,
+                custom,
+                k,
+                speculators=speculators,
+                target_dir=target_dir,
+                store=store,
+                dtype=evaluation.replay_dtype,
+            ),
+        )
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
-    write_json(out_dir / "results.json", results)
+    write_json(out_dir / "results.json", results, private=show_samples)
 
     from outrider.eval.report import write_report
 

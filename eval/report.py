@@ -18,6 +18,7 @@ from outrider.data.on_policy import FILE as ON_POLICY
 from outrider.data.on_policy import groups_of, two_lines
 from outrider.eval import charts
 from outrider.eval.gate import SHIP
+from outrider.eval.samples import markdown_lines
 from outrider.speculators.files import publish, read_json, write_json
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,15 +36,17 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
     judged = run_dir / "features" / ON_POLICY
     on_policy = read_json(judged) if judged.is_file() else None
     page = report_dir / "report.html"
+    private = bool(results.get("samples"))  # customer text
     for path, text in (
         (page, render_html(results, _metrics(run_dir), provenance, traffic, privacy, on_policy)),
         (report_dir / "report.md", render_markdown(results, traffic, privacy, on_policy)),
     ):
         with publish(path) as temporary:
+            temporary.touch(mode=0o600 if private else 0o666)
             temporary.write_text(text, encoding="utf-8")
     print_table(results, Console(stderr=True))
     whole = {**results, "traffic": traffic, "privacy": privacy, "on_policy": on_policy, "provenance": provenance}
-    write_json(report_dir / "report.json", whole)  # last: a stage takes it for the whole
+    write_json(report_dir / "report.json", whole, private)  # last: a stage takes it for the whole
     return page
 
 
@@ -79,6 +82,7 @@ def render_html(
         lengths=charts.length_chart(results),
         speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
         slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
+        samples=results.get("samples"),
         training=charts.training_chart(metrics),
         export_note=_export_note(metrics),
         story=_story(provenance),
@@ -116,6 +120,8 @@ def render_markdown(
     ]
     if results["slices"]:
         text += ["", "## By slice", "", *_slice_lines(results["slices"])]
+    if results.get("samples"):
+        text += ["", "## Step by step", "", *markdown_lines(results["samples"])]
     if on_policy:
         text += ["", *two_lines(on_policy)]
     if traffic:

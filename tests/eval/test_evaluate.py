@@ -107,7 +107,7 @@ def test_more_requests_at_once_than_the_engine_takes_is_refused(case):
         evaluate(**case.arguments | {"evaluation": wide})
 
 
-def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
+def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano_r1):
     """All but the engine, on the tiny target: what an interrupted evaluation does not repeat, and what a changed gate does to the verdict."""
     target = write_tiny_target(tmp_path / "target")
     case = _case(
@@ -154,6 +154,17 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
     assert rows[0]["heldout"]["acceptance_length"] != rows[1]["heldout"]["acceptance_length"]
     page = (case.run / "report.html").read_text()
     assert f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page and "Between base and custom" in page
+
+    assert results["samples"] is None and "Step by step" not in page
+    (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
+    evaluate(**arguments | {"show_samples": True})
+    private = case.run / "evaluation" / "results.json"
+    examples = read_json(private)["samples"]["examples"]
+    assert asked[4] == asked[0] and len(examples) == 3 and private.stat().st_mode & 0o077 == 0
+    assert all(example["tokens"] == 11 for example in examples)
+    assert "Step by step" in (case.run / "report.html").read_text()
+    evaluate(**arguments)
+    assert read_json(private)["samples"] is None and "Step by step" not in (case.run / "report.html").read_text()
 
 
 def sample_blocks_counters():
