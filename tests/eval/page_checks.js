@@ -30,6 +30,10 @@
   }
 
   // Text stands out from what is behind it: WCAG's contrast, 4.5, or 3 for large letters.
+  const probe = document.body.appendChild(document.createElement("div"));
+  probe.style.backgroundColor = "Canvas"; // what the browser paints where the page paints nothing
+  const blank = getComputedStyle(probe).backgroundColor;
+  probe.remove();
   const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
     .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
@@ -41,7 +45,7 @@
     const layers = [];
     for (let at = element; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
     const style = getComputedStyle(element), ink = element.closest("svg") ? style.fill : style.color;
-    const behind = pixel(["white", ...layers]), letters = pixel(["white", ...layers, ink]);
+    const behind = pixel([blank, ...layers]), letters = pixel([blank, ...layers, ink]);
     const [light, dark] = [luminance(behind), luminance(letters)].sort((a, b) => b - a);
     const contrast = (light + 0.05) / (dark + 0.05), large = parseFloat(style.fontSize) >= 24;
     const line = `contrast: ${contrast.toFixed(2)} of ${ink} in ${name(element)}`;

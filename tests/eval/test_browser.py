@@ -16,7 +16,7 @@ SHOTS = HERE.parent.parent / "build" / "report"
 PHONE, DESKTOP = (390, 844), (1280, 900)
 OFFLINE = ("file://", "data:")
 
-BROKEN = """<!doctype html><meta name="viewport" content="width=device-width"><style>body { background: white }</style><body>
+BROKEN = """<!doctype html><meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark"><body>
 <main><p style="color:#999">pale</p><div style="width:1500px">wide</div><img src="http://127.0.0.1:9/tracker.png">
 <figure><figcaption>empty</figcaption><svg viewBox="0 0 100 50"><g class="role-mark"><path d="M0,0" fill="red"/></g>
 <text style="font-size:2px">n</text></svg></figure></main><script>console.error("broken")</script>"""
@@ -71,6 +71,8 @@ def test_the_checks_find_what_is_broken(browser, tmp_path):
     (tmp_path / "broken.html").write_text(BROKEN)
     page = browser.open((tmp_path / "broken.html").as_uri(), *PHONE)
     found = page.evaluate(CHECKS)
+    page.media(dark=True)
+    assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], "the chart's letters are black, and so is the paper in the dark"
     assert [finding.split(":")[0] for finding in found] == ["overflow", "chart", "small", "contrast"]
     assert "2.85 of rgb(153, 153, 153)" in found[3]
     assert any("broken" in complaint for complaint in page.complaints)
