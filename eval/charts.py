@@ -107,6 +107,28 @@ def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return _svg((even + spans + points + names).properties(width=340, height=36 * len(rows)))
 
 
+def history_chart(points: Sequence[Mapping[str, Any]]) -> str:
+    """Acceptance length of base and custom over the runs, with intervals."""
+    rows = [
+        {
+            "run": f"{number}. {point['run']}",
+            "variant": variant,
+            **{part: point[name][part] for part in ("value", "low", "high")},
+        }
+        for number, point in enumerate(points, start=1)
+        for variant, name in (("base", "base"), ("custom", "acceptance_length"))
+    ]
+    axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis),
+        color=_colour(["base", "custom"]),
+    )
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5).encode(y=y)
+    spans = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    return _svg((spans + lines).properties(width=340, height=210))
+
+
 def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
     """Acceptance length on the validation part while training, at the trained depth; None without two evaluations."""
     rows = [

@@ -21,6 +21,7 @@ from outrider.eval.choose_k import choose_k, predict_served, recipe_times
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
+from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.replay import ReplaySums, compare, replay
@@ -34,7 +35,7 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.step_times import measure_step_times
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import file_digest, write_json
+from outrider.speculators.files import file_digest, value_digest, write_json
 from outrider.speculators.interpolate import interpolate
 
 VERSION = 3
@@ -82,11 +83,12 @@ def evaluate(
     target_dir = target.directory()
     speculators = {"base": target_dir, "custom": Path(speculator_dir)}
     say = Console(stderr=True, highlight=False).print
+    weights = {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))}
     steps = Steps(
         out_dir / "steps",
         {
             "version": VERSION,
-            "speculator": {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))},
+            "speculator": weights,
             "target": file_digest(target_dir / "config.json"),
             "features": file_digest(features_dir / "manifest.json"),
             "parts": {name: parts.get(name) for name in ("validation", "heldout", "general")},
@@ -187,6 +189,9 @@ def evaluate(
         "version": VERSION,
         "recipe": recipe,
         "run_dir": str(run_dir),
+        "target": target.model,
+        "speculator": {"weights_sha256": value_digest(weights)},
+        "heldout_time": heldout_time(heldout),
         "k": k,
         "choice": {**choice, "requested": evaluation.k, "sequences": len(validation.sequence_ids)},
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},

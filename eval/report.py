@@ -50,15 +50,8 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
     return page
 
 
-def render_html(
-    results: Mapping[str, Any],
-    metrics: list[dict[str, Any]],
-    provenance: Mapping[str, Any],
-    traffic: Mapping[str, Any] | None = None,
-    privacy: Mapping[str, Any] | None = None,
-    on_policy: Mapping[str, Any] | None = None,
-) -> str:
-    """The page."""
+def environment() -> Any:
+    """Jinja2 over the templates here: everything escaped, an unknown name an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -74,29 +67,45 @@ def render_html(
         "interval": _interval,
         "signed": lambda v: f"{v:+.2%}",
     }
-    return environment.get_template("report.html.j2").render(
-        r=results,
-        ships=results["verdict"]["verdict"] == SHIP,
-        headline=_headline(results),
-        acceptance=charts.acceptance_chart(results),
-        lengths=charts.length_chart(results),
-        speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
-        slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
-        samples=results.get("samples"),
-        training=charts.training_chart(metrics),
-        export_note=_export_note(metrics),
-        story=_story(provenance),
-        slower=_slower_than_none(results),
-        privacy=privacy,
-        privacy_line=_privacy_line(privacy) if privacy else "",
-        own_text=_own_text(on_policy) if on_policy else None,
-        facts=facts(traffic) if traffic else [],
-        rejects=traffic["rejects"] if traffic else {},
-        token_lengths=[
-            (name, lengths, charts.histogram_chart(lengths["bins"]))
-            for name, lengths in (traffic["lengths"] if traffic else {}).items()
-            if lengths["n"]
-        ],
+    return environment
+
+
+def render_html(
+    results: Mapping[str, Any],
+    metrics: list[dict[str, Any]],
+    provenance: Mapping[str, Any],
+    traffic: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    on_policy: Mapping[str, Any] | None = None,
+) -> str:
+    """The page."""
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            r=results,
+            ships=results["verdict"]["verdict"] == SHIP,
+            headline=_headline(results),
+            acceptance=charts.acceptance_chart(results),
+            lengths=charts.length_chart(results),
+            speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+            slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
+            samples=results.get("samples"),
+            training=charts.training_chart(metrics),
+            export_note=_export_note(metrics),
+            story=_story(provenance),
+            slower=_slower_than_none(results),
+            privacy=privacy,
+            privacy_line=_privacy_line(privacy) if privacy else "",
+            own_text=_own_text(on_policy) if on_policy else None,
+            facts=facts(traffic) if traffic else [],
+            rejects=traffic["rejects"] if traffic else {},
+            token_lengths=[
+                (name, lengths, charts.histogram_chart(lengths["bins"]))
+                for name, lengths in (traffic["lengths"] if traffic else {}).items()
+                if lengths["n"]
+            ],
+        )
     )
 
 

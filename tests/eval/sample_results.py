@@ -125,6 +125,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "version": 1,
         "recipe": "resume_screening",
         "run_dir": "runs/resume_screening",
+        "target": "nano_r1",
+        "speculator": {"weights_sha256": "ab" * 32},
+        "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
         "k": K,
         "choice": {
             **choose_k(custom.acceptance_length(), {1: [0.02, 0.021, 0.023, 0.03], 8: [0.03, 0.04, 0.06, 0.08]}),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.eval.browser import Browser, find_browser
+from tests.eval.sample_history import write_sample_history
 from tests.eval.sample_run import write_sample_run
 
 HERE = Path(__file__).parent
@@ -54,6 +55,14 @@ def test_a_person_can_read_it(browser, report, size, dark):
     assert page.evaluate("document.querySelector('.tiles').getBoundingClientRect().top") < size[1]
 
 
+def test_the_history_is_read_on_a_phone_too(browser, tmp_path):
+    path, *_ = write_sample_history(tmp_path)
+    page = browser.open(path.as_uri(), *PHONE)
+    print("screenshot:", page.screenshot(SHOTS / "history.png"))
+    assert page.evaluate(CHECKS) == [] and page.complaints == []
+    assert all(address.startswith(OFFLINE) for address in page.requests)
+
+
 def test_it_prints_dark_on_light_whatever_the_screen_is(browser, report):
     assert report.stat().st_size < 3_000_000
     page = browser.open(report.as_uri(), *DESKTOP, dark=True)
@@ -72,7 +81,9 @@ def test_the_checks_find_what_is_broken(browser, tmp_path):
     page = browser.open((tmp_path / "broken.html").as_uri(), *PHONE)
     found = page.evaluate(CHECKS)
     page.media(dark=True)
-    assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], "the chart's letters are black, and so is the paper in the dark"
+    assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], (
+        "the chart's letters are black, and so is the paper in the dark"
+    )
     assert [finding.split(":")[0] for finding in found] == ["overflow", "chart", "small", "contrast"]
     assert "2.85 of rgb(153, 153, 153)" in found[3]
     assert any("broken" in complaint for complaint in page.complaints)
