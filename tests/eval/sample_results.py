@@ -159,7 +159,10 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
                 v: text_statistics([random.normal(-0.4, 0.2, 100) for _ in range(24)])
                 for v in ("none", "base", "custom")
             },
-            "same_text": {v: {"prompts": 24, "tokens": 5000, "p_value": 0.4} for v in ("base", "custom")},
+            "same_text": {
+                v: {"prompts": 24, "tokens": 5000, "bins": 40, "distance": 31.5, "p_value": 0.4}
+                for v in ("base", "custom")
+            },
             "task": task_accuracy(
                 {v: marks for v in ("none", "base", "custom")}, [str(i) for i in range(48)], samples=200, seed=0
             ),
