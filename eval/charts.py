@@ -126,15 +126,43 @@ def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         for dimension, rows in slices.items()
         for row in rows
     ]
-    y = alt.Y("slice:N", title=None, sort=None, axis=alt.Axis(labelLimit=320))
+    # Names stand above their lines and not beside them: on a phone there is no room for both.
+    y = alt.Y("slice:N", sort=None, axis=None)
     base = alt.Chart(_data(rows)).encode(y=y)
     title = "acceptance length, custom / base"
-    spans = base.mark_rule(color=COLOURS["custom"], strokeWidth=2).encode(
-        x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6)), x2="high:Q"
+    names = base.mark_text(align="left", dy=-13, fontSize=12, limit=330, color="var(--ink)").encode(
+        x=alt.value(5), text="slice:N"
     )
-    points = base.mark_point(filled=True, size=60, color=COLOURS["custom"]).encode(x=alt.X("ratio:Q", title=title))
+    spans = base.mark_rule(color=COLOURS["custom"], strokeWidth=2).encode(
+        x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6, grid=True)), x2="high:Q"
+    )
+    points = base.mark_point(filled=True, size=60, opacity=1, color=COLOURS["custom"]).encode(
+        x=alt.X("ratio:Q", title=title)
+    )
     even = alt.Chart(_data([{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="ratio:Q")
-    return _svg((even + spans + points).properties(width=420, height=22 * len(rows)))
+    return _svg((even + spans + points + names).properties(width=340, height=36 * len(rows)))
+
+
+def history_chart(points: Sequence[Mapping[str, Any]]) -> str:
+    """Acceptance length of base and custom over the runs, with intervals."""
+    rows = [
+        {
+            "run": f"{number}. {point['run']}",
+            "variant": variant,
+            **{part: point[name][part] for part in ("value", "low", "high")},
+        }
+        for number, point in enumerate(points, start=1)
+        for variant, name in (("base", "base"), ("custom", "acceptance_length"))
+    ]
+    axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X("run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis),
+        color=_colour(["base", "custom"]),
+    )
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5).encode(y=y)
+    spans = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    return _svg((spans + lines).properties(width=340, height=210))
 
 
 def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
@@ -169,13 +197,13 @@ def z_chart(on_policy: Mapping[str, Any]) -> str:
         for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True)
     ]
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("from:N", title="standard errors from what is expected, from", sort=None, axis=alt.Axis(labelAngle=0))
+        x=alt.X("from:N", title="standard errors from what is expected", sort=None, axis=alt.Axis(labelAngle=0))
     )
     bars = base.mark_bar(cornerRadiusEnd=2, color=COLOURS["base"]).encode(
         y=alt.Y("share:Q", title=None, axis=_percent())
     )
-    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=18).encode(y=alt.Y("normal:Q"))
-    return _svg((bars + ticks).properties(width=520, height=150))
+    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(y=alt.Y("normal:Q"))
+    return _svg((bars + ticks).properties(width=340, height=150))
 
 
 def histogram_chart(bins: Sequence[Sequence[int]]) -> str:

@@ -15,6 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from outrider.eval.history import TITLE, history
+from outrider.eval.history import table as rows_of
 from outrider.eval.tables import WORKLOAD_HEAD, workload_cells, workload_rows
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
@@ -32,7 +34,7 @@ def side_by_side(runs: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]
 
 def workloads(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """The table of workloads (tables.py), a row for each run and engine mode."""
-    return workload_rows(dict(zip(_names(runs), map(_report, runs), strict=True)))
+    return workload_rows(dict(zip(names_of(runs), map(_report, runs), strict=True)))
 
 
 def print_workloads(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -45,13 +47,30 @@ def print_workloads(rows: Sequence[Mapping[str, Any]], console: Console) -> None
     console.print(table)
 
 
+def over_time(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The runs' history (eval/history.py)."""
+    return history(names_of(runs), [_report(run) for run in runs])
+
+
+def print_history(series: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """A table a speculator that several runs have evaluated."""
+    for one in series:
+        title = f"Speculator {one['weights'][:12]} on newer traffic, acceptance length by exact replay"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        for name in TITLE:
+            table.add_column(name, overflow="fold")
+        for row in rows_of(one):
+            table.add_row(*row)
+        console.print(table)
+
+
 def print_comparison(
     rows: Sequence[Mapping[str, Any]], notes: Sequence[str], runs: Sequence[Path], console: Console
 ) -> None:
     """The table for a person."""
     table = Table(title="custom / base and what it rests on", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
-    for name in _names(runs):
+    for name in names_of(runs):
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         table.add_row(row["figure"], *(_text(value) for value in row["values"]))
@@ -100,12 +119,13 @@ def _notes(runs: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> list[s
     for what in ("k", "sampling"):
         values = [report[what] for report in reports]
         if any(value != values[0] for value in values):
-            told = ", ".join(f"{name} {value}" for name, value in zip(_names(runs), values, strict=True))
+            told = ", ".join(f"{name} {value}" for name, value in zip(names_of(runs), values, strict=True))
             notes.append(f"The runs differ in {what} ({told}): their figures compare only as far as that goes.")
     return notes
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """What the runs are called in tables: their directories, in full where two are called the same."""
     names = [run.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 

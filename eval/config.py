@@ -100,8 +100,9 @@ class ReportConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     samples: bool = False
-    """Whether customer text may be shown: samples of sequences, and messages of unexpected errors that may quote a row. Without it no
-    log line, error or report holds any."""
+    """Whether customer text may be shown: three held-out responses step by step in the report, and messages of unexpected errors that may
+    quote a row. Without it no log line, error or report holds any; with it the report is readable by its owner only, and
+    `privacy.retention: delete_all` is refused."""
 
 
 class EvalConfig(BaseModel):

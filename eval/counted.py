@@ -26,6 +26,7 @@ from outrider.eval.evaluate import (
     summary,
 )
 from outrider.eval.gate import judge
+from outrider.eval.history import heldout_time
 from outrider.eval.money import money
 from outrider.eval.rates import summarise_rates
 from outrider.eval.scenarios import select
@@ -36,7 +37,7 @@ from outrider.eval.verification import examine_text, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.files import file_digest, write_json
+from outrider.speculators.files import file_digest, value_digest, write_json
 
 
 def evaluate_counted(
@@ -64,13 +65,14 @@ def evaluate_counted(
         check_speculator(speculator.directory, target_dir)
     speculators = {"base": Speculator("mtp", target_dir), "custom": speculator}
     say = Console(stderr=True, highlight=False).print
-    weights = sorted(speculator.directory.glob("*.safetensors")) if speculator.directory else []
+    files = sorted(speculator.directory.glob("*.safetensors")) if speculator.directory else []
+    weights = {path.name: file_digest(path) for path in files}
     steps = Steps(
         out_dir / "steps",
         {
             "version": VERSION,
             "kind": speculator.kind,
-            "speculator": {path.name: file_digest(path) for path in weights},
+            "speculator": weights,
             "target": file_digest(target_dir / "config.json"),
             "parts": {"heldout": parts["heldout"]},
             "depth": depth,
@@ -113,7 +115,13 @@ def evaluate_counted(
         "version": VERSION,
         "recipe": recipe,
         "run_dir": str(run_dir),
-        "speculator": {"kind": speculator.kind, "in_words": speculator.in_words},
+        "target": target.model,
+        "speculator": {
+            "kind": speculator.kind,
+            "in_words": speculator.in_words,
+            "weights_sha256": value_digest(weights) if weights else None,
+        },
+        "heldout_time": heldout_time(heldout),
         "not_measured": not_measured(speculator),
         "k": k,
         "choice": {
@@ -150,6 +158,7 @@ def evaluate_counted(
             "task": judge_tasks(outputs, prompts, target, evaluation),
         },
         "predicted": {},
+        "samples": None,
         "settings": evaluation.model_dump(mode="json"),
     }
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None

@@ -21,11 +21,13 @@ from outrider.eval.choose_k import choose_k, predict_served, recipe_times
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
+from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.own_text import own_text
 from outrider.eval.rates import measure_rates, rates_done, summarise_rates
 from outrider.eval.replay import ReplaySums, compare, replay
+from outrider.eval.samples import sample_responses
 from outrider.eval.scenarios import Traffic, select
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
@@ -39,7 +41,7 @@ from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import measure_step_times
 from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import file_digest, write_json
+from outrider.speculators.files import file_digest, value_digest, write_json
 from outrider.speculators.interpolate import interpolate
 
 VERSION = 4
@@ -73,11 +75,13 @@ def evaluate(
     out_dir: Path,
     report_dir: Path,
     log_dir: Path,
+    show_samples: bool = False,
 ) -> dict[str, Any]:
     """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
     where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    `show_samples` puts example responses, customer text, into results and report.
     """
     from outrider.data.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
@@ -87,11 +91,12 @@ def evaluate(
     check_speculator(speculator_dir, target_dir)
     speculators = {"base": target_dir, "custom": Path(speculator_dir)}
     say = Console(stderr=True, highlight=False).print
+    weights = {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))}
     steps = Steps(
         out_dir / "steps",
         {
             "version": VERSION,
-            "speculator": {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))},
+            "speculator": weights,
             "target": file_digest(target_dir / "config.json"),
             "features": file_digest(features_dir / "manifest.json"),
             "parts": {name: parts.get(name) for name in ("validation", "heldout", "general")},
@@ -206,11 +211,17 @@ def evaluate(
         "version": VERSION,
         "recipe": recipe,
         "run_dir": str(run_dir),
+        "target": target.model,
+        "speculator": {
+            "kind": "mtp",
+            "in_words": Speculator("mtp").in_words,
+            "weights_sha256": value_digest(weights),
+        },
+        "heldout_time": heldout_time(heldout),
         "k": k,
         "choice": {**choice, "requested": evaluation.k, "sequences": len(validation.sequence_ids)},
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         "draft_sample_method": serving.draft_sample_method,
-        "speculator": {"kind": "mtp", "in_words": Speculator("mtp").in_words},
         "not_measured": {},
         "own_text": own_text(store, heldout),
         "replay": _replay_results(base, custom, k, evaluation),
@@ -230,8 +241,22 @@ def evaluate(
     results["predicted"] = predict_served(results, evaluation)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
+    results["samples"] = None
+    if show_samples:
+        results["samples"] = steps.run(
+            "samples",
+            lambda: sample_responses(
+                base,
+                custom,
+                k,
+                speculators=speculators,
+                target_dir=target_dir,
+                store=store,
+                dtype=evaluation.replay_dtype,
+            ),
+        )
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
-    write_json(out_dir / "results.json", results)
+    write_json(out_dir / "results.json", results, private=show_samples)
 
     from outrider.eval.report import write_report
 

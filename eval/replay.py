@@ -112,7 +112,7 @@ def replay(
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
     regions = Regions.of_target(target_dir) if by_region else None
     chains, tokens_by_region, steps_by_region, ids, sessions = [], [], [], [], []
-    for batch in _batches(feature_store, rows, sampling):
+    for batch in batches(feature_store, rows, sampling):
         chain = _replay_batch(speculator, ends, batch, depth, draft_sample_method == "probabilistic", device)
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
@@ -154,7 +154,9 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed:
 
 
 @dataclass(frozen=True)
-class _Response:
+class Response:
+    """One response and what its replay reads: token ids [T], the target's states [T, H], where the response starts."""
+
     sequence_id: str
     session: str
     token_ids_T: "torch.Tensor"
@@ -163,10 +165,11 @@ class _Response:
     sampling: Sampling
 
 
-def _batches(
+def batches(
     store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
-) -> Iterator[list[_Response]]:
-    batch: list[_Response] = []
+) -> Iterator[list[Response]]:
+    """The rows' responses of two tokens and more, about BATCH_TOKENS at a time."""
+    batch: list[Response] = []
     tokens = 0
     for row in rows:
         features = store.read(row["sequence_id"])
@@ -179,7 +182,7 @@ def _batches(
             batch, tokens = [], 0
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]))
         batch.append(
-            _Response(
+            Response(
                 row["sequence_id"], row["session"], features.token_ids, features.hidden, features.completion_start, own
             )
         )
@@ -188,13 +191,28 @@ def _batches(
         yield batch
 
 
-def _replay_batch(
-    speculator: Any, ends: Any, batch: list[_Response], depth: int, probabilistic: bool, device: str
-) -> Any:
-    """The sequences stand one after the other in a single row; no attention crosses from one to the next."""
+@dataclass(frozen=True)
+class Unrolled:
+    """Draft states of every anchor of a batch, whose sequences stand one after the other in a single row of T slots (B = 1)."""
+
+    states: "list[torch.Tensor]"
+    """u[s] [N, H], which predicts the token s + 1 after the anchor"""
+    token_ids_BT: "torch.Tensor"
+    hidden_BTH: "torch.Tensor"
+    anchor_N: "torch.Tensor"
+    """Slot of each anchor: the last known token of a step that may start there"""
+    response_N: "torch.Tensor"
+    """Which of the batch's responses it belongs to"""
+    last_N: "torch.Tensor"
+    """Slot of that response's last token"""
+    anchors_R: "torch.Tensor"
+    """Anchors of each response"""
+
+
+def unroll_responses(speculator: Any, ends: Any, batch: Sequence[Response], depth: int, device: str) -> Unrolled:
+    """Drafts `depth` tokens at every anchor of the responses; no attention crosses from one to the next."""
     import torch
 
-    from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
     from outrider.speculators.unroll import unroll_anchors
 
     lengths = torch.tensor([len(response.token_ids_T) for response in batch])
@@ -202,10 +220,9 @@ def _replay_batch(
     first_R = starts + torch.tensor(
         [response.completion_start for response in batch]
     )  # the token that the prefill delivered
-    anchors_R = starts + lengths - 1 - first_R
     sequence_T = torch.repeat_interleave(torch.arange(len(batch)), lengths)
-    position_T = torch.arange(len(sequence_T)) - starts[sequence_T]
     index_T = torch.arange(len(sequence_T))
+    position_T = index_T - starts[sequence_T]
     last_T = (starts + lengths - 1)[sequence_T]
     # A step may start at every token of the response but its last; its chain reads the state one token earlier.
     anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
@@ -225,19 +242,37 @@ def _replay_batch(
             chain_T[None].to(device),
             depth,
         )
-    per_response = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch])
-    temperature_N, top_p_N = per_response[sequence_T[anchor_N]].to(device).unbind(dim=1)
-    anchors_R, anchor_N = anchors_R.to(device), anchor_N.to(device)
-    a_NK = accept_matrix(
+    return Unrolled(
         states,
-        ends.lm_head_VH,
         token_ids_BT,
         hidden_BTH,
-        torch.zeros_like(anchor_N),
-        anchor_N,
-        last_T.to(device)[anchor_N],
+        anchor_N.to(device),
+        sequence_T[anchor_N].to(device),
+        last_T[anchor_N].to(device),
+        (starts + lengths - 1 - first_R).to(device),
+    )
+
+
+def _replay_batch(
+    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
+) -> Any:
+    import torch
+
+    from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+
+    drafted = unroll_responses(speculator, ends, batch, depth, device)
+    per_response = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device)
+    temperature_N, top_p_N = per_response[drafted.response_N].unbind(dim=1)
+    a_NK = accept_matrix(
+        drafted.states,
+        ends.lm_head_VH,
+        drafted.token_ids_BT,
+        drafted.hidden_BTH,
+        torch.zeros_like(drafted.anchor_N),
+        drafted.anchor_N,
+        drafted.last_N,
         temperature_N,
         top_p_N,
         probabilistic=probabilistic,
     )
-    return replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
+    return replay_chain(pad_anchors(a_NK, drafted.anchors_R), drafted.anchors_R)

@@ -19,6 +19,7 @@ from outrider.data.on_policy import groups_of, two_lines
 from outrider.eval import charts
 from outrider.eval.gate import SHIP
 from outrider.eval.rates_page import rates_lines, rates_page
+from outrider.eval.samples import markdown_lines
 from outrider.speculators.files import publish, read_json, write_json
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -36,27 +37,22 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
     judged = run_dir / "features" / ON_POLICY
     on_policy = read_json(judged) if judged.is_file() else None
     page = report_dir / "report.html"
+    private = bool(results.get("samples"))  # customer text
     for path, text in (
         (page, render_html(results, _metrics(run_dir), provenance, traffic, privacy, on_policy)),
         (report_dir / "report.md", render_markdown(results, traffic, privacy, on_policy)),
     ):
         with publish(path) as temporary:
+            temporary.touch(mode=0o600 if private else 0o666)
             temporary.write_text(text, encoding="utf-8")
     print_table(results, Console(stderr=True))
     whole = {**results, "traffic": traffic, "privacy": privacy, "on_policy": on_policy, "provenance": provenance}
-    write_json(report_dir / "report.json", whole)  # last: a stage takes it for the whole
+    write_json(report_dir / "report.json", whole, private)  # last: a stage takes it for the whole
     return page
 
 
-def render_html(
-    results: Mapping[str, Any],
-    metrics: list[dict[str, Any]],
-    provenance: Mapping[str, Any],
-    traffic: Mapping[str, Any] | None = None,
-    privacy: Mapping[str, Any] | None = None,
-    on_policy: Mapping[str, Any] | None = None,
-) -> str:
-    """The page."""
+def environment() -> Any:
+    """Jinja2 over the templates here: everything escaped, an unknown name an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -72,29 +68,46 @@ def render_html(
         "interval": _interval,
         "signed": lambda v: f"{v:+.2%}",
     }
-    return environment.get_template("report.html.j2").render(
-        r=results,
-        ships=results["verdict"]["verdict"] == SHIP,
-        headline=_headline(results),
-        acceptance=charts.acceptance_chart(results),
-        lengths=charts.length_chart(results) if results["replay"] else None,
-        speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
-        rates=rates_page(results),
-        slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
-        training=charts.training_chart(metrics),
-        export_note=_export_note(metrics),
-        story=_story(provenance),
-        slower=_slower_than_none(results),
-        privacy=privacy,
-        privacy_line=_privacy_line(privacy) if privacy else "",
-        own_text=_own_text(on_policy) if on_policy else None,
-        facts=facts(traffic) if traffic else [],
-        rejects=traffic["rejects"] if traffic else {},
-        token_lengths=[
-            (name, lengths, charts.histogram_chart(lengths["bins"]))
-            for name, lengths in (traffic["lengths"] if traffic else {}).items()
-            if lengths["n"]
-        ],
+    return environment
+
+
+def render_html(
+    results: Mapping[str, Any],
+    metrics: list[dict[str, Any]],
+    provenance: Mapping[str, Any],
+    traffic: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    on_policy: Mapping[str, Any] | None = None,
+) -> str:
+    """The page."""
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            r=results,
+            ships=results["verdict"]["verdict"] == SHIP,
+            headline=_headline(results),
+            acceptance=charts.acceptance_chart(results),
+            lengths=charts.length_chart(results) if results["replay"] else None,
+            speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+            rates=rates_page(results),
+            slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
+            samples=results.get("samples"),
+            training=charts.training_chart(metrics),
+            export_note=_export_note(metrics),
+            story=_story(provenance),
+            slower=_slower_than_none(results),
+            privacy=privacy,
+            privacy_line=_privacy_line(privacy) if privacy else "",
+            own_text=_own_text(on_policy) if on_policy else None,
+            facts=facts(traffic) if traffic else [],
+            rejects=traffic["rejects"] if traffic else {},
+            token_lengths=[
+                (name, lengths, charts.histogram_chart(lengths["bins"]))
+                for name, lengths in (traffic["lengths"] if traffic else {}).items()
+                if lengths["n"]
+            ],
+        )
     )
 
 
@@ -120,6 +133,8 @@ def render_markdown(
     text += ["", *rates_lines(results)]
     if results["slices"]:
         text += ["", "## By slice", "", *_slice_lines(results["slices"])]
+    if results.get("samples"):
+        text += ["", "## Step by step", "", *markdown_lines(results["samples"])]
     if on_policy:
         text += ["", *two_lines(on_policy)]
     if traffic:

@@ -167,6 +167,7 @@ def _evaluate(
     speculator: str | None = None,
     endpoint: str | None = None,
     compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    html: Path | None = None,
     runs: Runs = Path("runs"),
 ) -> int:
     """Measure a speculator against the base and against no speculation, on the held-out traffic of a recipe.
@@ -180,10 +181,17 @@ def _evaluate(
         The address of a vLLM server that is running, http://HOST:PORT: measures its acceptance (from its /metrics) and speed on the
         held-out traffic, and judges nothing.
     compare
-        Run directories that have been evaluated: puts them side by side and measures nothing.
+        Run directories that have been evaluated: puts them side by side and measures nothing. A speculator that several of them have
+        evaluated is followed over time.
+    html
+        With --compare: the file to which the same is written as a page.
     """
     if compare:
-        return _compare(compare)
+        return _compare(compare, html)
+    if html is not None:
+        raise OutriderError(
+            f"--html {html} goes with --compare RUN_A RUN_B; an evaluation writes its page to the run directory"
+        )
     if recipe is None:
         raise OutriderError("nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for runs that have been")
     loaded, run = _open(recipe, overrides, runs)
@@ -235,13 +243,28 @@ def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:
     return 0
 
 
-def _compare(compared: tuple[Path, ...]) -> int:
-    from outrider.eval.compare import print_comparison, print_workloads, side_by_side, workloads
+def _compare(compared: tuple[Path, ...], html: Path | None) -> int:
+    from outrider.eval.compare import (
+        names_of,
+        over_time,
+        print_comparison,
+        print_history,
+        print_workloads,
+        side_by_side,
+        workloads,
+    )
+    from outrider.eval.history import write_page
 
-    (rows, notes), table, console = side_by_side(compared), workloads(compared), Console(stderr=True)
+    (rows, notes), table = side_by_side(compared), workloads(compared)
+    series, console = over_time(compared), Console(stderr=True)
     print_comparison(rows, notes, compared, console)
     print_workloads(table, console)
-    _print_json({"runs": [str(run) for run in compared], "figures": rows, "workloads": table, "notes": notes})
+    print_history(series, console)
+    if html is not None:
+        write_page(html, series, rows, names_of(compared), notes)
+        console.print(f"page: {html}", soft_wrap=True, highlight=False)
+    runs = [str(run) for run in compared]
+    _print_json({"runs": runs, "figures": rows, "workloads": table, "notes": notes, "history": series})
     return 0
 
 

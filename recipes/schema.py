@@ -104,3 +104,12 @@ class Recipe(BaseModel):
                 f"be measured; raise serving.engine.max_num_seqs to {widest} or lower eval.concurrency"
             )
         return self
+
+    @model_validator(mode="after")
+    def _shows_nothing_that_it_deletes(self) -> "Recipe":
+        if self.report.samples and self.privacy.retention == "delete_all":
+            raise ValueError(
+                "report.samples = true puts customer text into the report, which privacy.retention = delete_all does not delete; "
+                "set report.samples: false or a privacy.retention of keep or delete_features"
+            )
+        return self

@@ -269,6 +269,7 @@ def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, rep
         out_dir=out,
         report_dir=report,
         log_dir=run.attempt(),
+        show_samples=recipe.report.samples,
     )
 
 
@@ -286,7 +287,10 @@ def _parts(run: RunDirectory) -> dict[str, Any]:
 
 
 def _evaluate_settings(recipe: Recipe) -> dict[str, Any]:
-    return {"serving": _dump(recipe.serving), "eval": _dump(recipe.eval), "speculator": _dump(recipe.speculator)}
+    # Only where it is on: what was evaluated without it need not be judged anew to stay without.
+    report = {"report": {"samples": True}} if recipe.report.samples else {}
+    sections = {name: _dump(getattr(recipe, name)) for name in ("serving", "eval", "speculator")}
+    return sections | report
 
 
 STAGES: dict[str, Stage] = {

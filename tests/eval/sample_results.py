@@ -128,6 +128,25 @@ def sample_replay(acceptance: float) -> ReplaySums:
     return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
 
 
+def sample_examples(text: str = "word") -> dict[str, Any]:
+    """One response of eight tokens, in three steps for base and two for custom; `text` is its first token."""
+    kinds = {
+        "base": ["first", "accepted", "own", "accepted", "accepted", "own", "accepted", "accepted"],
+        "custom": ["first", "accepted", "accepted", "accepted", "extra", "accepted", "accepted", "own"],
+    }
+    steps = {"base": [0, 1, 1, 2, 2, 2, 3, 3], "custom": [0, 1, 1, 1, 1, 2, 2, 2]}
+    example: dict[str, Any] = {"place": "in the middle", "tokens": 7, "left_out": 0}
+    for variant, kinds_T in kinds.items():
+        shown = [
+            {"text": text if place == 0 else f" token\n{place}", "step": step, "kind": kind}
+            | ({"instead": "<i>"} if kind == "own" else {})
+            for place, (kind, step) in enumerate(zip(kinds_T, steps[variant], strict=True))
+        ]
+        count = steps[variant][-1]
+        example[variant] = {"steps": count, "acceptance_length": 7 / count, "shown": shown}
+    return {"k": K, "head": 4, "examples": [example]}
+
+
 SLICES = {
     "tenant": {"acme|corp": [str(i) for i in range(114)], "<b>small</b>": [str(i) for i in range(114, 120)]},
     "fidelity": {"exact": [str(i) for i in range(120)]},
@@ -161,6 +180,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "version": 1,
         "recipe": "resume_screening",
         "run_dir": "runs/resume_screening",
+        "target": "nano_r1",
+        "speculator": {"weights_sha256": "ab" * 32},
+        "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
         "k": K,
         "choice": {
             **choose_k(
@@ -205,7 +227,10 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
                 v: text_statistics([random.normal(-0.4, 0.2, 100) for _ in range(24)])
                 for v in ("none", "base", "custom")
             },
-            "same_text": {v: {"prompts": 24, "tokens": 5000, "p_value": 0.4} for v in ("base", "custom")},
+            "same_text": {
+                v: {"prompts": 24, "tokens": 5000, "bins": 40, "distance": 31.5, "p_value": 0.4}
+                for v in ("base", "custom")
+            },
             "task": task_accuracy(
                 {v: marks for v in ("none", "base", "custom")}, [str(i) for i in range(48)], margin=0.1
             ),
@@ -217,6 +242,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         },
         "settings": EVALUATION.model_dump(mode="json"),
     }
+    results["samples"] = None
     results["cost"] = None
     results["predicted"] = predict_served(results, EVALUATION)
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)

@@ -1,6 +1,5 @@
 """A real evaluation, small: two servers, load, verification and capture in vLLM, and what it leaves."""
 
-import json
 import time
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 from outrider.data.feature_store import FeatureWriter
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
+from outrider.eval.report_schema import Report
 from outrider.eval.scenarios import EVERYTHING
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.speculators.checkpoint import load_mtp, save_mtp
@@ -111,7 +111,7 @@ def test_more_requests_at_once_than_the_engine_takes_is_refused(case):
         evaluate(**case.arguments | {"evaluation": wide})
 
 
-def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
+def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano_r1):
     """All but the engine, on the tiny target: what an interrupted evaluation does not repeat, and what a changed gate does to the verdict."""
     target = write_tiny_target(tmp_path / "target")
     case = _case(
@@ -159,6 +159,18 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch):
     page = (case.run / "report.html").read_text()
     assert f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page and "Between base and custom" in page
 
+    assert results["samples"] is None and "Step by step" not in page
+    (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
+    evaluate(**arguments | {"show_samples": True})
+    private = case.run / "evaluation" / "results.json"
+    examples = read_json(private)["samples"]["examples"]
+    assert asked[4] == asked[0] and len(examples) == 3 and private.stat().st_mode & 0o077 == 0
+    assert all(example["tokens"] == 11 for example in examples)
+    assert "Step by step" in (case.run / "report.html").read_text()
+    Report.model_validate(read_json(case.run / "report.json"))  # every key described, and none missing
+    evaluate(**arguments)
+    assert read_json(private)["samples"] is None and "Step by step" not in (case.run / "report.html").read_text()
+
 
 def sample_blocks_counters():
     """One pass's counters per variant."""
@@ -204,7 +216,8 @@ def test_an_evaluation_from_servers_to_report(case):
     text = results["verification"]["sampled_text"]
     assert abs(text["custom"]["tail_share"] - text["none"]["tail_share"]) < 0.02
     assert not (case.run / "evaluation" / "verification_states").exists()
-    assert (case.run / "report.html").is_file() and json.loads((case.run / "report.json").read_text())["verdict"]
+    assert (case.run / "report.html").is_file()
+    assert Report.model_validate(read_json(case.run / "report.json")).verdict.verdict == line["verdict"]
 
     # What was measured is kept; the servers' processes are gone.
     began = time.monotonic()

@@ -1,7 +1,6 @@
 """Batched replay against a walk through each response as the engine takes it, one sequence and one k at a time."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,50 +9,12 @@ import torch
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
-from outrider.speculators.unroll import unroll
-from tests.tiny import HIDDEN, VOCAB, write_tiny_target
-
-DEPTH = 3
-TEMPERATURE, TOP_P = 0.7, 0.9
-
-
-class Store(dict):
-    """A feature store in memory."""
-
-    def read(self, sequence_id):
-        return self[sequence_id]
-
-
-def states_of(speculator, ends, tokens, hidden):
-    sequence = torch.zeros(1, len(tokens), dtype=torch.long)
-    with torch.no_grad():
-        return unroll(speculator, ends, tokens[None], hidden[None], sequence, torch.arange(len(tokens))[None], DEPTH)
+from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_P, replay_case, states_of
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    """Responses whose tokens are often what the speculator drafts, at one depth or another."""
-    target = write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
-    speculator, ends = load_mtp(target).eval(), load_target_ends(target)
-    torch.manual_seed(0)
-    store, rows = Store(), []
-    for number, (prompt, length) in enumerate([(3, 20), (1, 33), (6, 12), (4, 6), (5, 7)]):
-        tokens = torch.randint(VOCAB, (length,))
-        hidden = torch.randn(length, HIDDEN).bfloat16()
-        for index in range(prompt + 1, length):
-            depth = int(torch.randint(DEPTH, ()))
-            if index - 2 - depth >= prompt - 1 and torch.rand(()) < 0.8:
-                state = states_of(speculator, ends, tokens, hidden.float())[depth][0, index - 2 - depth]
-                tokens[index] = int(ends.logits(state).argmax())
-        name = f"r{number}"
-        store[name] = SimpleNamespace(token_ids=tokens.int(), hidden=hidden, completion_start=prompt)
-        rows.append({"sequence_id": name, "session": f"s{number // 2}", "temperature": TEMPERATURE, "top_p": TOP_P})
-    store["short"] = SimpleNamespace(
-        token_ids=torch.tensor([1, 2, 3]), hidden=torch.randn(3, HIDDEN), completion_start=2
-    )
-    rows.append({"sequence_id": "short", "session": "s9", "temperature": TEMPERATURE, "top_p": TOP_P})
-    return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)
+    return replay_case(tmp_path_factory.mktemp("tiny"))
 
 
 def literal(case, features, k, acceptance):

@@ -109,6 +109,10 @@ def test_overrides_in_every_spelling():
         ),
         ("traffic: {path: a}\neval:\n  k: x\n", r"mine.yaml:3: eval.k = 'x'"),
         ("training: {epochs: 2}\n", r"mine.yaml: traffic: must be given"),
+        (
+            "traffic: {path: a}\nprivacy: {retention: delete_all}\nreport: {samples: true}\n",
+            r"report.samples = true puts customer text into the report, which privacy.retention = delete_all does not",
+        ),
         ("traffic: {path: a}\neval: {k: 9}\n", r"eval.k = 9 drafts deeper than speculator.depth = 4"),
         ("traffic: {path: a}\ntraining: {epochs: 1}\ntraining: {seed: 1}\n", r"mine.yaml:3: `training` stands twice"),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),

@@ -1,0 +1,234 @@
+"""Acceptance length by the usual estimators against exact replay, on the same drafts of the same held-out responses.
+
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.estimators              # states without an engine and a speculator first, where they are not there yet
+
+Greedy drafts, k = the trained depth. The chain (speculators/acceptance.py) is what vLLM's counters agree with to a fraction of a percent;
+every other line is what one gets from the same acceptances by a shorter way.
+
+Shapes: R responses, A anchors (padded), K depth; a_RAK the acceptance of draft j after anchor t, 0 past the response's end.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.states import write_states
+from outrider.data.feature_store import FeatureStore
+from outrider.data.sequences import load_sequences
+from outrider.eval.replay import batches, unroll_responses
+from outrider.eval.statistics import bootstrap
+from outrider.serving.client import Sampling
+from outrider.serving.config import TargetConfig
+from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+from outrider.speculators.checkpoint import load_mtp, load_target_ends
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.files import read_json
+from outrider.training.config import TrainingConfig
+from outrider.training.launch import train
+
+DEPTH = 5
+CUTS = (32, 64, 128)
+"""Tokens after which a response is cut, as max_tokens does."""
+
+
+def accepted(speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any]) -> tuple[Tensor, Tensor]:
+    """a_RAK of greedy drafts and the anchors of each response."""
+    speculator, ends = load_mtp(speculator_dir, dtype=torch.float32).eval(), load_target_ends(target)
+    ends = ends.to(dtype=torch.float32)
+    flat, anchors = [], []
+    for batch in batches(store, rows, Sampling(0.0, 1.0)):
+        drafted = unroll_responses(speculator, ends, batch, DEPTH, "cpu")
+        nothing = torch.zeros(len(drafted.anchor_N))
+        flat.append(
+            accept_matrix(
+                drafted.states,
+                ends.lm_head_VH,
+                drafted.token_ids_BT,
+                drafted.hidden_BTH,
+                torch.zeros_like(drafted.anchor_N),
+                drafted.anchor_N,
+                drafted.last_N,
+                nothing,
+                nothing + 1,
+            )
+        )
+        anchors.append(drafted.anchors_R)
+    anchors_R = torch.cat(anchors)
+    return pad_anchors(torch.cat(flat), anchors_R), anchors_R
+
+
+def chain(a_RAK: Tensor, anchors_R: Tensor) -> float:
+    """What is true: delivered tokens over expected steps, pooled."""
+    return float(replay_chain(a_RAK, anchors_R).acceptance_length()[-1])
+
+
+def mean_of_ratios(a_RAK: Tensor, anchors_R: Tensor) -> float:
+    """Each response's acceptance length, averaged."""
+    return float((anchors_R / replay_chain(a_RAK, anchors_R).steps_RK[:, -1]).mean())
+
+
+def every_token(a_RAK: Tensor, anchors_R: Tensor) -> float:
+    """1 + accepted drafts of a step, averaged as if a step started at every token (teacher forcing, no visited weighting)."""
+    inside_RA = torch.arange(a_RAK.shape[1])[None] < anchors_R[:, None]
+    return float(1 + a_RAK.cumprod(dim=-1).sum(dim=-1)[inside_RA].mean())
+
+
+def marginal_rates(a_RAK: Tensor, anchors_R: Tensor) -> list[float]:
+    """alpha_j: share of drafts at position j that are right given the logged tokens before, over every token."""
+    index_A, rates = torch.arange(a_RAK.shape[1]), []
+    for j in range(1, a_RAK.shape[2] + 1):
+        inside_RA = index_A[None] + j <= anchors_R[:, None]
+        rates.append(float(a_RAK[:, :, j - 1][inside_RA].mean()))
+    return rates
+
+
+def product_of_marginals(a_RAK: Tensor, anchors_R: Tensor) -> float:
+    """1 + sum over j of alpha_1 ... alpha_j, as if positions were independent."""
+    return float(1 + np.cumprod(marginal_rates(a_RAK, anchors_R)).sum())
+
+
+def geometric(a_RAK: Tensor, anchors_R: Tensor) -> float:
+    """(1 - alpha^(k+1)) / (1 - alpha) of the first draft's rate alone, as if every draft were as good as it."""
+    alpha = marginal_rates(a_RAK, anchors_R)[0]
+    return (1 - alpha ** (a_RAK.shape[2] + 1)) / (1 - alpha)
+
+
+def past_the_end(a_RAK: Tensor, anchors_R: Tensor, cut: int) -> tuple[float, float]:
+    """Of responses cut after `cut` tokens (the longer ones alone): delivered tokens over steps, and 1 + accepted / steps as the counters
+    have it, where drafts that are right past the cut count although nobody receives them."""
+    long_R = anchors_R >= cut - 1 + a_RAK.shape[2]  # what lies past the cut is known
+    steps_R = torch.full_like(anchors_R[long_R], cut - 1)  # as many anchors as delivered tokens
+    cut_chain = replay_chain(a_RAK[long_R][:, : cut - 1], steps_R)
+    visits_RA = cut_chain.visits_RAK[:, :, -1]
+    counted = (visits_RA * a_RAK[long_R][:, : cut - 1].cumprod(dim=-1).sum(dim=-1)).sum() / visits_RA.sum()
+    return float(cut_chain.acceptance_length()[-1]), float(1 + counted)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "exact replay: the chain, pooled": chain,
+    "mean of the responses' ratios": mean_of_ratios,
+    "every token as a step's start": every_token,
+    "product of marginal rates": product_of_marginals,
+    "geometric series of the first draft's rate": geometric,
+}
+
+
+def table(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """Acceptance length by each estimator, and what it is off by."""
+    lines = ["| estimator | base | custom | custom / base |", "|---|---|---|---|"]
+    true = {variant: chain(*pair) for variant, pair in of.items()}
+    gain = true["custom"] / true["base"]
+    for name, estimator in ESTIMATORS.items():
+        found = {variant: estimator(*pair) for variant, pair in of.items()}
+        ratio = found["custom"] / found["base"]
+        cells = [f"{found[variant]:.3f} ({found[variant] / true[variant] - 1:+.1%})" for variant in found]
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.3f} ({ratio / gain - 1:+.1%}) |")
+    return lines
+
+
+def first_draft(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """Acceptance of draft j where it is offered, by the chain, and as an average over every token."""
+    lines = [
+        "| acceptance of draft | " + " | ".join(str(j) for j in range(1, DEPTH + 1)) + " |",
+        "|---" * (DEPTH + 1) + "|",
+    ]
+    for variant, (a_RAK, anchors_R) in of.items():
+        found = replay_chain(a_RAK, anchors_R)
+        offered_K = (found.accepted_RKK[:, -1].sum(dim=0) / found.offered_RKK[:, -1].sum(dim=0)).tolist()
+        for name, rates in (("offered, by the chain", offered_K), ("every token", marginal_rates(a_RAK, anchors_R))):
+            lines.append(f"| {variant}, {name} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
+    return lines
+
+
+def cuts(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
+    """What counting past the end adds, by where responses end."""
+    lines = ["| responses cut after | base, delivered / counters | custom, delivered / counters |", "|---|---|---|"]
+    for cut in CUTS:
+        cells = []
+        for a_RAK, anchors_R in of.values():
+            delivered, counters = past_the_end(a_RAK, anchors_R, cut)
+            cells.append(f"{delivered:.3f} / {counters:.3f} ({counters / delivered - 1:+.1%})")
+        lines.append(f"| {cut} tokens | {' | '.join(cells)} |")
+    return lines
+
+
+def intervals(of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples: int = 5000) -> list[str]:
+    """The 95 % interval of custom / base, drawn in three ways."""
+    steps = {variant: replay_chain(*pair).steps_RK[:, -1].numpy() for variant, pair in of.items()}
+    tokens_R = of["base"][1].double().numpy()
+    sums_RM = np.stack([tokens_R, steps["base"], steps["custom"]], axis=1)
+
+    def ratio(s: np.ndarray) -> np.ndarray:
+        return s[..., 1] / s[..., 2]
+
+    paired = bootstrap(sums_RM, sessions, ratio, samples=samples, seed=0)
+    alone = bootstrap(sums_RM, range(len(sums_RM)), ratio, samples=samples, seed=0)
+    # Unpaired: base and custom as if measured on different responses, drawn apart.
+    random, drawn = np.random.default_rng(0), []
+    _, number_R = np.unique(sessions, return_inverse=True)
+    by_session = np.zeros((number_R.max() + 1, 3))
+    np.add.at(by_session, number_R, sums_RM)
+    for _ in range(samples):
+        b, c = (by_session[random.integers(len(by_session), size=len(by_session))].sum(axis=0) for _ in range(2))
+        drawn.append((c[0] / c[2]) / (b[0] / b[1]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    rows = [
+        ("paired, over sessions", *paired.ci95),
+        ("paired, over responses", *alone.ci95),
+        ("unpaired, over sessions", low, high),
+    ]
+    lines = ["| interval of custom / base | | width |", "|---|---|---|"]
+    return lines + [f"| {name} | {low:.3f} to {high:.3f} | {high - low:.3f} |" for name, low, high in rows]
+
+
+def speculator(run: Path, target: Path, rows: dict[str, Any], parts: dict[str, list[str]]) -> Path:
+    """A speculator trained on `parts`, once."""
+    work = run / "estimators"
+    if not (work / "speculator" / "config.json").is_file():
+        sampling = {name: (row["temperature"], row["top_p"]) for name, row in rows.items()}
+        settings = TrainingConfig(
+            epochs=1,
+            learning_rate=1e-3,
+            row_tokens=2048,
+            rows_per_step=2,
+            evaluate_every=10**6,
+            checkpoint_every=10**6,
+            wandb_project=None,
+        )
+        config = SpeculatorConfig(depth=DEPTH)
+        train(target, run / "states", sampling, parts, config, settings, work / "training", work / "speculator", work)
+    return work / "speculator"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
+    parser.add_argument("--trained", type=int, default=160, help="sequences that the custom speculator learns from")
+    parser.add_argument("--measured", type=int, default=100, help="held-out sequences, at most")
+    args = parser.parse_args()
+    target, tables = TargetConfig().directory(), args.run / "traffic" / "sequences"
+    split = read_json(args.run / "split" / "parts.json")
+    parts = {"train": split["train"][: args.trained], "validation": split["validation"][:20]}
+    heldout = split["heldout"][: args.measured]
+    needed = [*parts["train"], *parts["validation"], *heldout]
+    write_states(tables, needed, args.run / "states")
+    store = FeatureStore.open(args.run / "states")
+    columns = ["sequence_id", "session", "temperature", "top_p"]
+    rows = {row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)}
+    custom = speculator(args.run, target, rows, parts)
+    measured = [rows[name] for name in heldout]
+    of = {name: accepted(path, target, store, measured) for name, path in (("base", target), ("custom", custom))}
+    sessions = [row["session"] for row in measured]
+    print(f"{len(measured)} responses, {len(set(sessions))} sessions, {int(of['base'][1].sum())} tokens, k = {DEPTH}\n")
+    for lines in (table(of), first_draft(of), cuts(of), intervals(of, sessions)):
+        print("\n".join(lines), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""What report.json holds of acceptance, speed and money: one model for every object (report_schema.py has the whole)."""
+
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+T = TypeVar("T")
+
+
+class Part(BaseModel):
+    """An object of the report: no other keys than these."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Estimate(Part):
+    """A figure with its 95 % interval."""
+
+    value: float
+    """Ratio of the pooled sums"""
+    low: float | None
+    """Low end; null in a slice of fewer than five sessions"""
+    high: float | None
+    """High end; null likewise"""
+    observations: int | None = None
+    """Responses, requests or passes that it rests on"""
+    clusters: int | None = None
+    """Sessions, repeats or groups of prompts that the bootstrap drew"""
+
+
+class Drafters(Part, Generic[T]):
+    """One of base, one of custom."""
+
+    base: T
+    """The target's own speculator"""
+    custom: T
+    """The trained one"""
+
+
+class Variants(Part, Generic[T]):
+    """One without speculation, one of base, one of custom."""
+
+    none: T
+    """Without speculation"""
+    base: T
+    """The target's own speculator"""
+    custom: T
+    """The trained one"""
+
+
+class PerDrafter(Part):
+    """One list each, of base and of custom."""
+
+    base: list[float]
+    """The target's own speculator"""
+    custom: list[float]
+    """The trained one"""
+
+
+class Replay(Part):
+    """Exact replay of held-out responses at k."""
+
+    base: Estimate
+    """Acceptance length, delivered tokens over expected steps"""
+    custom: Estimate
+    """Likewise"""
+    ratio: Estimate
+    """custom / base, paired by response, over sessions"""
+    sequences: int
+    """Responses"""
+    sessions: int
+    """Sessions they belong to"""
+    tokens: int
+    """Tokens delivered by steps"""
+    by_k: PerDrafter
+    """Acceptance length for k = 1..depth"""
+    cumulative: PerDrafter
+    """Position j: share of steps whose drafts 1..j were all accepted"""
+    conditional: PerDrafter
+    """Position j: share of drafts at j accepted, where all before it were"""
+
+
+class MixturePart(Part):
+    """A mixture on one part of the traffic."""
+
+    acceptance_length: Estimate
+    """By exact replay"""
+    ratio: Estimate
+    """Over base"""
+
+
+class Mixture(Part):
+    """An average of base's and custom's weights."""
+
+    share: float
+    """Of custom"""
+    heldout: MixturePart
+    """On the held-out part"""
+    general: MixturePart | None = None
+    """On general traffic, where there is some"""
+
+
+class Slice(Part):
+    """A slice of the held-out traffic, by exact replay."""
+
+    name: str
+    """The tenant, route, template ... or the part of the response"""
+    sequences: int
+    """Responses"""
+    sessions: int
+    """Sessions"""
+    tokens: int
+    """Tokens delivered by steps"""
+    base: Estimate
+    """Acceptance length"""
+    custom: Estimate
+    """Acceptance length"""
+    ratio: Estimate
+    """custom / base"""
+
+
+class CountedDrafter(Part):
+    """What vLLM counted of one speculator, pooled over passes."""
+
+    acceptance_length: float
+    """1 + accepted_tokens / drafts, drafts past the end of responses included"""
+    drafts: int
+    """Steps with drafts"""
+    accepted_tokens: int
+    """Accepted drafts"""
+    cumulative: list[float]
+    """As in `replay`"""
+    conditional: list[float]
+    """As in `replay`, drafts past the end included"""
+
+
+class Counted(Part):
+    """Acceptance from vLLM's counters, at the customer's sampling."""
+
+    base: CountedDrafter
+    """The target's own speculator"""
+    custom: CountedDrafter
+    """The trained one"""
+    ratio: Estimate
+    """custom / base, over groups of prompts"""
+
+
+class Quantiles(Part):
+    """Milliseconds over requests or deliveries."""
+
+    p50: float
+    """Median"""
+    p99: float
+    """99th percentile"""
+
+
+class Block(Part):
+    """A variant at one concurrency, its timed blocks pooled."""
+
+    tokens_per_s: float
+    """Output tokens of all requests over the blocks' wall time"""
+    output_tokens: int
+    """Sum over the blocks"""
+    seconds: float
+    """Wall time of the blocks"""
+    requests: int
+    """Requests"""
+    ttft_ms: Quantiles
+    """To the first token"""
+    tpot_ms: Quantiles
+    """Per output token after the first"""
+    itl_ms: Quantiles
+    """Between deliveries, each of one token or several"""
+
+
+class SpeedRow(Part):
+    """One concurrency."""
+
+    none: Block
+    """Without speculation"""
+    base: Block
+    """With the target's own speculator"""
+    custom: Block
+    """With the trained one"""
+    custom_over_base: Estimate
+    """Ratio of tokens/s, paired within repeats"""
+    custom_over_none: Estimate
+    """Likewise"""
+    base_over_none: Estimate
+    """Likewise"""
+
+
+class Served(Part):
+    """One engine mode."""
+
+    speed: dict[str, SpeedRow]
+    """Concurrency -> tokens/s and latencies"""
+    acceptance: Counted
+    """vLLM's counters over the timed blocks"""
+
+
+class Predicted(Part):
+    """Tokens/s from replay and step times against those served."""
+
+    predicted: float
+    """Tokens/s"""
+    served: float
+    """Tokens/s"""
+    relative_difference: float
+    """predicted / served - 1"""
+
+
+class Saved(Part):
+    """Custom against the other two."""
+
+    base: float
+    """Against base"""
+    none: float
+    """Against no speculation"""
+
+
+class Cost(Part):
+    """Money at one mode and concurrency, in the currency of eval.cost."""
+
+    per_million_tokens: Variants[float]
+    """Price"""
+    saved_share: Saved
+    """1 - custom's price over the other's"""
+    gpu_hours_a_month: Variants[float] | None = None
+    """At eval.cost.tokens_per_s"""
+    saved_gpu_hours_a_month: Saved | None = None
+    """Likewise"""
+    break_even_tokens: float | None = None
+    """After which training has paid against base; null: never, or not asked for"""
+    break_even_days: float | None = None
+    """Likewise, at eval.cost.tokens_per_s"""

@@ -1,0 +1,52 @@
+"""A tiny target, its speculator and a store of responses with accepted drafts, for tests of exact replay.
+
+case = replay_case(tmp_path)      # target, speculator, ends, store, rows
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from outrider.speculators.checkpoint import load_mtp, load_target_ends
+from outrider.speculators.unroll import unroll
+from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+
+DEPTH = 3
+TEMPERATURE, TOP_P = 0.7, 0.9
+
+
+class Store(dict):
+    """A feature store in memory."""
+
+    def read(self, sequence_id):
+        return self[sequence_id]
+
+
+def states_of(speculator, ends, tokens, hidden):
+    sequence = torch.zeros(1, len(tokens), dtype=torch.long)
+    with torch.no_grad():
+        return unroll(speculator, ends, tokens[None], hidden[None], sequence, torch.arange(len(tokens))[None], DEPTH)
+
+
+def replay_case(folder):
+    """A tiny target in `folder`, its own speculator, and responses whose tokens are often what it drafts, at one depth or another."""
+    target = write_tiny_target(folder / "target")
+    speculator, ends = load_mtp(target).eval(), load_target_ends(target)
+    torch.manual_seed(0)
+    store, rows = Store(), []
+    for number, (prompt, length) in enumerate([(3, 20), (1, 33), (6, 12), (4, 6), (5, 7)]):
+        tokens = torch.randint(VOCAB, (length,))
+        hidden = torch.randn(length, HIDDEN).bfloat16()
+        for index in range(prompt + 1, length):
+            depth = int(torch.randint(DEPTH, ()))
+            if index - 2 - depth >= prompt - 1 and torch.rand(()) < 0.8:
+                state = states_of(speculator, ends, tokens, hidden.float())[depth][0, index - 2 - depth]
+                tokens[index] = int(ends.logits(state).argmax())
+        name = f"r{number}"
+        store[name] = SimpleNamespace(token_ids=tokens.int(), hidden=hidden, completion_start=prompt)
+        rows.append({"sequence_id": name, "session": f"s{number // 2}", "temperature": TEMPERATURE, "top_p": TOP_P})
+    store["short"] = SimpleNamespace(
+        token_ids=torch.tensor([1, 2, 3]), hidden=torch.randn(3, HIDDEN), completion_start=2
+    )
+    rows.append({"sequence_id": "short", "session": "s9", "temperature": TEMPERATURE, "top_p": TOP_P})
+    return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)

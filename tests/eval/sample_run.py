@@ -1,0 +1,102 @@
+"""A run directory whose report has every section: prices, general traffic, mixtures, examples, the ingest's counts, the capture's verdict.
+
+report = write_sample_run(tmp_path)      # the page's path
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from outrider.data.config import PrivacyConfig
+from outrider.data.privacy_tally import PrivacyTally
+from outrider.eval.config import CostConfig
+from outrider.eval.evaluate import _replay_results
+from outrider.eval.mixtures import sweep
+from outrider.eval.money import money
+from outrider.eval.report import write_report
+from tests.eval.sample_results import EVALUATION, K, sample_examples, sample_replay, sample_results
+
+
+def sample_traffic() -> dict[str, Any]:
+    """The ingest's summary."""
+    bins = {"n": 5, "p50": 12, "p90": 18, "p99": 18, "max": 18, "bins": [[10, 11, 1], [12, 15, 3], [16, 19, 1]]}
+    return {
+        **{"rows": 7, "exchanges": 5, "joined": 0, "extra_choices": 0, "without_time": 0, "rejects": {"not_json": 2}},
+        **{"formats": {"openai_pairs": 7}, "models": {"r1": 5}, "tenants": {"<b>acme</b>": 5}, "routes": {}},
+        **{
+            "fidelity": {"exact": 5},
+            "round_trips": {"equal": 4, "different": 1},
+            "completion_tokens_against_usage": {},
+        },
+        "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}},
+        "sessions": {"distinct": 2, "most_exchanges": 3},
+        "duplicates": {"prompts": 5, "distinct": 5, "identical": 0, "most_copies": 1},
+        "time": None,
+        "lengths": {"prompt": bins, "completion": bins, "reasoning": {"n": 0}},
+    }
+
+
+def sample_on_policy() -> dict[str, Any]:
+    """The capture's judgement of the traffic: the target's own."""
+    described = {
+        "sequences": 300,
+        "tokens": 60000,
+        "sampled_mean_logprob": -0.412,
+        "expected_range": [-0.42, -0.405],
+        "below_1e4": 0.0015,
+        "outside_top_p": 0.001,
+        "top_1": 0.81,
+        "z": {"pooled": 0.4, "mean": 0.1, "sd": 1.02, "histogram": [4, 36, 110, 108, 38, 4]},
+        "quarantined": 0,
+        "own_share": {"lowest": 0.97},
+        "verdict": {"own": True, "cause": "own", "text": "as likely as the target's own samples"},
+    }
+    return {
+        "min_on_policy": 0.9,
+        "z_edges": [-2, -1, 0, 1, 2],
+        "all": described,
+        "parts": {"train": described, "heldout": described},
+        "slices": {"tenant": {"acme": described, "small": described}},
+    }
+
+
+def write_sample_run(run: Path, text: str = "word") -> Path:
+    """Writes the inputs of a whole report into `run`, and the report; `text` is the first token of the example response."""
+    results = sample_results()
+    cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
+    results["cost"] = money(results["served"], cost)
+    results["settings"]["cost"] = cost.model_dump(mode="json")
+    base, custom = sample_replay(0.6), sample_replay(0.8)
+    results["general"] = _replay_results(base, sample_replay(0.59), K, EVALUATION)
+    shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
+    results["interpolation"] = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
+    results["samples"] = sample_examples(text)
+    files = {
+        "evaluation/results.json": results,
+        "provenance.json": {
+            "command_line": ["train-speculator", "--recipe", "resume_screening.yaml", "x" * 300],
+            "started": "2026-03-01T10:00:00+00:00",
+            "git": {"commit": "0123456789abcdef" * 2, "dirty": False},
+            "versions": {"torch": "2.13.0", "vllm": "0.32.0"},
+        },
+        "traffic/summary.json": sample_traffic(),
+        "features/on_policy.json": sample_on_policy(),
+    }
+    for name, value in files.items():
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, allow_nan=False))
+    found = Counter({"EMAIL_ADDRESS.prompt": 9731, "CREDIT_CARD.completion": 4})
+    tally = PrivacyTally(
+        exchanges=5000,
+        with_any=1203,
+        replaced=1199,
+        to_regenerate=7,
+        left_out=Counter(privacy_regenerate=4),
+        found=found,
+    )
+    tally.write(PrivacyConfig(mode="surrogate"), run / "traffic" / "privacy.json")
+    lines = [{"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return write_report(run, run / "evaluation", run)
