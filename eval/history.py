@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.facts import date
-from outrider.eval import charts
-from outrider.eval.report import environment
+from outrider.eval.page import interval
 from outrider.speculators.files import publish
 
 Z = 1.959964
@@ -58,7 +57,7 @@ def table(series: Mapping[str, Any]) -> list[list[str]]:
             point["time"],
             str(point["k"]),
             f"{point['sequences']:,} / {point['sessions']:,}",
-            *(_interval(point[name]) for name in ("base", "acceptance_length", "over_base")),
+            *(interval(point[name]) for name in ("base", "acceptance_length", "over_base")),
             point["reading"],
         ]
         for point in series["points"]
@@ -95,11 +94,14 @@ def write_page(
     notes: Sequence[str],
 ) -> None:
     """The series as charts and tables, and below them the runs side by side (`rows` of compare.side_by_side)."""
+    from outrider.eval.charts import history_chart
+    from outrider.eval.page import environment
+
     page = (
         environment()
         .get_template("history.html.j2")
         .render(
-            series=[(one["weights"], charts.history_chart(one["points"]), table(one)) for one in series],
+            series=[(one["weights"], history_chart(one["points"]), table(one)) for one in series],
             title=TITLE,
             rows=rows,
             names=names,
@@ -179,7 +181,3 @@ def _reading(changed: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _times(estimate: Mapping[str, float]) -> str:
     return f"× {estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
-
-
-def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

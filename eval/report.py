@@ -18,11 +18,11 @@ from outrider.data.on_policy import FILE as ON_POLICY
 from outrider.data.on_policy import groups_of, two_lines
 from outrider.eval import charts
 from outrider.eval.gate import SHIP
+from outrider.eval.page import environment, interval, number
 from outrider.eval.rates_page import rates_lines, rates_page
 from outrider.eval.samples import markdown_lines
 from outrider.speculators.files import publish, read_json, write_json
 
-TEMPLATES = Path(__file__).parent / "templates"
 VARIANTS = ("none", "base", "custom")
 
 
@@ -49,26 +49,6 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
     whole = {**results, "traffic": traffic, "privacy": privacy, "on_policy": on_policy, "provenance": provenance}
     write_json(report_dir / "report.json", whole, private)  # last: a stage takes it for the whole
     return page
-
-
-def environment() -> Any:
-    """Jinja2 over the templates here: everything escaped, an unknown name an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": _number,
-        "percent": _percent,
-        "interval": _interval,
-        "signed": lambda v: f"{v:+.2%}",
-    }
-    return environment
 
 
 def render_html(
@@ -164,24 +144,24 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
         [
             "acceptance, engine",
             "1",
-            *(_number(counted[v]["acceptance_length"]) for v in ("base", "custom")),
-            _interval(counted["ratio"]),
+            *(number(counted[v]["acceptance_length"]) for v in ("base", "custom")),
+            interval(counted["ratio"]),
             "",
         ],
     ]
     if replayed:
-        lengths = (_number(replayed[v]["value"]) for v in ("base", "custom"))
-        rows.append(["acceptance, replay", "1", *lengths, _interval(replayed["ratio"]), ""])
+        lengths = (number(replayed[v]["value"]) for v in ("base", "custom"))
+        rows.append(["acceptance, replay", "1", *lengths, interval(replayed["ratio"]), ""])
     if results["general"]:
-        lengths = (_number(results["general"][v]["value"]) for v in ("base", "custom"))
-        rows.append(["acceptance, general", "1", *lengths, _interval(results["general"]["ratio"]), ""])
+        lengths = (number(results["general"][v]["value"]) for v in ("base", "custom"))
+        rows.append(["acceptance, general", "1", *lengths, interval(results["general"]["ratio"]), ""])
     for mode, measured in results["served"].items():
         for concurrency, row in measured["speed"].items():
             rows.append(
                 [
                     f"tokens/s {mode}, at {concurrency}",
                     *(f"{row[variant]['tokens_per_s']:.0f}" for variant in VARIANTS),
-                    _interval(row["custom_over_base"]),
+                    interval(row["custom_over_base"]),
                     f"{row['custom_over_none']['value']:.2f}",
                 ]
             )
@@ -193,10 +173,10 @@ def _slice_lines(slices: Mapping[str, Any]) -> list[str]:
     lines = ["| slice | responses | base | custom | custom / base |", "|---|---|---|---|---|"]
     for dimension, rows in slices.items():
         for row in rows:
-            lengths = (_number(row[v]["value"]) for v in ("base", "custom"))
+            lengths = (number(row[v]["value"]) for v in ("base", "custom"))
             # A tenant may be called anything.
             name = " ".join(f"{dimension}: {row['name']}".split()).replace("|", "\\|")
-            lines.append(f"| {name} | {row['sequences']} | {' | '.join(lengths)} | {_interval(row['ratio'])} |")
+            lines.append(f"| {name} | {row['sequences']} | {' | '.join(lengths)} | {interval(row['ratio'])} |")
     return lines
 
 
@@ -303,20 +283,6 @@ def _export_note(metrics: list[dict[str, Any]]) -> str:
         f" Published, in the target's own precision: {exported[-1]:.3f}, {exported[-1] / trained - 1:+.2%} from the best above,"
         f" {trained:.3f}."
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _interval(estimate: Mapping[str, float]) -> str:
-    if estimate["low"] is None:
-        return f"{estimate['value']:.2f}"
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
 
 
 def _range(estimate: Mapping[str, float]) -> str:

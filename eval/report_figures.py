@@ -130,8 +130,10 @@ class CountedDrafter(Part):
     """Accepted drafts"""
     cumulative: list[float]
     """As in `replay`"""
-    conditional: list[float]
-    """As in `replay`, drafts past the end included"""
+    conditional: list[float] | None = None
+    """As in `replay`, drafts past the end included; not of a speculator that Outrider does not compute"""
+    steps: int | None = None
+    """Of a speculator that Outrider does not compute: steps, with drafts or without. Its acceptance length is delivered tokens over these"""
 
 
 class Counted(Part):
@@ -150,8 +152,23 @@ class Quantiles(Part):
 
     p50: float
     """Median"""
+    p90: float
+    """90th percentile"""
     p99: float
     """99th percentile"""
+
+
+class Delivered(Part):
+    """Tokens that one delivery brings, a request's first aside."""
+
+    value: float
+    """Over all tokens"""
+    p10: float
+    """10th percentile of the requests' own means"""
+    p50: float
+    """Median of them"""
+    p90: float
+    """90th percentile"""
 
 
 class Block(Part):
@@ -159,6 +176,8 @@ class Block(Part):
 
     tokens_per_s: float
     """Output tokens of all requests over the blocks' wall time"""
+    requests_per_s: float
+    """Requests completed over the same time"""
     output_tokens: int
     """Sum over the blocks"""
     seconds: float
@@ -171,6 +190,10 @@ class Block(Part):
     """Per output token after the first"""
     itl_ms: Quantiles
     """Between deliveries, each of one token or several"""
+    token_gap_ms: Quantiles
+    """Between tokens; those of one delivery come at once"""
+    tokens_per_delivery: Delivered
+    """How many come at once"""
 
 
 class SpeedRow(Part):
@@ -208,6 +231,13 @@ class Predicted(Part):
     """Tokens/s"""
     relative_difference: float
     """predicted / served - 1"""
+
+
+class PredictedRow(Drafters[Predicted]):
+    """One concurrency."""
+
+    server_ms: float
+    """What serving adds to a step of the engine, read off serving without speculation"""
 
 
 class Saved(Part):

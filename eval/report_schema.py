@@ -2,7 +2,7 @@
 
     Report.model_validate(read_json("runs/resume_screening/report.json"))
 
-A key that no model names fails the tests, so whoever adds a figure says here, or in report_figures.py or report_verification.py, what it
+A key that no model names fails the tests, so whoever adds a figure says here, or in report_figures.py, report_rates.py or report_verification.py, what it
 is, and runs `python -m outrider.eval.report_reference`. What the data folder counts (`traffic`, `on_policy`) and the settings have their
 own pages and are not described again.
 """
@@ -12,14 +12,14 @@ from typing import Any, Literal
 from outrider.eval.report_figures import (
     Cost,
     Counted,
-    Drafters,
     Mixture,
     Part,
-    Predicted,
+    PredictedRow,
     Replay,
     Served,
     Slice,
 )
+from outrider.eval.report_rates import RateRow, Scenario
 from outrider.eval.report_verification import Verification
 
 
@@ -47,13 +47,32 @@ class Verdict(Part):
     """The command's exit status: 0 or 2"""
     checks: list[Check]
     """Every condition"""
+    unchecked: dict[str, str]
+    """What could not be checked, and why; empty for an MTP layer"""
 
 
 class Speculator(Part):
     """The custom speculator's identity."""
 
-    weights_sha256: str
-    """Digest of its weights; the same speculator in other runs has the same"""
+    kind: Literal["mtp", "eagle3", "ngram", "none"]
+    """What speculates"""
+    in_words: str
+    """The same, for people"""
+    weights_sha256: str | None
+    """Digest of its weights; the same speculator in other runs has the same. Null where it has none"""
+
+
+class OwnText(Part):
+    """Are the held-out sequences the target's own text? (docs/traffic.md)"""
+
+    own: bool | None
+    """Null: too little text to tell"""
+    cause: str
+    """The likely cause where they are not"""
+    text: str
+    """In words"""
+    sequences: int
+    """Looked at"""
 
 
 class HeldoutTime(Part):
@@ -81,10 +100,10 @@ class Choice(Part):
     """Drafted tokens a step"""
     k_per_batch_size: list[tuple[int, int, int]] | None
     """[first batch size, last, best k]; null where the recipe sets k"""
-    acceptance_length: list[float]
-    """Custom's on the validation part, for k = 1..depth"""
+    acceptance_length: list[float] | None
+    """Custom's on the validation part, for k = 1..depth; null for a speculator that Outrider does not compute"""
     step_ms: dict[str, list[float]] | None
-    """Batch size -> milliseconds a step for k = 1..depth; null where nothing was timed"""
+    """Batch size -> milliseconds a step for k = 0..depth, 0 the target's own; null where nothing was timed"""
     tokens_per_s: dict[str, list[float]] | None = None
     """Batch size -> tokens/s that these promise, for k = 1..depth"""
     source: str
@@ -199,8 +218,12 @@ class Report(Part):
     """The customer's"""
     draft_sample_method: Literal["greedy", "probabilistic"]
     """serving.draft_sample_method"""
-    replay: Replay
-    """Acceptance by exact replay; the verdict rests on its ratio"""
+    not_measured: dict[str, str]
+    """What this kind of speculator has no figure for, and why"""
+    own_text: OwnText | None
+    """Null where capture kept no evidence"""
+    replay: Replay | None
+    """Acceptance by exact replay; the verdict rests on its ratio. Null for a speculator that Outrider does not compute"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
     interpolation: list[Mixture]
@@ -211,9 +234,13 @@ class Report(Part):
     """Acceptance from vLLM's counters, all passes together"""
     served: dict[str, Served]
     """Engine mode -> speed"""
+    rates: dict[str, dict[str, dict[str, RateRow]]]
+    """Engine mode -> scenario -> requests a second; empty without eval.rates"""
+    scenarios: dict[str, Scenario]
+    """Which requests the scenarios are made of"""
     verification: Verification
     """Is it lossless, does replay agree, are the drafts the same?"""
-    predicted: dict[str, Drafters[Predicted]]
+    predicted: dict[str, PredictedRow]
     """Concurrency -> tokens/s predicted and served"""
     samples: Samples | None
     """Null without report.samples"""

@@ -1,6 +1,6 @@
 """What report.json holds of the verification pass: one model for every object (report_schema.py has the whole)."""
 
-from outrider.eval.report_figures import Drafters, Estimate, Part, Variants
+from outrider.eval.report_figures import Drafters, Part, Variants
 
 
 class DepthParity(Part):
@@ -104,6 +104,33 @@ class TaskAccuracy(Part):
     """Wilson's interval"""
 
 
+class Equivalence(Part):
+    """Custom minus none, paired by prompt, and the two one-sided tests that it lies within the margin."""
+
+    value: float
+    """Difference of the shares of solved tasks"""
+    low: float
+    """Low end of its interval"""
+    high: float
+    """High end"""
+    confidence: float
+    """Of the interval: 0.9, each test at 5 %"""
+    margin: float
+    """gate.max_task_loss"""
+    p_value: float
+    """The larger of the two tests'"""
+    equivalent: bool
+    """The interval lies within the margin on either side"""
+    variance: float
+    """Spread of one response's difference"""
+    responses_needed: int
+    """So many would suffice if there were no difference"""
+    observations: int
+    """Responses"""
+    clusters: int
+    """Sessions they belong to"""
+
+
 class Task(Part):
     """Tasks solved, greedy and sampled responses together."""
 
@@ -113,8 +140,8 @@ class Task(Part):
     """With the target's own speculator"""
     custom: TaskAccuracy
     """With the trained one"""
-    custom_minus_none: Estimate
-    """Paired by prompt"""
+    custom_minus_none: Equivalence
+    """Is it the same?"""
 
 
 class BothForms(Part):
@@ -170,15 +197,15 @@ class Verification(Part):
 
     requests: int
     """Prompts"""
-    parity: Drafters[Parity]
-    """Drafts of trainer and engine"""
+    parity: Drafters[Parity] | dict[str, Parity]
+    """Drafts of trainer and engine; empty for a speculator that Outrider does not compute"""
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
     sampled_text: Variants[SampledText]
     """Sampled tokens under the target"""
     same_text: Drafters[SameText]
     """Token frequencies against no speculation"""
-    replay_vs_engine: ReplayAgainstEngine
-    """Steps predicted and counted"""
+    replay_vs_engine: ReplayAgainstEngine | None
+    """Steps predicted and counted; null for a speculator that Outrider does not compute"""
     task: Task | None
     """Null without eval.task"""

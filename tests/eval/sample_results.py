@@ -181,7 +181,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "recipe": "resume_screening",
         "run_dir": "runs/resume_screening",
         "target": "nano_r1",
-        "speculator": {"weights_sha256": "ab" * 32},
+        "speculator": {"kind": "mtp", "in_words": "an MTP layer", "weights_sha256": "ab" * 32},
+        "not_measured": {},
+        "own_text": {"own": True, "cause": "own", "text": "as likely as the target's own samples", "sequences": 120},
         "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
         "k": K,
         "choice": {

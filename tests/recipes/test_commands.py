@@ -13,6 +13,7 @@ import yaml
 
 from outrider.recipes.stages import STAGES
 from tests.data.logs import pair, screenings, write_log
+from tests.eval.sample_history import report
 
 COMMANDS = Path(sys.executable).parent
 
@@ -191,3 +192,17 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     again = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert "goes on where it stopped" in again.stderr
+
+
+def test_runs_are_compared_without_measuring_anything(tmp_path):
+    for name, whole in (("march", report(0, 2.0, 3.0)), ("june", report(90, 2.0, 2.4))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(whole))
+    finished = run("evaluate-speculator", "--compare", "june", "march", "--html", "pages/drift.html", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    line = json.loads(finished.stdout)
+    assert line["runs"] == ["june", "march"] and line["figures"][0]["figure"] == "verdict"
+    assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
+    assert "drifts away" in (tmp_path / "pages" / "drift.html").read_text() and "pages/drift.html" in finished.stderr
+    mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
+    assert_one_message(mistaken, "--html page.html goes with --compare RUN_A RUN_B")
