@@ -42,7 +42,7 @@ def report(tmp_path_factory):
 def test_a_person_can_read_it(browser, report, size, dark):
     page = browser.open(report.as_uri(), *size, dark=dark)
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
-    assert page.evaluate("document.querySelectorAll('main svg').length") == 9
+    assert page.evaluate("document.querySelectorAll('main svg').length") == 13
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) == dark
     name = f"{'phone' if size is PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"

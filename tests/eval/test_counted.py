@@ -7,6 +7,7 @@ import pytest
 from outrider.eval import counted as module
 from outrider.eval.config import EvalConfig
 from outrider.eval.counted import delivered_acceptance, evaluate_counted
+from outrider.eval.report_schema import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.errors import OutriderError
@@ -121,6 +122,7 @@ def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
     assert "Not checked: exact replay, general traffic, replay against engine" in line["reason"]
     assert line["replay_vs_engine"] is None and line["acceptance_length"]["k"] == 3
     report = read_json(tmp_path / "out" / "report.json")
+    Report.model_validate(report)
     assert report["replay"] is None and report["speculator"]["kind"] == kind
     words = {"eagle3": "an EAGLE-3 head", "ngram": "n-gram lookup", "none": "no speculation"}[kind]
     assert report["verdict"]["unchecked"]["exact replay"].startswith(f"no exact replay of {words}")
