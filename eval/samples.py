@@ -4,7 +4,7 @@
     sample_responses(base, custom, k=3, speculators=..., target_dir=..., store=store)
 
 Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done with the logged response; the number
-of steps is exact replay's. Three responses are shown, where the custom speculator gains least, in the middle and most, so that nobody
+of steps is exact replay's. Three responses are shown, where the custom speculator gains least, as usual and most, so that nobody
 picks the pretty ones. All of this is customer text: it is made only where `report.samples` allows it.
 """
 
@@ -21,7 +21,7 @@ from outrider.serving.client import Sampling
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PLACES = {"gains least": 0.1, "in the middle": 0.5, "gains most": 0.9}
+PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Which responses are shown, and the quantile of custom / base over the held-out responses at which they stand."""
 
 HEAD, TAIL = 200, 100
