@@ -1,7 +1,7 @@
 """Example responses as the engine takes them, step by step: which tokens came from a draft, which the target had to write itself.
 
     walk(response_T, lambda anchor: drafts)       # the steps of one response
-    sample_responses(base, custom, k=3, speculators=..., target_dir=..., store=store)
+    sample_responses(base, custom, 3, speculators, target_dir, store)
 
 Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done with the logged response; the number
 of steps is exact replay's. Three responses are shown, where the custom speculator gains least, as usual and most, so that nobody
@@ -89,7 +89,6 @@ def sample_responses(
     base: ReplaySums,
     custom: ReplaySums,
     k: int,
-    *,
     speculators: Mapping[str, Path],
     target_dir: Path,
     store: StatesByToken,

@@ -111,7 +111,7 @@ def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r
     reader = SimpleNamespace(read=store.__getitem__)
     sums = replay(case.target, case.target, reader, case.rows, DEPTH)
     speculators = {"base": case.target, "custom": case.target}
-    found = sample_responses(sums, sums, 2, speculators=speculators, target_dir=target, store=reader)
+    found = sample_responses(sums, sums, 2, speculators, target, reader)
     chosen = choose(sums, sums, 2)
     assert found["k"] == 2 and [example["place"] for example in found["examples"]] == list(chosen)
     assert "r0" in chosen.values()
