@@ -3,7 +3,7 @@
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.estimators              # states without an engine and a speculator first, where they are not there yet
 
-Greedy drafts, k = the trained depth. The chain (speculators/acceptance.py) is what vLLM's counters agree with to a fraction of a percent;
+Once for greedy drafts and once for drawn ones, k = the trained depth. The chain (speculators/acceptance.py) is what vLLM's counters agree with to a fraction of a percent;
 every other line is what one gets from the same acceptances by a shorter way.
 
 Shapes: R responses, A anchors (padded), K depth; a_RAK the acceptance of draft j after anchor t, 0 past the response's end.
@@ -23,7 +23,6 @@ from outrider.data.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay import batches, unroll_responses
 from outrider.eval.statistics import bootstrap
-from outrider.serving.client import Sampling
 from outrider.serving.config import TargetConfig
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.checkpoint import load_mtp, load_target_ends
@@ -37,14 +36,15 @@ CUTS = (32, 64, 128)
 """Tokens after which a response is cut, as max_tokens does."""
 
 
-def accepted(speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any]) -> tuple[Tensor, Tensor]:
-    """a_RAK of greedy drafts and the anchors of each response."""
+def accepted(
+    speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any], probabilistic: bool
+) -> tuple[Tensor, Tensor]:
+    """a_RAK at the requests' own sampling, and the anchors of each response."""
     speculator, ends = load_mtp(speculator_dir, dtype=torch.float32).eval(), load_target_ends(target)
-    ends = ends.to(dtype=torch.float32)
     flat, anchors = [], []
-    for batch in batches(store, rows, Sampling(0.0, 1.0)):
+    for batch in batches(store, rows, None):
         drafted = unroll_responses(speculator, ends, batch, DEPTH, "cpu")
-        nothing = torch.zeros(len(drafted.anchor_N))
+        sampling_NK = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch])[drafted.response_N]
         flat.append(
             accept_matrix(
                 drafted.states,
@@ -54,8 +54,8 @@ def accepted(speculator_dir: Path, target: Path, store: FeatureStore, rows: list
                 torch.zeros_like(drafted.anchor_N),
                 drafted.anchor_N,
                 drafted.last_N,
-                nothing,
-                nothing + 1,
+                *sampling_NK.unbind(dim=1),
+                probabilistic=probabilistic,
             )
         )
         anchors.append(drafted.anchors_R)
@@ -222,12 +222,19 @@ def main() -> None:
     columns = ["sequence_id", "session", "temperature", "top_p"]
     rows = {row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)}
     custom = speculator(args.run, target, rows, parts)
+    # As `batches` does: a response of one token has no step.
     measured = [rows[name] for name in heldout]
-    of = {name: accepted(path, target, store, measured) for name, path in (("base", target), ("custom", custom))}
+    measured = [row for batch in batches(store, measured, None) for row in [rows[r.sequence_id] for r in batch]]
     sessions = [row["session"] for row in measured]
-    print(f"{len(measured)} responses, {len(set(sessions))} sessions, {int(of['base'][1].sum())} tokens, k = {DEPTH}\n")
-    for lines in (table(of), first_draft(of), cuts(of), intervals(of, sessions)):
-        print("\n".join(lines), end="\n\n")
+    print(f"{len(measured)} responses, {len(set(sessions))} sessions, k = {DEPTH}")
+    for probabilistic in (False, True):
+        of = {
+            name: accepted(path, target, store, measured, probabilistic)
+            for name, path in (("base", target), ("custom", custom))
+        }
+        print(f"\n## {'drawn' if probabilistic else 'greedy'} drafts, {int(of['base'][1].sum())} tokens\n")
+        for lines in (table(of), first_draft(of), cuts(of), intervals(of, sessions)):
+            print("\n".join(lines), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -245,15 +245,7 @@ def evaluate(
     if show_samples:
         results["samples"] = steps.run(
             "samples",
-            lambda: sample_responses(
-                base,
-                custom,
-                k,
-                speculators=speculators,
-                target_dir=target_dir,
-                store=store,
-                dtype=evaluation.replay_dtype,
-            ),
+            lambda: sample_responses(base, custom, k, speculators, target_dir, store, evaluation.replay_dtype),
         )
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
     write_json(out_dir / "results.json", results, private=show_samples)

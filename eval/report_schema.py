@@ -161,7 +161,7 @@ class Samples(Part):
     head: int
     """Tokens shown of the beginning"""
     examples: list[Example]
-    """Where custom gains least, in the middle, most"""
+    """Where custom gains least, as usual, most"""
 
 
 class Privacy(Part):

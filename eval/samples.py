@@ -1,10 +1,10 @@
 """Example responses as the engine takes them, step by step: which tokens came from a draft, which the target had to write itself.
 
     walk(response_T, lambda anchor: drafts)       # the steps of one response
-    sample_responses(base, custom, k=3, speculators=..., target_dir=..., store=store)
+    sample_responses(base, custom, 3, speculators, target_dir, store)
 
 Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done with the logged response; the number
-of steps is exact replay's. Three responses are shown, where the custom speculator gains least, in the middle and most, so that nobody
+of steps is exact replay's. Three responses are shown, where the custom speculator gains least, as usual and most, so that nobody
 picks the pretty ones. All of this is customer text: it is made only where `report.samples` allows it.
 """
 
@@ -21,7 +21,7 @@ from outrider.serving.client import Sampling
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PLACES = {"gains least": 0.1, "in the middle": 0.5, "gains most": 0.9}
+PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Which responses are shown, and the quantile of custom / base over the held-out responses at which they stand."""
 
 HEAD, TAIL = 200, 100
@@ -89,7 +89,6 @@ def sample_responses(
     base: ReplaySums,
     custom: ReplaySums,
     k: int,
-    *,
     speculators: Mapping[str, Path],
     target_dir: Path,
     store: StatesByToken,

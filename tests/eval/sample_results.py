@@ -135,7 +135,7 @@ def sample_examples(text: str = "word") -> dict[str, Any]:
         "custom": ["first", "accepted", "accepted", "accepted", "extra", "accepted", "accepted", "own"],
     }
     steps = {"base": [0, 1, 1, 2, 2, 2, 3, 3], "custom": [0, 1, 1, 1, 1, 2, 2, 2]}
-    example: dict[str, Any] = {"place": "in the middle", "tokens": 7, "left_out": 0}
+    example: dict[str, Any] = {"place": "gains as usual", "tokens": 7, "left_out": 0}
     for variant, kinds_T in kinds.items():
         shown = [
             {"text": text if place == 0 else f" token\n{place}", "step": step, "kind": kind}

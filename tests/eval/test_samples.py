@@ -92,7 +92,7 @@ def test_a_character_of_several_tokens_stands_at_its_last(tokenizer):
 def test_the_examples_are_where_custom_gains_least_usually_and_most():
     base, custom = sample_replay(0.6), sample_replay(0.8)
     custom.steps_RK[:, 2] = base.steps_RK[:, 2] / torch.linspace(1, 3, 120).numpy()
-    assert choose(base, custom, 3) == {"gains least": "12", "in the middle": "60", "gains most": "108"}
+    assert choose(base, custom, 3) == {"gains least": "12", "gains as usual": "60", "gains most": "108"}
 
 
 def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r1):
@@ -111,7 +111,7 @@ def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r
     reader = SimpleNamespace(read=store.__getitem__)
     sums = replay(case.target, case.target, reader, case.rows, DEPTH)
     speculators = {"base": case.target, "custom": case.target}
-    found = sample_responses(sums, sums, 2, speculators=speculators, target_dir=target, store=reader)
+    found = sample_responses(sums, sums, 2, speculators, target, reader)
     chosen = choose(sums, sums, 2)
     assert found["k"] == 2 and [example["place"] for example in found["examples"]] == list(chosen)
     assert "r0" in chosen.values()
