@@ -15,24 +15,17 @@ from rich.console import Console
 
 from outrider.data.sequences import Tables
 from outrider.eval.config import EvalConfig
-from outrider.eval.evaluate import (
-    JUDGED_ANEW,
-    VERSION,
-    check_settings,
-    customers_sampling,
-    evaluation_prompts,
-    same_text,
-    serve,
-    summary,
-)
 from outrider.eval.gate import judge
 from outrider.eval.history import heldout_time
 from outrider.eval.money import money
+from outrider.eval.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.rates import summarise_rates
 from outrider.eval.scenarios import select
+from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
 from outrider.eval.served import counted_passes, summarise
 from outrider.eval.statistics import bootstrap
 from outrider.eval.steps import Steps
+from outrider.eval.summary import summary
 from outrider.eval.verification import examine_text, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator

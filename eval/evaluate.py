@@ -6,11 +6,10 @@ Leaves `results.json` (everything, for machines), the report, and the servers' l
 interrupted evaluation goes on; what is computed from them (intervals, verdict, report) is made anew each time.
 """
 
-import collections
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +18,31 @@ from rich.console import Console
 from outrider.data.sequences import Tables
 from outrider.eval.choose_k import choose_k, predict_served, recipe_times
 from outrider.eval.config import EvalConfig
-from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import judge
 from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
 from outrider.eval.money import money
 from outrider.eval.own_text import own_text
-from outrider.eval.rates import measure_rates, rates_done, summarise_rates
+from outrider.eval.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.rates import summarise_rates
 from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.samples import sample_responses
-from outrider.eval.scenarios import Traffic, select
-from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, measure, summarise
+from outrider.eval.scenarios import select
+from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
+from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
-from outrider.eval.tasks import task_of
-from outrider.eval.two_sample import same_tokens
-from outrider.eval.verification import Prompt, collect, examine, judge_tasks
-from outrider.serving.client import Sampling
+from outrider.eval.summary import summary
+from outrider.eval.verification import examine, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import measure_step_times
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import file_digest, value_digest, write_json
 from outrider.speculators.interpolate import interpolate
 
-VERSION = 4
 MIXTURE = "mixture "
 """Of base and custom, by the custom one's share: the name of its replays."""
-JUDGED_ANEW = {
-    "gate": True,
-    "cost": True,
-    "interpolation": True,
-    "bootstrap_samples": True,
-    "task": True,
-    "answers": True,
-    "parity": {"min_agreement", "max_difference"},
-}
-"""Settings that change what is made of the measurements, not the measurements."""
 
 
 def evaluate(
@@ -255,147 +241,10 @@ def evaluate(
     return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
 
 
-def summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The contract for scripts; the caller adds `report` and `bundle`."""
-    counted, against = results["counted"], results["verification"]["replay_vs_engine"]
-    return {
-        "recipe": results["recipe"],
-        "run_dir": results["run_dir"],
-        "verdict": results["verdict"]["verdict"],
-        "reason": results["verdict"]["reason"],
-        "acceptance_length": {
-            "k": results["k"],
-            "base": counted["base"]["acceptance_length"],
-            "custom": counted["custom"]["acceptance_length"],
-            "ratio": counted["ratio"]["value"],
-            "ratio_ci95": [counted["ratio"]["low"], counted["ratio"]["high"]],
-        },
-        "tokens_per_s": {
-            mode: {
-                concurrency: {
-                    **{variant: row[variant]["tokens_per_s"] for variant in ("none", "base", "custom")},
-                    "custom_over_base": row["custom_over_base"]["value"],
-                    "custom_over_base_ci95": [row["custom_over_base"]["low"], row["custom_over_base"]["high"]],
-                }
-                for concurrency, row in measured["speed"].items()
-            }
-            for mode, measured in results["served"].items()
-        },
-        "replay_vs_engine": {v: against[v] for v in ("base", "custom")} if against else None,
-    }
-
-
-def serve(
-    steps: Steps,
-    target: TargetConfig,
-    serving: ServingConfig,
-    speculators: Mapping[str, Speculator | Path],
-    k: int,
-    evaluation: EvalConfig,
-    sampling: Sampling,
-    verification_prompts: list[Prompt],
-    timed_prompts: list[Prompt],
-    traffic: list[Traffic],
-    log_dir: Path,
-    say: Callable[[str], None],
-    look: Callable[[dict[str, Any]], dict[str, Any]],
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
-    """Timed blocks per engine mode, and the verification pass in the first mode: its outputs, and what `look` finds in them once the servers
-    have ended. Servers start only for what is not measured yet."""
-    from outrider.serving.load import LoadGenerator
-
-    blocks = {}
-    for mode in evaluation.engine_modes:
-        speed = f"speed_{mode}"
-        verify = mode == evaluation.engine_modes[0] and not steps.done("verification_outputs")
-        rates = not rates_done(steps, mode, traffic, evaluation)
-        if verify or rates or not steps.done(speed):
-            say(f"{mode}: starting servers")
-            with open_fleet(target, serving, speculators, k, mode, log_dir, evaluation.side_by_side) as fleet:
-                if verify:
-                    longest, widest = evaluation.verification_max_tokens, serving.engine.max_num_seqs
-                    outputs = collect(fleet, verification_prompts, sampling, longest, widest, say)
-                    steps.put("verification_outputs", outputs)
-                if rates or not steps.done(speed):
-                    with LoadGenerator(target, log_dir / "load.log") as load:
-                        if not steps.done(speed):
-                            texts = [prompt.text for prompt in timed_prompts]
-                            steps.put(speed, measure(fleet, load, texts, sampling, evaluation, say))
-                        measure_rates(steps, fleet, load, mode, traffic, sampling, evaluation, say)
-        blocks[mode] = steps.get(speed)
-    outputs = steps.get("verification_outputs")
-    return blocks, {"outputs": outputs, "findings": steps.run("verification_findings", lambda: look(outputs))}
-
-
-def check_settings(evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int) -> None:
-    """Mistakes that would show only when the servers have been started, or after."""
-    task_of(evaluation)
-    widest, seats = max(evaluation.concurrency), serving.engine.max_num_seqs
-    if widest > seats:
-        raise OutriderError(
-            f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: requests would queue, and the queue be measured; "
-            f"raise serving.engine.max_num_seqs to {widest} or lower eval.concurrency"
-        )
-    if evaluation.k != "auto" and evaluation.k > depth:
-        raise OutriderError(
-            f"eval.k = {evaluation.k}, but the speculator was trained to speculator.depth = {depth}; lower eval.k"
-        )
-    for name in ("validation", "heldout"):
-        if not parts[name]:
-            raise OutriderError(
-                f"evaluate: the {name} part has no sequence; raise split.{name}_fraction or bring more traffic"
-            )
-
-
 def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:
     if evaluation.replay_sequences is None or evaluation.replay_sequences >= len(ids):
         return ids
     return sorted(random.Random(evaluation.seed).sample(ids, evaluation.replay_sequences), key=ids.index)
-
-
-def customers_sampling(heldout: Any) -> Sampling:
-    """How most of the held-out requests were sampled."""
-    pairs = collections.Counter(
-        (round(float(t), 4), round(float(p), 4)) for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
-    )
-    ((temperature, top_p), _), *_ = pairs.most_common()
-    return Sampling(temperature, top_p)
-
-
-def evaluation_prompts(
-    heldout: Any, evaluation: EvalConfig, serving: ServingConfig
-) -> tuple[list[Prompt], list[Prompt]]:
-    """Held-out prompts in an order drawn by the seed: those of the verification pass, and the others for timing (all, where few)."""
-    room = serving.engine.max_model_len - max(evaluation.verification_max_tokens, evaluation.max_tokens) - 1
-    order = [*range(len(heldout))]
-    random.Random(evaluation.seed).shuffle(order)
-    prompts = [
-        Prompt(
-            row["sequence_id"], row["session"], list(row["token_ids"][: row["completion_start"]]), row["prompt_text"]
-        )
-        for row in (heldout[index] for index in order)
-        if row["completion_start"] <= room
-    ]
-    if not prompts:
-        raise OutriderError(
-            f"evaluate: no held-out prompt leaves room for eval.verification_max_tokens = {evaluation.verification_max_tokens} in "
-            f"serving.engine.max_model_len = {serving.engine.max_model_len}; lower the one or raise the other"
-        )
-    few = len(prompts) < 2 * evaluation.verification_requests
-    return prompts[: evaluation.verification_requests], prompts if few else prompts[evaluation.verification_requests :]
-
-
-def same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
-    """The permutation test of base and custom against none, on the sampled responses."""
-    sampled = {variant: recorded["token_ids"] for variant, recorded in outputs["sampled"].items()}
-    samples, seed = (
-        max(evaluation.bootstrap_samples, round(2 / (evaluation.gate.min_same_text_p or 1))),
-        evaluation.seed,
-    )
-    return {
-        variant: same_tokens(sampled["none"], sampled[variant], samples=samples, seed=seed)
-        for variant in ("base", "custom")
-    }
 
 
 def _sliced(

@@ -223,7 +223,7 @@ def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:
         go(["ingest", "split"], {})
         from outrider.data.sequences import load_sequences
         from outrider.eval.endpoint import measure_endpoint, print_endpoint
-        from outrider.eval.evaluate import customers_sampling, evaluation_prompts
+        from outrider.eval.prompts import customers_sampling, evaluation_prompts
 
         recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
         heldout = load_sequences(run.sequences, read_json(run.split / "parts.json")["heldout"])

@@ -87,7 +87,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Any) -> dict[str, Any]:
     """Serves the bundle to the evaluation's own verification prompts, greedily, in the engine mode in which those ran."""
     from outrider.data.quarantine import load_parts
     from outrider.data.sequences import load_sequences
-    from outrider.eval.evaluate import evaluation_prompts
+    from outrider.eval.prompts import evaluation_prompts
     from outrider.serving.bundle import verify_bundle
     from outrider.serving.client import Sampling
 

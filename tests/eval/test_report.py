@@ -10,10 +10,10 @@ from rich.console import Console
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy_tally import PrivacyTally
 from outrider.eval.config import CostConfig
-from outrider.eval.evaluate import summary
 from outrider.eval.money import money
 from outrider.eval.report import print_table, write_report
 from outrider.eval.scenarios import EVERYTHING
+from outrider.eval.summary import summary
 from tests.eval.sample_results import sample_results
 
 

@@ -1,0 +1,37 @@
+"""The line of an evaluation that scripts read.
+
+summary(results)["acceptance_length"]["ratio"]
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The contract for scripts; the caller adds `report` and `bundle`."""
+    counted, against = results["counted"], results["verification"]["replay_vs_engine"]
+    return {
+        "recipe": results["recipe"],
+        "run_dir": results["run_dir"],
+        "verdict": results["verdict"]["verdict"],
+        "reason": results["verdict"]["reason"],
+        "acceptance_length": {
+            "k": results["k"],
+            "base": counted["base"]["acceptance_length"],
+            "custom": counted["custom"]["acceptance_length"],
+            "ratio": counted["ratio"]["value"],
+            "ratio_ci95": [counted["ratio"]["low"], counted["ratio"]["high"]],
+        },
+        "tokens_per_s": {
+            mode: {
+                concurrency: {
+                    **{variant: row[variant]["tokens_per_s"] for variant in ("none", "base", "custom")},
+                    "custom_over_base": row["custom_over_base"]["value"],
+                    "custom_over_base_ci95": [row["custom_over_base"]["low"], row["custom_over_base"]["high"]],
+                }
+                for concurrency, row in measured["speed"].items()
+            }
+            for mode, measured in results["served"].items()
+        },
+        "replay_vs_engine": {v: against[v] for v in ("base", "custom")} if against else None,
+    }
