@@ -73,9 +73,10 @@ def _acceptance(results: dict[str, Any], gate: GateConfig) -> Check:
     )
 
 
-NOT_SERVED = {"scrambled", "foreign", "template"}
-"""Causes (data/causes.py) in which the logged prompts or tokens are not those of the endpoint, so that what was measured on them is not what
-will be served. Text of another temperature or revision is told in the report and judged by the engine's own count."""
+NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
+"""Causes (data/causes.py) in which the logged prompts, tokens or sampling are not those of the endpoint, so that what was measured with them
+is not what will be served. A template can pass for a temperature: both make the logged tokens less likely than they were. Text that was
+edited, tokenized again or written by another revision is told in the report and judged by the engine's own count."""
 
 
 def _own_text(found: dict[str, Any]) -> Check:

@@ -5,7 +5,7 @@ from typing import Any
 
 from outrider.serving.drafter_extension import DrafterExtension
 
-REPEATS = 60
+REPEATS = 25
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 

@@ -51,6 +51,7 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
         ),
         (("verification", "task", "custom_minus_none", "low"), -0.11, "task accuracy with and without speculation"),
         (("verification", "task", "custom_minus_none", "high"), 0.11, "task accuracy with and without speculation"),
+        (("own_text",), {"own": False, "cause": "template", "text": "no <think>", "sequences": 9}, "held-out text is"),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
         (("verification", "parity", "custom"), sample_parity(agreement=0.97), "drafts of trainer and engine, custom"),
         (("verification", "parity", "base"), sample_parity(difference=0.2), "drafts of trainer and engine, base"),
@@ -76,3 +77,10 @@ def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
         verdict["verdict"] == "do not ship" and "over 12 responses (at this spread about 32 could)" in verdict["reason"]
     )
     assert judge(results, GateConfig(max_task_loss=0.25), ParityConfig())["verdict"] == "ship"
+
+
+def test_text_that_is_off_in_what_does_not_matter_here_is_told_and_ships():
+    told = {"own": False, "cause": "retokenized", "text": "tokenizing it again gives other tokens", "sequences": 9}
+    verdict = judge(GOOD | {"own_text": told}, GateConfig(), ParityConfig())
+    assert verdict["verdict"] == "ship"
+    assert "tokenizing it again" in next(c["seen"] for c in verdict["checks"] if c["name"].startswith("held-out text"))

@@ -27,7 +27,7 @@ from outrider.eval import evaluate as evaluate_module
 from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
 from outrider.eval.evaluate import evaluate
 from outrider.eval.fleet import open_fleet
-from outrider.eval.gate import judge
+from outrider.eval.gate import NOT_SERVED, judge
 from outrider.eval.own_text import own_text
 from outrider.eval.replay import compare, replay
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
@@ -104,7 +104,7 @@ def weakened(nano_r1, tmp_path_factory):
     torch.manual_seed(0)
     (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
     weight = tensors[name].float()
-    tensors[name] = (weight + torch.randn_like(weight) * weight.std()).bfloat16()
+    tensors[name] = (weight + 3 * torch.randn_like(weight) * weight.std()).bfloat16()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
@@ -269,18 +269,19 @@ def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(benc
 @pytest.mark.engine
 def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains, tmp_path):
     """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
-    rows = logged("document_extraction", 30)
+    rows = [row for workload in ("general", "document_extraction", "social_chat") for row in logged(workload, 12)]
     for row in rows:
         row["response"]["prompt_token_ids"] = row["response"]["prompt_token_ids"][:-2]
     shifted = captured(bench.engine, nano_r1, tmp_path / "shifted", rows)
     check_traffic(shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None)
     verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
-    assert verdict["cause"] == "template", verdict
-    heldout = shifted.table.select(range(4, len(rows)))
+    assert verdict["own"] is False and verdict["cause"] in NOT_SERVED, verdict
+    heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
     results = gains | {"own_text": own_text(shifted.store, heldout)}  # all else of a run that ships
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     assert failed(results) == ["held-out text is the target's own"]
-    assert "another chat template than the engine's" in results["verdict"]["reason"]
+    assert verdict["text"] in results["verdict"]["reason"]
+    assert judge(gains, EVALUATION.gate, EVALUATION.parity)["verdict"] == "ship"
 
 
 def with_nan(tensors):
