@@ -14,6 +14,7 @@ demo: setup
 	$(BIN)/train-speculator --recipe resume_screening.yaml
 
 test: setup
+	@sh requirements/browser.sh
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 lint: setup
