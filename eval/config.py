@@ -70,7 +70,11 @@ class ParityConfig(BaseModel):
     """Steps compared at most, at every depth; more are drawn from at random."""
 
     min_agreement: float = Field(0.99, gt=0, le=1)
-    """Least share of draft tokens, over all depths, on which the two agree. bf16 and float32 part at near ties."""
+    """Least share of draft tokens, over all depths, on which the two agree, near ties aside."""
+
+    near_tie_nats: float = Field(0.25, ge=0)
+    """Two drafts that differ agree where the trainer finds its own at most so much likelier than the engine's (nats): bf16, in which the
+    engine's logits are, has steps of 0.06 to 0.125 at the size that logits have."""
 
     max_difference: PositiveFloat = 0.05
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in nats."""

@@ -172,8 +172,8 @@ def _parity(name: str, found: dict[str, Any], parity: ParityConfig) -> Check:
     return Check(
         f"drafts of trainer and engine, {name}",
         complaint(found, parity) is None,
-        f"{found['agreement']:.2%} of {found['steps']} x {depths} draft tokens equal, log-probabilities {found['difference']:.3f} nats apart",
-        f"at least {parity.min_agreement:.1%} must be equal, and the mean difference at most {parity.max_difference:g} nats",
+        f"{found['agreement']:.2%} of {found['steps']} x {depths} draft tokens equal, {found['near_ties']:.2%} near ties, log-probabilities {found['difference']:.3f} nats apart",
+        f"at least {parity.min_agreement:.1%} must be one or the other, and the mean difference at most {parity.max_difference:g} nats",
     )
 
 

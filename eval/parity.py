@@ -128,9 +128,9 @@ def draft_parity(
 ) -> dict[str, Any]:
     """The unroll's drafts against the recorded ones, over at most `parity.anchors` steps drawn by seed.
 
-    `per_depth[s]`: `n`, `agreement` (share of equal draft tokens), `difference` (mean absolute difference of the draft's log-probability,
+    `per_depth[s]`: `n`, `agreement` (share of equal draft tokens), `near_ties` (share of those that differ within `parity.near_tie_nats`), `difference` (mean absolute difference of the draft's log-probability,
     nats) and of the differing drafts the largest log-probability `gap` between the unroll's own and the engine's, under the unroll.
-    `agreement` and `difference` pool the depths.
+    `agreement`, `near_ties` and `difference` pool the depths.
     """
     import torch
 
@@ -146,7 +146,7 @@ def draft_parity(
     number = getattr(torch, dtype)
     speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
-    agreed, differences, gaps = [0] * k, [0.0] * k, [0.0] * k
+    agreed, near, differences, gaps = [0] * k, [0] * k, [0.0] * k, [0.0] * k
     for start in range(0, len(steps), ANCHORS_A_BATCH):
         batch = steps[start : start + ANCHORS_A_BATCH]
         width = max(len(step["token_ids"]) for step in batch)
@@ -171,29 +171,31 @@ def draft_parity(
             logprob_B = log_q_BV.gather(1, engine_B[:, None])[:, 0]
             gap_B = log_q_BV.max(-1).values - logprob_B
             agreed[depth] += int((gap_B == 0).sum())
+            near[depth] += int(((gap_B > 0) & (gap_B <= parity.near_tie_nats)).sum())
             differences[depth] += float((logprob_B - engine_logprob_B).abs().sum())
             gaps[depth] = max(gaps[depth], float(gap_B.max()))
     n = len(steps)
     return {
         "steps": n,
         "agreement": sum(agreed) / (k * n),
+        "near_ties": sum(near) / (k * n),
         "difference": sum(differences) / (k * n),
         "per_depth": [
-            {"n": n, "agreement": a / n, "difference": d / n, "gap": g}
-            for a, d, g in zip(agreed, differences, gaps, strict=True)
+            {"n": n, "agreement": a / n, "near_ties": t / n, "difference": d / n, "gap": g}
+            for a, t, d, g in zip(agreed, near, differences, gaps, strict=True)
         ],
     }
 
 
 def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
     """Why this is no parity, in one sentence; None where it is."""
-    if found["agreement"] >= parity.min_agreement and found["difference"] <= parity.max_difference:
+    if found["agreement"] + found["near_ties"] >= parity.min_agreement and found["difference"] <= parity.max_difference:
         return None
     depths = ", ".join(f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1))
     return (
         f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of {found['steps']} x {len(found['per_depth'])} draft "
-        f"tokens ({depths}), and on their log-probabilities to {found['difference']:.3f} nats on average; demanded are "
-        f"{parity.min_agreement:.1%} (eval.parity.min_agreement) and {parity.max_difference:g} (eval.parity.max_difference); {CAUSES}"
+        f"tokens ({depths}; {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their log-probabilities to "
+        f"{found['difference']:.3f} nats on average; demanded are {parity.min_agreement:.1%} (eval.parity.min_agreement) and {parity.max_difference:g} (eval.parity.max_difference); {CAUSES}"
     )
 
 

@@ -10,6 +10,8 @@ class DepthParity(Part):
     """Drafts compared"""
     agreement: float
     """Share of equal tokens"""
+    near_ties: float
+    """Share of those that differ within eval.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     gap: float | None
@@ -23,6 +25,8 @@ class Parity(Part):
     """Steps compared"""
     agreement: float
     """Share of equal tokens over all positions"""
+    near_ties: float
+    """Share of those that differ within eval.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     per_depth: list[DepthParity]

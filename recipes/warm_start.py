@@ -23,8 +23,10 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     from outrider.eval.parity import complaint, engine_parity
 
     path, parity = run.training / FILE, recipe.eval.parity
-    if path.is_file():
-        found = read_json(path)
+    asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
+    kept = read_json(path) if path.is_file() else {}
+    if kept.get("asked") == asked:
+        found = kept["found"]
     else:
         base = {"base": recipe.target.directory()}
         prompts = _prompts(run, recipe, sequence_ids)
@@ -37,13 +39,13 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
             parity,
             recipe.eval.replay_dtype,
         )["base"]
-        write_json(path, found)
+        write_json(path, {"asked": asked, "found": found})
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     why = complaint(found, parity)
     if why is None:
         say(
             f"parity of the warm start: trainer and engine agree on {found['agreement']:.2%} of {found['steps']} x "
-            f"{len(found['per_depth'])} draft tokens, log-probabilities {found['difference']:.3f} nats apart"
+            f"{len(found['per_depth'])} draft tokens, {found['near_ties']:.2%} more are near ties, log-probabilities {found['difference']:.3f} nats apart"
         )
     elif recipe.training.parity == "warn":
         say(f"[yellow]warning[/] parity of the warm start: {why}")

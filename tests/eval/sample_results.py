@@ -156,8 +156,14 @@ SLICES = {
 
 def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> dict[str, Any]:
     """Drafts of trainer and engine compared."""
-    depth = {"n": 200, "agreement": agreement, "difference": difference, "gap": 0.1}
-    return {"steps": 200, "agreement": agreement, "difference": difference, "per_depth": [depth] * DEPTH}
+    depth = {"n": 200, "agreement": agreement, "near_ties": 0.002, "difference": difference, "gap": 0.1}
+    return {
+        "steps": 200,
+        "agreement": agreement,
+        "near_ties": 0.002,
+        "difference": difference,
+        "per_depth": [depth] * DEPTH,
+    }
 
 
 def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:

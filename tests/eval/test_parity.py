@@ -138,9 +138,38 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
     assert "usual causes: a state fed back before the final norm" in why and "at depth 3" in why
 
 
+def test_a_near_tie_is_told_from_another_draft(tiny):
+    """Every draft of depth 2 is exchanged for the second best: near ties are those within the bound, no more and no fewer."""
+    target, recording = tiny
+    speculator, ends = load_mtp(target), load_target_ends(target)
+    gaps, steps = [], []
+    for step in recording.steps:
+        anchor, tokens = step["anchor"], torch.tensor(step["token_ids"])[None]
+        hidden = torch.zeros(1, tokens.shape[1], HIDDEN)
+        hidden[0, : anchor + 1] = recording.hidden[step["request"]][: anchor + 1]
+        anchors = (torch.arange(tokens.shape[1]) == anchor)[None]
+        row = (tokens, hidden, torch.zeros_like(tokens), torch.arange(tokens.shape[1])[None], anchors)
+        with torch.no_grad():
+            _, states = unroll_anchors(speculator, ends, *row, depth=DEPTH)
+            best, second = ends.logits(states[-1])[0].log_softmax(-1).topk(2)
+        gaps.append(float(best[0] - best[1]))
+        steps.append({**step, "drafts": [*step["drafts"][:-1], int(second[1])]})
+    bound = sorted(gaps)[10] + 1e-4
+    found = draft_parity(
+        dataclasses.replace(recording, steps=steps), target, target, DEPTH, ParityConfig(near_tie_nats=bound)
+    )
+    last = found["per_depth"][-1]
+    assert last["agreement"] == 0 and last["near_ties"] == pytest.approx(sum(gap <= bound for gap in gaps) / len(gaps))
+    assert 11 / 30 <= last["near_ties"] < 1 and last["gap"] == pytest.approx(max(gaps), abs=1e-4)
+
+
 def test_a_loose_bound_lets_it_pass(tiny):
     target, recording = tiny
-    found = draft_parity(recording, target, target, DEPTH, ParityConfig()) | {"agreement": 0.9, "difference": 0.4}
+    found = draft_parity(recording, target, target, DEPTH, ParityConfig()) | {
+        "agreement": 0.88,
+        "near_ties": 0.02,
+        "difference": 0.4,
+    }
     assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.4)) is None
     assert complaint(found, ParityConfig(min_agreement=0.91, max_difference=0.4))
     assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.39))
