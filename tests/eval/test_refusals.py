@@ -2,7 +2,9 @@
 
 One in-process engine (states, drafts), one pair of servers and one load generator serve all evaluations; only the drafter's weights are
 exchanged. Some run against nano R1's own MTP layer, the ones that must gain against a weakened copy of it, so that nothing has to be
-trained for a gain.
+trained for a gain. Four minutes, so most of it is left out unless asked for:
+
+    python -m pytest tests/eval/test_refusals.py -m "slow or not slow"
 """
 
 import contextlib
@@ -23,7 +25,6 @@ from outrider.data.ingest import ingest
 from outrider.data.on_policy import check_traffic
 from outrider.data.sequences import load_sequences
 from outrider.data.slices import name_slices, write_slices
-from outrider.eval import evaluate as evaluate_module
 from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
 from outrider.eval.evaluate import evaluate
 from outrider.eval.fleet import open_fleet
@@ -129,7 +130,7 @@ def bench(nano_r1, tmp_path_factory):
             fleet._loaded = None
             yield fleet
 
-        patch.setattr(evaluate_module, "open_fleet", the_fleet)
+        patch.setattr("outrider.eval.serve.open_fleet", the_fleet)
         patch.setattr("outrider.serving.load.LoadGenerator", lambda *_: contextlib.nullcontext(load))
         patch.setattr("outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine))
         patch.setattr("outrider.eval.fleet.SETTLE_S", 0.0)
@@ -180,6 +181,7 @@ def gains(bench, nano_r1, weakened):
     return bench.judged(published(nano_r1, bench.home / "gains"), weakened)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_what_gains_ships_on_this_very_bench(gains):
     """Otherwise the refusals below would prove nothing."""
@@ -188,6 +190,7 @@ def test_what_gains_ships_on_this_very_bench(gains):
     assert gains["replay"]["ratio"]["low"] > 1.2 and gains["counted"]["ratio"]["value"] > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(bench, nano_r1, weakened, gains):
     results = bench.judged(published(nano_r1, bench.home / "slow"), weakened)
@@ -198,6 +201,7 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(bench, 
     assert results["verdict"]["reason"].startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_the_base_under_another_name_is_refused(bench, nano_r1):
     results = bench.judged(published(nano_r1, bench.home / "renamed"))
@@ -217,6 +221,7 @@ def zeroed(speculator):
     speculator.eh_proj.weight.zero_()
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("corrupt", [noise_in_the_head, zeroed])
 def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
@@ -251,6 +256,7 @@ def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(bench, nano_r1, tmp_path):
     other = captured(bench.engine, nano_r1, tmp_path / "other", logged("document_extraction", 24))
@@ -266,6 +272,7 @@ def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(benc
     assert results["verdict"]["reason"].startswith("acceptance length, custom / base"), results["verdict"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains, tmp_path):
     """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""

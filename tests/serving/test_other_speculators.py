@@ -10,7 +10,7 @@ from tests.eagle3_head import write_eagle3_head
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path, kind):
     rows = [AskedRow(str(n), prompt, 0.0, 1.0, 40) for n, prompt in enumerate(prompts)]
     without = engine.answer(rows)

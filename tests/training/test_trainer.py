@@ -155,7 +155,9 @@ def assert_same_run(expected: Path, found: Path) -> None:
         assert torch.equal(tensor, ours[name]), name
 
 
-@pytest.mark.parametrize(("stage", "before", "after"), [(1, 1, 2), (2, 2, 1), (3, 2, 1)])
+@pytest.mark.parametrize(
+    ("stage", "before", "after"), [(1, 1, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow), (3, 2, 1)]
+)
 def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     stage: int, before: int, after: int, corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
