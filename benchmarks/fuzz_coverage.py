@@ -53,7 +53,14 @@ def main() -> None:
             print(counts, file=sys.stderr, flush=True)
 
     artifacts = f"-artifact_prefix={args.corpus}{os.sep}crash-"
-    options = [sys.argv[0], str(args.corpus), f"-max_total_time={args.seconds}", "-max_len=65536", "-timeout=30", artifacts]
+    options = [
+        sys.argv[0],
+        str(args.corpus),
+        f"-max_total_time={args.seconds}",
+        "-max_len=65536",
+        "-timeout=30",
+        artifacts,
+    ]
     atheris.Setup(options, one_log)
     atheris.Fuzz()
 
