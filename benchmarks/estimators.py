@@ -18,17 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.states import write_states
+from benchmarks.states import one_epoch, write_states
 from outrider.data.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import batches, unroll_responses
+from outrider.eval.replay import acceptances, batches
 from outrider.eval.statistics import bootstrap
 from outrider.serving.config import TargetConfig
-from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.checkpoint import load_mtp, load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.files import read_json
-from outrider.training.config import TrainingConfig
 from outrider.training.launch import train
 
 DEPTH = 5
@@ -43,22 +42,9 @@ def accepted(
     speculator, ends = load_mtp(speculator_dir, dtype=torch.float32).eval(), load_target_ends(target)
     flat, anchors = [], []
     for batch in batches(store, rows, None):
-        drafted = unroll_responses(speculator, ends, batch, DEPTH, "cpu")
-        sampling_NK = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch])[drafted.response_N]
-        flat.append(
-            accept_matrix(
-                drafted.states,
-                ends.lm_head_VH,
-                drafted.token_ids_BT,
-                drafted.hidden_BTH,
-                torch.zeros_like(drafted.anchor_N),
-                drafted.anchor_N,
-                drafted.last_N,
-                *sampling_NK.unbind(dim=1),
-                probabilistic=probabilistic,
-            )
-        )
-        anchors.append(drafted.anchors_R)
+        a_NK, anchors_R = acceptances(speculator, ends, batch, DEPTH, probabilistic, "cpu")
+        flat.append(a_NK)
+        anchors.append(anchors_R)
     anchors_R = torch.cat(anchors)
     return pad_anchors(torch.cat(flat), anchors_R), anchors_R
 
@@ -192,17 +178,10 @@ def speculator(run: Path, target: Path, rows: dict[str, Any], parts: dict[str, l
     work = run / "estimators"
     if not (work / "speculator" / "config.json").is_file():
         sampling = {name: (row["temperature"], row["top_p"]) for name, row in rows.items()}
-        settings = TrainingConfig(
-            epochs=1,
-            learning_rate=1e-3,
-            row_tokens=2048,
-            rows_per_step=2,
-            evaluate_every=10**6,
-            checkpoint_every=10**6,
-            wandb_project=None,
-        )
         config = SpeculatorConfig(depth=DEPTH)
-        train(target, run / "states", sampling, parts, config, settings, work / "training", work / "speculator", work)
+        train(
+            target, run / "states", sampling, parts, config, one_epoch(), work / "training", work / "speculator", work
+        )
     return work / "speculator"
 
 

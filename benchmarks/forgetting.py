@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.states import write_states
+from benchmarks.states import one_epoch, write_states
 from outrider.data.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay import ReplaySums, compare, replay
@@ -23,7 +23,6 @@ from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.files import read_json
 from outrider.speculators.interpolate import interpolate
-from outrider.training.config import TrainingConfig
 from outrider.training.launch import train
 
 DEPTH = 5
@@ -77,16 +76,7 @@ class Bench:
             {name: (row["temperature"], row["top_p"]) for name, row in self.rows.items()},
             {"train": self.own[mixed_in:] + self.general[:mixed_in], "validation": self.validation},
             SpeculatorConfig(depth=DEPTH, train=mode),
-            TrainingConfig(
-                epochs=1,
-                learning_rate=1e-3,
-                row_tokens=2048,
-                rows_per_step=2,
-                evaluate_every=10**6,
-                checkpoint_every=10**6,
-                wandb_project=None,
-                **training,
-            ),
+            one_epoch(**training),
             work / "training",
             work / "speculator",
             work,

@@ -9,6 +9,7 @@ What capture takes from vLLM differs from these by bf16's rounding (relative 0.0
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import DeepseekV3ForCausalLM
@@ -17,6 +18,21 @@ from outrider.data.feature_store import FeatureWriter
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import TargetConfig
 from outrider.speculators.files import read_json
+from outrider.training.config import TrainingConfig
+
+
+def one_epoch(**settings: Any) -> TrainingConfig:
+    """A short training on these states, with nothing in between to wait for."""
+    return TrainingConfig(
+        epochs=1,
+        learning_rate=1e-3,
+        row_tokens=2048,
+        rows_per_step=2,
+        evaluate_every=10**6,
+        checkpoint_every=10**6,
+        wandb_project=None,
+        **settings,
+    )
 
 
 @torch.no_grad()

@@ -15,9 +15,7 @@ from rich.console import Console
 
 from outrider.data.sequences import Tables
 from outrider.eval.config import EvalConfig
-from outrider.eval.gate import judge
 from outrider.eval.history import heldout_time
-from outrider.eval.money import money
 from outrider.eval.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.rates import summarise_rates
 from outrider.eval.scenarios import select
@@ -25,12 +23,12 @@ from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text,
 from outrider.eval.served import counted_passes, summarise
 from outrider.eval.statistics import bootstrap
 from outrider.eval.steps import Steps
-from outrider.eval.summary import summary
+from outrider.eval.summary import conclude
 from outrider.eval.verification import examine_text, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.files import file_digest, value_digest, write_json
+from outrider.speculators.files import file_digest, value_digest
 
 
 def evaluate_counted(
@@ -154,13 +152,7 @@ def evaluate_counted(
         "samples": None,
         "settings": evaluation.model_dump(mode="json"),
     }
-    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
-    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
-    write_json(out_dir / "results.json", results)
-
-    from outrider.eval.report import write_report
-
-    return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
+    return conclude(results, evaluation, run_dir, out_dir, report_dir)
 
 
 def not_measured(speculator: Speculator) -> dict[str, str]:

@@ -18,10 +18,8 @@ from rich.console import Console
 from outrider.data.sequences import Tables
 from outrider.eval.choose_k import choose_k, predict_served, recipe_times
 from outrider.eval.config import EvalConfig
-from outrider.eval.gate import judge
 from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
-from outrider.eval.money import money
 from outrider.eval.own_text import own_text
 from outrider.eval.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.rates import summarise_rates
@@ -32,13 +30,13 @@ from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text,
 from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
-from outrider.eval.summary import summary
+from outrider.eval.summary import conclude
 from outrider.eval.verification import examine, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import measure_step_times
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.files import file_digest, value_digest, write_json
+from outrider.speculators.files import file_digest, value_digest
 from outrider.speculators.interpolate import interpolate
 
 MIXTURE = "mixture "
@@ -226,19 +224,13 @@ def evaluate(
     }
     results["predicted"] = predict_served(results, evaluation)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
-    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["samples"] = None
     if show_samples:
         results["samples"] = steps.run(
             "samples",
             lambda: sample_responses(base, custom, k, speculators, target_dir, store, evaluation.replay_dtype),
         )
-    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
-    write_json(out_dir / "results.json", results, private=show_samples)
-
-    from outrider.eval.report import write_report
-
-    return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
+    return conclude(results, evaluation, run_dir, out_dir, report_dir, private=show_samples)
 
 
 def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:

@@ -253,12 +253,14 @@ def unroll_responses(speculator: Any, ends: Any, batch: Sequence[Response], dept
     )
 
 
-def _replay_batch(
+def acceptances(
     speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
-) -> Any:
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """a of `speculators.acceptance` at the requests' own sampling, [N, K] of the batch's anchors one response after another, and how many
+    anchors each response has, [R]."""
     import torch
 
-    from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+    from outrider.speculators.acceptance import accept_matrix
 
     drafted = unroll_responses(speculator, ends, batch, depth, device)
     per_response = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device)
@@ -275,4 +277,13 @@ def _replay_batch(
         top_p_N,
         probabilistic=probabilistic,
     )
-    return replay_chain(pad_anchors(a_NK, drafted.anchors_R), drafted.anchors_R)
+    return a_NK, drafted.anchors_R
+
+
+def _replay_batch(
+    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
+) -> Any:
+    from outrider.speculators.acceptance import pad_anchors, replay_chain
+
+    a_NK, anchors_R = acceptances(speculator, ends, batch, depth, probabilistic, device)
+    return replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)

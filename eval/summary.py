@@ -1,10 +1,33 @@
-"""The line of an evaluation that scripts read.
+"""The end of every evaluation: the verdict, everything written down, and the line that scripts read.
 
 summary(results)["acceptance_length"]["ratio"]
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from outrider.eval.config import EvalConfig
+from outrider.eval.gate import judge
+from outrider.eval.money import money
+from outrider.speculators.files import write_json
+
+
+def conclude(
+    results: dict[str, Any],
+    evaluation: EvalConfig,
+    run_dir: Path,
+    out_dir: Path,
+    report_dir: Path,
+    private: bool = False,
+) -> dict[str, Any]:
+    """Prices and judges what was measured, writes results.json (`private`: it holds customer text) and the report; returns the line."""
+    from outrider.eval.report import write_report
+
+    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
+    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
+    write_json(out_dir / "results.json", results, private=private)
+    return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -234,20 +234,7 @@ def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     out, speculator = run.other_evaluation, Speculator.named(options["speculator"])
     if speculator.has_unroll:
         return _measure(run, recipe, speculator=speculator.directory, out=out, report=out)
-    return evaluate_counted(
-        recipe=recipe.name,
-        run_dir=run.root,
-        target=recipe.target,
-        speculator=speculator,
-        sequences_dir=run.tables,
-        parts=_parts(run),
-        depth=recipe.speculator.depth,
-        serving=recipe.serving,
-        evaluation=recipe.eval,
-        out_dir=out,
-        report_dir=out,
-        log_dir=run.attempt(),
-    )
+    return evaluate_counted(speculator=speculator, **_evaluated(run, recipe, out, report=out))
 
 
 def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path) -> dict[str, Any]:
@@ -255,22 +242,29 @@ def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, rep
     from outrider.eval.evaluate import evaluate
 
     return evaluate(
-        recipe=recipe.name,
-        run_dir=run.root,
-        target=recipe.target,
         speculator_dir=speculator,
         features_dir=run.features,
-        sequences_dir=run.tables,
-        parts=_parts(run),
         slices=load_slices(run.split),
-        depth=recipe.speculator.depth,
-        serving=recipe.serving,
-        evaluation=recipe.eval,
-        out_dir=out,
-        report_dir=report,
-        log_dir=run.attempt(),
         show_samples=recipe.report.samples,
+        **_evaluated(run, recipe, out, report),
     )
+
+
+def _evaluated(run: RunDirectory, recipe: Recipe, out: Path, report: Path) -> dict[str, Any]:
+    """What every evaluation is given, whichever kind of speculator it is of."""
+    return {
+        "recipe": recipe.name,
+        "run_dir": run.root,
+        "target": recipe.target,
+        "sequences_dir": run.tables,
+        "parts": _parts(run),
+        "depth": recipe.speculator.depth,
+        "serving": recipe.serving,
+        "evaluation": recipe.eval,
+        "out_dir": out,
+        "report_dir": report,
+        "log_dir": run.attempt(),
+    }
 
 
 def _export(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:

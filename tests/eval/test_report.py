@@ -15,6 +15,7 @@ from outrider.eval.report import print_table, write_report
 from outrider.eval.scenarios import EVERYTHING
 from outrider.eval.summary import summary
 from tests.eval.sample_results import sample_results
+from tests.eval.sample_run import sample_traffic
 
 
 @pytest.fixture(scope="module")
@@ -141,22 +142,8 @@ def test_a_mode_slower_than_none_is_named(tmp_path):
 
 def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results, tmp_path):
     assert "<h2>Traffic</h2>" not in (run / "report.html").read_text()
-    bins = {"n": 5, "p50": 12, "p90": 18, "p99": 18, "max": 18, "bins": [[10, 11, 1], [12, 15, 3], [16, 19, 1]]}
-    summary = {
-        **{"rows": 7, "exchanges": 5, "joined": 0, "extra_choices": 0, "without_time": 0, "rejects": {"not_json": 2}},
-        **{"formats": {"openai_pairs": 7}, "models": {"r1": 5}, "tenants": {"<b>acme</b>": 5}, "routes": {}},
-        **{
-            "fidelity": {"exact": 5},
-            "round_trips": {"equal": 4, "different": 1},
-            "completion_tokens_against_usage": {},
-        },
-        "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}},
-        "sessions": {"distinct": 2, "most_exchanges": 3},
-        "duplicates": {"prompts": 5, "distinct": 5, "identical": 0, "most_copies": 1},
-        "time": None,
-        "lengths": {"prompt": bins, "completion": bins, "reasoning": {"n": 0}},
-    }
-    for folder, content in (("evaluation", results), ("traffic", summary)):
+    traffic = sample_traffic()
+    for folder, content in (("evaluation", results), ("traffic", traffic)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / ("results.json" if content is results else "summary.json")).write_text(json.dumps(content))
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
@@ -165,7 +152,7 @@ def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results
         assert "7 = 5 exchanges + 2 rejects" in form and "4 of 5 exact completions" in form and "not_json" in form
     assert "prompt, tokens: p50 12, p90 18, p99 18, max 18 (n = 5)" in markdown
     assert "&lt;b&gt;acme&lt;/b&gt; 5" in page and page.count("<svg") == 9 + 2
-    assert json.loads((tmp_path / "report.json").read_text())["traffic"] == summary
+    assert json.loads((tmp_path / "report.json").read_text())["traffic"] == traffic
 
 
 def test_the_line_for_scripts_keeps_its_contract(results):
