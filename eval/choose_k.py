@@ -4,8 +4,7 @@ A step of B requests that drafts k tokens takes T(k, B) seconds (`serving/step_t
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-T(0, B) is the target's own step. A server adds to every step what its front end and the load generator take from the same machine; what
-it adds is known from serving without speculation, and then the speed of every k is foretold.
+T(0, B) is the target's own step.
 
     choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], step_s={1: [...], 8: [...]})["k"]
 """
@@ -13,7 +12,6 @@ it adds is known from serving without speculation, and then the speed of every k
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.eval.config import EvalConfig
 from outrider.serving.config import ServingConfig
 
 
@@ -48,40 +46,3 @@ def choose_k(acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[f
         "step_ms": {str(size): [1000 * seconds for seconds in step_s[size]] for size in speeds},
         "tokens_per_s": {str(size): values for size, values in speeds.items()},
     }
-
-
-def predicted_tokens_per_s(
-    batch: int, acceptance_length: float, step_ms: float, first_token_ms: float, tokens: float
-) -> float:
-    """Of closed-loop requests of `tokens` tokens each: the first after `first_token_ms`, the others at a step's pace."""
-    return batch * tokens / (first_token_ms + (tokens - 1) / acceptance_length * step_ms) * 1000
-
-
-def served_step_ms(batch: int, tokens_per_s: float, first_token_ms: float, tokens: float) -> float:
-    """The inverse, without speculation: milliseconds from one token to the next."""
-    return (1000 * batch * tokens / tokens_per_s - first_token_ms) / (tokens - 1)
-
-
-def predict_served(results: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
-    """Tokens/s that replay's acceptance length and the timed steps promise in the engine mode in which steps were timed, against those
-    served. By concurrency: `server_ms`, what serving without speculation adds to a step of the target, and of base and custom, whose steps
-    are taken to bear the same, `predicted`, `served` and `relative_difference`."""
-    k, step_ms = results["k"], results["choice"]["step_ms"] or {}
-    table: dict[str, Any] = {}
-    for concurrency, row in results["served"][evaluation.engine_modes[0]]["speed"].items():
-        if concurrency not in step_ms:
-            continue
-        size, none, steps = int(concurrency), row["none"], step_ms[concurrency]
-        first_token_ms = none["ttft_ms"]["p50"]
-        plain_ms = served_step_ms(size, none["tokens_per_s"], first_token_ms, none["output_tokens"] / none["requests"])
-        table[concurrency] = {"server_ms": plain_ms - steps[0]}
-        for variant in ("base", "custom"):
-            served, tokens = row[variant]["tokens_per_s"], row[variant]["output_tokens"] / row[variant]["requests"]
-            length, step = results["replay"][variant]["value"], steps[k] + plain_ms - steps[0]
-            predicted = predicted_tokens_per_s(size, length, step, first_token_ms, tokens)
-            table[concurrency][variant] = {
-                "predicted": predicted,
-                "served": served,
-                "relative_difference": predicted / served - 1,
-            }
-    return table

@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from outrider.data.sequences import Tables
-from outrider.eval.choose_k import choose_k, predict_served, recipe_times
+from outrider.eval.choose_k import choose_k, recipe_times
 from outrider.eval.config import EvalConfig
 from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
 from outrider.eval.own_text import own_text
+from outrider.eval.predicted import predict_served
 from outrider.eval.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.rates import summarise_rates
 from outrider.eval.replay import ReplaySums, compare, replay
@@ -34,7 +35,7 @@ from outrider.eval.summary import conclude
 from outrider.eval.verification import examine, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import measure_step_times
+from outrider.serving.step_times import StepTimes, measure_step_times
 from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.files import file_digest, value_digest
 from outrider.speculators.interpolate import interpolate
@@ -122,23 +123,25 @@ def evaluate(
     validation = replayed("validation", parts["validation"], "custom")
     sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+    times: StepTimes | None = None
     if evaluation.k == "auto":
         mode = evaluation.engine_modes[0]
 
-        def timed() -> dict[int, list[float]]:
+        def timed() -> dict[str, Any]:
             say(f"timing the engine's steps, up to {depth} drafts")
-            engine = serving.engine.model_copy(update={"mode": mode})
-            prompts = [prompt.token_ids for prompt in timed_prompts]
-            method, log = serving.draft_sample_method, log_dir / "step_times.log"
-            return measure_step_times(
-                target, engine, speculators["custom"], depth, evaluation.concurrency, prompts, sampling, method, log
-            )
+            engine = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
+            texts, sizes = [prompt.text for prompt in timed_prompts], evaluation.concurrency
+            custom, longest = speculators["custom"], evaluation.max_tokens
+            return measure_step_times(target, engine, custom, depth, sizes, texts, sampling, longest, log_dir).as_dict()
 
         source, step_s = "the recipe's times", recipe_times(serving, depth)
         if step_s is None:
-            source = f"steps of the {mode} engine, timed"
-            step_s = {int(size): times for size, times in steps.run("step_times", timed).items()}
+            source, times = f"steps of the {mode} engine, timed", StepTimes.from_dict(steps.run("step_times", timed))
+            step_s = times.step_s
         choice = {**choose_k(validation.acceptance_length(), step_s), "source": source}
+        if times is not None:
+            without, drafting = times.prompt_token_s
+            choice["prompt_token_ms"] = {"none": 1000 * without, "drafting": 1000 * drafting}
     else:
         choice = {
             "k": evaluation.k,
@@ -222,7 +225,12 @@ def evaluate(
         "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
-    results["predicted"] = predict_served(results, evaluation)
+    results["predicted"] = {}
+    if times is not None:
+        mode, lengths = evaluation.engine_modes[0], {v: results["replay"][v]["value"] for v in ("base", "custom")}
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in timed_prompts) / len(timed_prompts)
+        speed = results["served"][mode]["speed"]
+        results["predicted"] = predict_served(speed, blocks[mode], k, lengths, times, prompt_tokens)
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["samples"] = None
     if show_samples:

@@ -233,11 +233,27 @@ class Predicted(Part):
     """predicted / served - 1"""
 
 
-class PredictedRow(Drafters[Predicted]):
+class PredictedRatio(Part):
+    """The speed-up over no speculation."""
+
+    predicted: float
+    """From replay's acceptance length and timed steps"""
+    served: Estimate
+    """As measured"""
+
+
+class PredictedSpeed(Predicted):
+    """Of a speculator: what is predicted is the speed-up over none; times the tokens/s that none was served with."""
+
+    over_none: PredictedRatio
+    """That speed-up"""
+
+
+class PredictedRow(Drafters[PredictedSpeed]):
     """One concurrency."""
 
-    server_ms: float
-    """What serving adds to a step of the engine, read off serving without speculation"""
+    none: Predicted
+    """The target alone, in tokens/s: how far the machine's speed drifted between the timing of steps and the serving, too"""
 
 
 class Saved(Part):

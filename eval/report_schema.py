@@ -93,6 +93,15 @@ class Sampling(Part):
     """Nucleus"""
 
 
+class PromptCost(Part):
+    """Milliseconds for each of a prompt's tokens."""
+
+    none: float
+    """Without speculation"""
+    drafting: float
+    """Where a drafter reads it too"""
+
+
 class Choice(Part):
     """How k was chosen, on the validation part."""
 
@@ -106,6 +115,8 @@ class Choice(Part):
     """Batch size -> milliseconds a step for k = 0..depth, 0 the target's own; null where nothing was timed"""
     tokens_per_s: dict[str, list[float]] | None = None
     """Batch size -> tokens/s that these promise, for k = 1..depth"""
+    prompt_token_ms: PromptCost | None = None
+    """What a prompt adds to the step in which it is computed; null where nothing was timed"""
     source: str
     """Where the times come from"""
     requested: int | Literal["auto"]

@@ -6,9 +6,11 @@ is scaled by uninitialised memory. Measured: 8.9 % of the sampled tokens below p
 with the function below, as without speculation. tests/serving/test_sampling.py would notice its return.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from outrider.serving.engine import vllm_version
+from outrider.serving.step_recorder import RECORD, install
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,8 @@ FAULTY_VERSION = "0.32.0+cpu"
 
 def register() -> None:
     """Entry point of the group `vllm.general_plugins`; vLLM may call it more than once in a process."""
+    if path := os.environ.get(RECORD):
+        install(path)
     if vllm_version() != FAULTY_VERSION:
         return
     from vllm.triton_utils.dispatcher import register_kernels

@@ -1,139 +1,162 @@
 """How long a step of the engine takes, for every number of drafts and several batch sizes: what each draft costs on this machine.
 
-One engine runs in a process of its own (an engine binds its process to cores), with a schedule of drafts by batch size that is
-exchanged between short runs of steps: all numbers of drafts meet the same requests, weights and moments of a shared machine.
+A server is asked closed loops of prompts by vLLM's load generator, as the measured servers will be, and records its own steps
+(`step_recorder.py`): what front end and clients take from the machine is in them. Every number of drafts meets the same requests, weights
+and moments of a shared machine. Without drafts (k = 0) the drafter rests altogether, as if there were none.
 
-    times = measure_step_times(target, engine, speculator_dir, depth=4, batch_sizes=[1, 4, 8], prompts=prompts, sampling=Sampling())
-    times[4][2]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
-
-Without drafts (k = 0) the drafter rests altogether, as if there were none.
+    times = measure_step_times(target, serving, speculator_dir, depth=4, batch_sizes=[1, 4, 8], prompts=texts, sampling=Sampling(), ...)
+    times.step_s[4][2]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
 
 Shapes: B batch sizes, K depth.
 """
 
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.serving.client import Sampling
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import DRAFTER_EXTENSION, engine_arguments, engine_environment
-from outrider.serving.processes import Family
+import numpy as np
+
+from outrider.serving.client import Sampling, post
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.load import LoadGenerator
+from outrider.serving.server import Server
+from outrider.serving.step_recorder import Step, read_steps, recording
 from outrider.speculators.errors import OutriderError
 
-STEPS = 6
-"""Timed steps of a run."""
+STEPS = 36
+"""Timed steps wanted of each number of drafts and batch size."""
 
-SETTLE = 3
-"""Steps before them: the first still verifies as many drafts as were made before."""
+MOST_BLOCKS = 24
+"""Blocks of requests of a batch size, after which its steps must suffice."""
 
-ROUNDS = 3
-"""Runs of each number of drafts and batch size; their median counts."""
+WARM_UP_TOKENS = 32
+TRIMMED = 0.1
+"""Share of the fastest and of the slowest steps that are left out: a shared machine stops for a moment now and then."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What steps and prompts cost, in seconds."""
+
+    step_s: dict[int, list[float]]
+    """By batch size B, a list over k = 0..K: a decoding step of B requests with k drafts each."""
+    prompt_token_s: tuple[float, float]
+    """What a token of a prompt adds to the step in which it is computed: without drafts, and with."""
+    idle_s: float
+    """From the end of a lone request until the next one reaches the engine: the client's turn."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> "StepTimes":
+        """The same again."""
+        step_s = {int(size): times for size, times in saved["step_s"].items()}
+        return cls(step_s, tuple(saved["prompt_token_s"]), saved["idle_s"])
 
 
 def measure_step_times(
     target: TargetConfig,
-    engine: EngineConfig,
+    serving: ServingConfig,
     speculator_dir: Path,
     depth: int,
     batch_sizes: Sequence[int],
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[str],
     sampling: Sampling,
-    draft_sample_method: str = "greedy",
-    log_path: Path = Path("step_times.log"),
-) -> dict[int, list[float]]:
-    """Seconds of a decoding step by batch size, for k = 0..depth drafts. Prompts are token ids, taken in turn; what is longer than the
-    engine's room is cut at its beginning."""
-    room = engine.max_model_len - ROUNDS * (depth + 1) * (STEPS + SETTLE) * (depth + 1) - 2
-    if room < 1:
-        raise OutriderError(
-            f"serving.engine.max_model_len = {engine.max_model_len}: too short to time steps of up to {depth} drafts; raise it by "
-            f"{1 - room}, or set eval.k"
-        )
-    schedule = [(1, engine.max_num_seqs, depth)]
-    order = {
-        "arguments": engine_arguments(target, engine, speculator_dir, depth, draft_sample_method, schedule),
-        "depth": depth,
-        "batch_sizes": list(batch_sizes),
-        "prompts": [list(prompt)[-room:] for prompt in prompts],
-        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
-    }
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log_path.touch(mode=0o600)
-    with Family() as family, log_path.open("ab") as log:
-        # The engine's scheduler must live in the child itself, where the schedule can be exchanged.
-        environment = engine_environment(engine) | family.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        finished = subprocess.run(
-            [sys.executable, "-m", "outrider.serving.step_times"],
-            env=os.environ | environment,
-            input=json.dumps(order),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    if finished.returncode:
-        end = "\n".join(log_path.read_text(errors="replace").splitlines()[-25:])
-        raise OutriderError(f"timing the engine's steps ended with code {finished.returncode}; {log_path} ends:\n{end}")
-    return {int(size): times for size, times in json.loads(finished.stdout).items()}
+    max_tokens: int,
+    log_dir: Path,
+) -> StepTimes:
+    """Times of steps of every batch size with 0..depth drafts. `prompts` are rendered text, taken in turn; responses of up to `max_tokens`."""
+    engine, steps_path = serving.engine, Path(log_dir) / "steps.jsonl"
+    steps_path.unlink(missing_ok=True)
+    engine = engine.model_copy(update={"environment": engine.environment | recording(steps_path)})
+    serving = serving.model_copy(update={"engine": engine})
+    schedule, supply = [(1, engine.max_num_seqs, depth)], itertools.cycle(prompts)
+    log_path = Path(log_dir) / "step_times.log"
+    found: dict[int, list[Step]] = {}
+    with (
+        Server(target, serving, speculator_dir, depth, log_path=log_path, k_per_batch_size=schedule) as server,
+        LoadGenerator(target, Path(log_dir) / "load.log") as load,
+    ):
+        post(server.url, "/collective_rpc", {"method": "rest_without_drafts"})
+
+        def block(size: int, requests: int, tokens: int) -> None:
+            load.run_block(server.url, list(itertools.islice(supply, requests)), size, sampling, tokens)
+
+        block(max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
+        _, offset = read_steps(steps_path)
+        for size in batch_sizes:
+            found[size] = []
+            for _ in range(MOST_BLOCKS):
+                block(size, 2 * size, max_tokens)
+                steps, offset = read_steps(steps_path, offset)
+                found[size] += steps
+                if min(len(_settled(found[size], size, k)) for k in range(depth + 1)) >= STEPS:
+                    break
+    return summarise_steps(found, depth)
 
 
-def _child() -> None:
-    """Reads the order, and writes the times as JSON."""
-    order = json.load(sys.stdin)
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the engine prints belongs in the log
-    from vllm import LLM
-
-    engine = LLM(**order["arguments"], worker_extension_cls=DRAFTER_EXTENSION).llm_engine
-    times = {
-        size: _time_batch(engine, size, order["depth"], order["prompts"], order["sampling"])
-        for size in order["batch_sizes"]
-    }
-    print(json.dumps(times), file=answer, flush=True)
-
-
-def _time_batch(
-    engine: Any, size: int, depth: int, prompts: Sequence[Sequence[int]], sampling: dict[str, float]
-) -> list[float]:
-    """Median seconds of a step of `size` requests, for 0..depth drafts."""
-    from vllm import SamplingParams
-
-    names = [f"{size}-{number}" for number in range(size)]
-    for number, name in enumerate(names):
-        prompt = {"prompt_token_ids": prompts[number % len(prompts)]}
-        endless = SamplingParams(**sampling, max_tokens=10**6, ignore_eos=True, detokenize=False)
-        engine.add_request(name, prompt, endless)
-    begun: set[str] = set()
-    while len(begun) < size:  # until every prompt is prefilled
-        begun |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
-    scheduler = engine.engine_core.engine_core.scheduler
-    runs: dict[int, list[float]] = {k: [] for k in range(depth + 1)}
-    for turn in range(ROUNDS):
-        for place in range(depth + 1):
-            k = (place + turn) % (depth + 1)
-            engine.collective_rpc("rest_drafter", args=(k == 0,))
-            scheduler.dynamic_sd_lookup[:] = [k] * len(scheduler.dynamic_sd_lookup)
-            for _ in range(SETTLE):
-                engine.step()
-            drafted = {len(request.spec_token_ids) for request in scheduler.running}
-            if drafted != {k} or len(scheduler.running) != size:
-                raise RuntimeError(f"{len(scheduler.running)} of {size} requests run, with {drafted} drafts, not {k}")
-            began = time.perf_counter()
-            for _ in range(STEPS):
-                engine.step()
-            runs[k].append((time.perf_counter() - began) / STEPS)
-    engine.collective_rpc("rest_drafter", args=(False,))
-    engine.abort_request(names)
-    while engine.has_unfinished_requests():
-        engine.step()
-    return [statistics.median(runs[k]) for k in range(depth + 1)]
+def summarise_steps(found: dict[int, list[Step]], depth: int) -> StepTimes:
+    """The times of recorded steps, `found` by the batch size of the closed loop that made them."""
+    step_s: dict[int, list[float]] = {}
+    for size, steps in found.items():
+        rows = [_settled(steps, size, k) for k in range(depth + 1)]
+        if not all(rows):
+            raise OutriderError(
+                f"timing the engine's steps: at {size} requests at once no step was found that drafts {[not row for row in rows].index(True)} "
+                "tokens for each and nothing else; are the held-out responses only a few tokens long? Set eval.k"
+            )
+        step_s[size] = [_trimmed_mean(row) for row in rows]
+    everything = [step for steps in found.values() for step in steps]
+    prompts = [step for step in everything if step.new]
+    plain = _prompt_token_s((step for step in prompts if not step.drafts), step_s)
+    drafting = _prompt_token_s((step for step in prompts if step.drafts), step_s)
+    idle = [
+        step.seconds - step_s[1][step.drafts]
+        for step, following in itertools.pairwise(found.get(1, []))
+        if step.settled and not step.lasting and following.new
+    ]
+    return StepTimes(step_s, (plain, drafting), max(float(np.median(idle)), 0.0) if idle else 0.0)
 
 
-if __name__ == "__main__":
-    _child()
+def step_seconds(step_s: dict[int, list[float]], k: int, requests: int) -> float:
+    """T(k, B) at any B: between the measured sizes along a straight line, outside them along the nearest one."""
+    sizes = sorted(step_s)
+    times = [step_s[size][k] for size in sizes]
+    if len(sizes) == 1 or sizes[0] <= requests <= sizes[-1]:
+        return float(np.interp(requests, sizes, times))
+    a, b = (0, 1) if requests < sizes[0] else (-2, -1)
+    slope = (times[b] - times[a]) / (sizes[b] - sizes[a])
+    return max(times[a] + slope * (requests - sizes[a]), 0.0)
+
+
+def _settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
+    """Seconds of the steps of `size` decoding requests with k drafts whose predecessor was alike: an engine that schedules a step ahead
+    has the one before under way."""
+    return [
+        step.seconds
+        for before, step in itertools.pairwise(steps)
+        if step.settled
+        and before.settled
+        and step.lasting
+        and before.lasting
+        and step.drafts == before.drafts == k
+        and step.requests == size
+    ]
+
+
+def _prompt_token_s(steps: Iterable[Step], step_s: dict[int, list[float]]) -> float:
+    """Seconds that a prompt's token adds, over all of these steps together; requests take turns to end, so most bring one prompt each."""
+    steps = [step for step in steps if step.prompt_tokens]
+    excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps if step.lasting)
+    tokens = sum(step.prompt_tokens for step in steps if step.lasting)
+    return max(excess / tokens, 0.0) if tokens else 0.0
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    ordered = np.sort(values)
+    left_out = int(len(ordered) * TRIMMED)
+    return float(ordered[left_out : len(ordered) - left_out].mean())

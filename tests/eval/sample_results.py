@@ -8,20 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.choose_k import choose_k, predict_served
+from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.predicted import predict_served
 from outrider.eval.rates import rate_row
 from outrider.eval.replay import ReplaySums
 from outrider.eval.served import counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import sliced
+from outrider.serving.step_times import StepTimes
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
+TIMES = StepTimes(
+    {1: [0.01, 0.013, 0.014, 0.017, 0.02], 8: [0.025, 0.03, 0.04, 0.06, 0.08]},
+    prompt_token_s=(1e-4, 1.2e-4),
+    idle_s=0.004,
+)
 
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
@@ -193,9 +200,8 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
         "k": K,
         "choice": {
-            **choose_k(
-                custom.acceptance_length(), {1: [0.018, 0.02, 0.021, 0.023, 0.03], 8: [0.025, 0.03, 0.04, 0.06, 0.08]}
-            ),
+            **choose_k(custom.acceptance_length(), TIMES.step_s),
+            "prompt_token_ms": {"none": 0.1, "drafting": 0.12},
             "source": "steps of the eager engine, measured",
             "requested": "auto",
             "sequences": 120,
@@ -252,6 +258,8 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     }
     results["samples"] = None
     results["cost"] = None
-    results["predicted"] = predict_served(results, EVALUATION)
+    lengths = {variant: results["replay"][variant]["value"] for variant in ("base", "custom")}
+    eager = results["served"]["eager"]["speed"]
+    results["predicted"] = predict_served(eager, blocks["eager"], K, lengths, TIMES, prompt_tokens=200)
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     return results

@@ -1,12 +1,13 @@
-"""Steps of the real engine, timed in a process of its own; how long they take is the machine's affair."""
+"""Steps of a real server, timed while it serves; how long they take is the machine's affair, what is made of them is not."""
 
 from pathlib import Path
 
 import pytest
 
 from outrider.serving.client import Sampling
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.step_times import measure_step_times
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.step_recorder import RUN, Step
+from outrider.serving.step_times import StepTimes, measure_step_times, step_seconds, summarise_steps
 from outrider.speculators.errors import OutriderError
 
 
@@ -14,16 +15,66 @@ from outrider.speculators.errors import OutriderError
 def test_every_number_of_drafts_is_timed_at_every_batch_size(
     target: TargetConfig, prompts: list[list[int]], tmp_path: Path
 ) -> None:
-    engine, log = EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25), tmp_path / "logs" / "steps.log"
+    from transformers import AutoTokenizer
+
+    serving = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25))
+    texts = AutoTokenizer.from_pretrained(target.directory()).batch_decode(prompts)
     times = measure_step_times(
-        target, engine, target.directory(), 3, [1, 3], prompts, Sampling(0.6, 0.95), log_path=log
+        target, serving, target.directory(), 2, [1, 3], texts, Sampling(0.6, 0.95), 48, tmp_path / "logs"
     )
-    assert set(times) == {1, 3} and all(len(row) == 4 and min(row) > 0 for row in times.values())
-    assert log.stat().st_mode & 0o777 == 0o600
+    assert set(times.step_s) == {1, 3} and all(len(row) == 3 and min(row) > 0 for row in times.step_s.values())
+    assert all(drafts > alone for alone, *more in times.step_s.values() for drafts in more)  # the drafter rested
+    assert min(times.prompt_token_s) > 0
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
+    assert StepTimes.from_dict(times.as_dict()) == times
 
 
-def test_an_engine_too_short_for_it_is_refused(target: TargetConfig) -> None:
-    with pytest.raises(
-        OutriderError, match=r"max_model_len = 128: too short to time steps of up to 4 drafts; raise it by"
-    ):
-        measure_step_times(target, EngineConfig(max_model_len=128), target.directory(), 4, [1], [[1]], Sampling())
+def recorded(size: int, depth: int, seconds, prompt_token_s: float, idle_s: float) -> list[Step]:
+    """A closed loop of `size` requests of 37 steps each, as the recorder would have it."""
+    steps, verified, waiting = [], 0, size
+    for count in range(3000):
+        drafts = (count // RUN) % (depth + 1)
+        new = waiting if count % 40 == 0 else 0
+        tokens = size * (verified + 1) + new * 200
+        ending = count % 37 == 36
+        spent = seconds(drafts, size) + new * 200 * prompt_token_s + (idle_s if ending else 0)
+        steps.append(Step(spent, size, drafts, tokens, new, new * 200, not ending))
+        verified, waiting = drafts, 1
+    return steps
+
+
+def test_times_are_read_off_steps_that_only_decode() -> None:
+    def seconds(k: int, size: int) -> float:
+        return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
+
+    found = {size: recorded(size, 3, seconds, 1e-4, 0.05) for size in (1, 4)}
+    times = summarise_steps(found, 3)
+    for size in (1, 4):
+        assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
+    assert times.prompt_token_s == pytest.approx((1e-4, 1e-4))
+    # Neither a machine that stops now and then nor steps between two numbers of drafts change them.
+    for step in (disturbed := found[1])[50::97]:
+        disturbed[disturbed.index(step)] = step._replace(seconds=1.0)
+    assert summarise_steps(found, 3).step_s[1] == pytest.approx(times.step_s[1])
+
+
+def test_the_clients_turn_is_what_a_lone_requests_end_takes_longer() -> None:
+    steps = [Step(0.01, 1, 0, 1, 0, 0, True)] * 5
+    request = [Step(0.03, 1, 0, 200, 1, 200, True), *steps, Step(0.014, 1, 0, 1, 0, 0, False)]
+    assert summarise_steps({1: request * 4}, 0).idle_s == pytest.approx(0.004)
+    assert summarise_steps({2: [step._replace(requests=2, tokens=2) for step in steps]}, 0).idle_s == 0
+
+
+def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
+    step_s = {1: [0.01], 4: [0.04], 8: [0.06]}
+    assert [step_seconds(step_s, 0, size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx(
+        [0.01, 0.02, 0.04, 0.05, 0.06, 0.08]
+    )
+    assert step_seconds({4: [0.04], 8: [0.06]}, 0, 2) == pytest.approx(0.03)
+    assert step_seconds({4: [0.04]}, 0, 1) == 0.04
+
+
+def test_responses_too_short_to_time_are_told() -> None:
+    prompts_only = [Step(0.03, 1, k, 100, 1, 100, False) for k in (0, 1)] * 10
+    with pytest.raises(OutriderError, match=r"at 1 requests at once no step was found that drafts 0 .* Set eval.k"):
+        summarise_steps({1: prompts_only}, 1)

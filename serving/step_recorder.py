@@ -1,0 +1,99 @@
+"""The engine's steps, timed inside a server that serves, while every number of drafts takes its turn.
+
+A server whose environment names a file (`recording`) writes a line of JSON there for every step, and asks for 0, 1, ... K drafts in
+turn, `RUN` steps each, so that every number meets the same requests, load and moments of a shared machine. It must have been started with
+a schedule of drafts by batch size, which is what is exchanged. `serving/step_times.py` reads the lines.
+
+The time is from one call of the scheduler to the next: the step itself, and what front end and clients take from the same cores meanwhile.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECORD = "OUTRIDER_RECORD_STEPS"
+"""Environment variable: the file."""
+
+RUN = 8
+"""Steps with the same number of drafts, one after the other."""
+
+
+class Step(NamedTuple):
+    """One step of the engine."""
+
+    seconds: float
+    """Until the next one began."""
+    requests: int
+    drafts: int
+    """Asked for, of each request."""
+    tokens: int
+    """That the target computes: of a decoding request its last token and its drafts."""
+    new: int
+    """Requests whose prompt is computed in it."""
+    prompt_tokens: int
+    """Of those, in this step."""
+    lasting: bool
+    """Whether the next step was of the same requests: then the engine did not rest in between."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it only decodes, and verifies as many drafts as it makes."""
+        return not self.new and self.tokens == self.requests * (self.drafts + 1)
+
+
+def recording(path: Path) -> dict[str, str]:
+    """The environment that makes a server record."""
+    return {RECORD: str(Path(path).resolve())}
+
+
+def read_steps(path: Path, offset: int = 0) -> tuple[list[Step], int]:
+    """The steps from a place of the file on, and the place after the last whole line."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        whole = file.read().rpartition(b"\n")[0]
+    return [Step(*json.loads(line)) for line in whole.splitlines()], offset + len(whole) + bool(whole)
+
+
+def install(path: str) -> None:
+    """Makes vLLM's scheduler record; for the process that has it, by `serving/plugin.py`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if not hasattr(Scheduler.schedule, "recorder"):
+        Scheduler.schedule = _recorded(Scheduler.schedule, path)
+
+
+def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
+    begun: dict[str, Any] = {}
+    count = 0
+
+    def recorded(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count, begun
+        now, before = time.perf_counter(), begun
+        drafts = (count // RUN) % (scheduler.num_spec_tokens + 1)
+        scheduler.dynamic_sd_lookup[:] = [drafts] * len(scheduler.dynamic_sd_lookup)
+        output = schedule(scheduler, *args, **kwargs)
+        ids = frozenset(output.num_scheduled_tokens)
+        if before:
+            _append(path, Step(now - before["at"], **before["what"], lasting=ids == before["ids"]))
+        new = output.scheduled_new_reqs
+        what = {
+            "requests": len(ids),
+            "drafts": drafts,
+            "tokens": output.total_num_scheduled_tokens,
+            "new": len(new),
+            "prompt_tokens": sum(output.num_scheduled_tokens[request.req_id] for request in new),
+        }
+        begun = {"at": now, "ids": ids, "what": what} if ids else {}
+        count += bool(ids)
+        return output
+
+    recorded.recorder = True
+    return recorded
+
+
+def _append(path: str, step: Step) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+        file.write(json.dumps(step) + "\n")

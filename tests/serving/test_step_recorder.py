@@ -1,0 +1,56 @@
+"""What is recorded of a scheduler's calls, with a scheduler that says what it is told to."""
+
+import stat
+from types import SimpleNamespace
+
+from outrider.serving import step_recorder
+from outrider.serving.step_recorder import RUN, Step, read_steps
+
+
+def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_path, monkeypatch):
+    path, clock = tmp_path / "steps.jsonl", iter(range(1000))
+    monkeypatch.setattr(step_recorder.time, "perf_counter", lambda: float(next(clock)))
+    asked: list[int] = []
+
+    def schedule(scheduler, plan):
+        asked.append(scheduler.dynamic_sd_lookup[1])
+        new = [SimpleNamespace(req_id=name) for name in plan.get("new", ())]
+        return SimpleNamespace(
+            num_scheduled_tokens=plan["tokens"],
+            total_num_scheduled_tokens=sum(plan["tokens"].values()),
+            scheduled_new_reqs=new,
+        )
+
+    scheduler = SimpleNamespace(num_spec_tokens=2, dynamic_sd_lookup=[2, 2, 2])
+    recorded = step_recorder._recorded(schedule, str(path))
+    plans = [{"tokens": {"a": 30}, "new": ["a"]}]
+    plans += [{"tokens": {"a": 1}}] * RUN
+    plans += [
+        {"tokens": {"a": 2, "b": 50}, "new": ["b"]},
+        {"tokens": {"a": 2, "b": 2}},
+        {"tokens": {}},
+        {"tokens": {"c": 3}},
+    ]
+    for plan in plans:
+        recorded(scheduler, plan)
+    assert asked[: 2 * RUN] == [0] * RUN + [1] * (len(plans) - RUN)
+    steps, offset = read_steps(path)
+    assert steps[0] == Step(1.0, 1, 0, 30, 1, 30, True)
+    assert steps[1] == Step(1.0, 1, 0, 1, 0, 0, True) and steps[1].settled
+    assert not steps[RUN].settled and steps[RUN].drafts == 1  # verifies what the step before had not drafted
+    assert steps[RUN + 1] == Step(1.0, 2, 1, 52, 1, 50, True) and not steps[RUN + 1].settled
+    assert steps[RUN + 2] == Step(1.0, 2, 1, 4, 0, 0, False) and steps[RUN + 2].settled
+    assert len(steps) == RUN + 3  # of the call that had nothing to do, and of the last one, nothing is known
+    recorded(scheduler, {"tokens": {"c": 3}})
+    later, _ = read_steps(path, offset)
+    assert later == [Step(1.0, 1, 1, 3, 0, 0, True)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_half_a_line_is_left_for_the_next_reading(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text("[0.5, 1, 0, 1, 0, 0, true]\n[0.25, 1, ")
+    steps, offset = read_steps(path)
+    assert steps == [Step(0.5, 1, 0, 1, 0, 0, True)]
+    path.write_text(path.read_text() + "0, 1, 0, 0, false]\n")
+    assert read_steps(path, offset)[0] == [Step(0.25, 1, 0, 1, 0, 0, False)]
