@@ -12,12 +12,10 @@ custom's falls against base's the speculator no longer fits it.
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from outrider.data.facts import date
 from outrider.eval.page import interval
-from outrider.speculators.files import publish
 
 Z = 1.959964
 LEVEL = 0.05
@@ -74,42 +72,6 @@ TITLE = [
     "custom / base",
     "since the first",
 ]
-
-
-def markdown(series: Sequence[Mapping[str, Any]]) -> str:
-    """Every series as a table."""
-    lines = []
-    for one in series:
-        lines += [f"Speculator {one['weights'][:12]}", "", "| " + " | ".join(TITLE) + " |", "|---" * len(TITLE) + "|"]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table(one)]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def write_page(
-    path: Path,
-    series: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    notes: Sequence[str],
-) -> None:
-    """The series as charts and tables, and below them the runs side by side (`rows` of compare.side_by_side)."""
-    from outrider.eval.charts import history_chart
-    from outrider.eval.page import environment
-
-    page = (
-        environment()
-        .get_template("history.html.j2")
-        .render(
-            series=[(one["weights"], history_chart(one["points"]), table(one)) for one in series],
-            title=TITLE,
-            rows=rows,
-            names=names,
-            notes=notes,
-        )
-    )
-    with publish(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 def change(first: Mapping[str, float], later: Mapping[str, float], comparisons: int) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def workload_cells(row: Mapping[str, Any]) -> list[str]:
     """One row's texts, under WORKLOAD_HEAD."""
     saved = row["saved_share"]
     return [
-        row["workload"].replace("|", "\\|"),
+        row["workload"],
         f"{row['mode']}, at {row['concurrency']}",
         *(interval(row[ratio]) for ratio in ("base_over_none", "custom_over_base", "custom_over_none")),
         f"{saved['value']:.0%} [{saved['low']:.0%}, {saved['high']:.0%}]",
@@ -121,7 +121,7 @@ def _table(head: Sequence[str]) -> list[str]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

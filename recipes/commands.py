@@ -253,7 +253,7 @@ def _compare(compared: tuple[Path, ...], html: Path | None) -> int:
         side_by_side,
         workloads,
     )
-    from outrider.eval.history import write_page
+    from outrider.eval.compare_page import write_page
 
     (rows, notes), table = side_by_side(compared), workloads(compared)
     series, console = over_time(compared), Console(stderr=True)
@@ -261,7 +261,7 @@ def _compare(compared: tuple[Path, ...], html: Path | None) -> int:
     print_workloads(table, console)
     print_history(series, console)
     if html is not None:
-        write_page(html, series, rows, names_of(compared), notes)
+        write_page(html, names_of(compared), table, series, rows, notes)
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
     runs = [str(run) for run in compared]
     _print_json({"runs": runs, "figures": rows, "workloads": table, "notes": notes, "history": series})

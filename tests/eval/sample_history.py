@@ -1,14 +1,14 @@
 """Reports of one speculator on newer and newer traffic, and what is made of them.
 
-page, terminal, markdown = write_sample_history(tmp_path)
+page, terminal = write_sample_history(tmp_path)
 """
 
 import json
 
 from rich.console import Console
 
-from outrider.eval.compare import over_time, print_history, side_by_side
-from outrider.eval.history import markdown, write_page
+from outrider.eval.compare import over_time, print_history, side_by_side, workloads
+from outrider.eval.compare_page import write_page
 from tests.eval.sample_results import sample_results
 
 SPREAD = 0.02
@@ -27,7 +27,7 @@ def report(time, base, custom, **other):
 
 
 def write_sample_history(folder):
-    """The page of three runs, the last of another speculator, what the terminal says of them, and the Markdown."""
+    """The page of three runs, the last of another speculator, and what the terminal says of them."""
     runs, other = [], {"speculator": {"weights_sha256": "cd" * 32}}
     reports = {"march": report(0, 2, 3), "<i>june<|i>": report(9, 2, 2.4), "july": report(99, 2, 2, **other)}
     for name, whole in reports.items():
@@ -37,5 +37,5 @@ def write_sample_history(folder):
     rows, notes = side_by_side(runs)
     series, console = over_time(runs), Console(record=True, width=200)
     print_history(series, console)
-    write_page(folder / "history.html", series, rows, [run.name for run in runs], notes)
-    return folder / "history.html", console.export_text(), markdown(series)
+    write_page(folder / "compared.html", [run.name for run in runs], workloads(runs), series, rows, notes)
+    return folder / "compared.html", console.export_text()

@@ -55,10 +55,10 @@ def test_a_person_can_read_it(browser, report, size, dark):
     assert page.evaluate("document.querySelector('.tiles').getBoundingClientRect().top") < size[1]
 
 
-def test_the_history_is_read_on_a_phone_too(browser, tmp_path):
+def test_runs_compared_are_read_on_a_phone_too(browser, tmp_path):
     path, *_ = write_sample_history(tmp_path)
     page = browser.open(path.as_uri(), *PHONE)
-    print("screenshot:", page.screenshot(SHOTS / "history.png"))
+    print("screenshot:", page.screenshot(SHOTS / "compared.png"))
     assert page.evaluate(CHECKS) == [] and page.complaints == []
     assert all(address.startswith(OFFLINE) for address in page.requests)
 

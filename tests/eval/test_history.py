@@ -78,10 +78,16 @@ def page(tmp_path_factory):
     return write_sample_history(tmp_path_factory.mktemp("history"))
 
 
-def test_every_form_says_what_changed(page):
-    path, terminal, text = page
+def test_page_and_terminal_say_what_changed(page):
+    path, terminal = page
     html = path.read_text()
-    for form in (html, terminal, text):
+    for form in (html, terminal):
         assert "drifts away: it gains less over base" in form and "abababababab" in form and "cdcdcd" not in form
     assert "&lt;i&gt;june" in html and "<i>june" not in html and html.count("<svg") == 1
-    assert "<i>june<\\|i>" in text
+
+
+def test_the_page_has_the_workloads(page):
+    path, _ = page
+    html = path.read_text()
+    assert html.index("<h2>Workloads</h2>") < html.index("on newer traffic") < html.index("<h2>Side by side</h2>")
+    assert "saved of none&#39;s GPU time" in html and html.count("<td>eager, at 1</td>") == 3
