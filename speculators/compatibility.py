@@ -53,6 +53,10 @@ EAGLE3_AUX_STATES = 3
 """States of the target that an EAGLE-3 head reads, where its config.json does not name the layers."""
 
 
+TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
+"""`model_type` of a drafter that vLLM (0.32, `SpeculativeConfig.hf_config_override`) serves as an MTP layer, whatever its architecture."""
+
+
 def kind_of(directory: Path) -> DirectoryKind:
     """What speculates here, by config.json alone: an EAGLE-3 head names itself or has a vocabulary of its own, an MTP directory has the
     target's configuration."""
@@ -128,6 +132,11 @@ def _check_tensors(
 def _check_eagle3(directory: Path, target: CheckpointLayout) -> None:
     path, config = directory / "config.json", read_json(directory / "config.json")
     layer = config.get("transformer_layer_config") or config  # the form of vllm-project/speculators
+    if config.get("model_type") in TAKEN_FOR_MTP:
+        raise OutriderError(
+            f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer and not for the EAGLE-3 head that it is; an "
+            'EAGLE-3 head with DeepSeek\'s attention says model_type "deepseek_v2"'
+        )
     _check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:

@@ -1,21 +1,26 @@
-"""A random EAGLE-3 head for a target, in the form of the published ones: one Llama layer, a draft vocabulary of its own.
+"""A random EAGLE-3 head for a target, in the form of the published ones: one layer, a draft vocabulary of its own.
 
     write_eagle3_head(nano_r1, tmp_path / "head")
+    write_eagle3_head(nano_r1, tmp_path / "head", mla=True)
 
-Names as in yuhuili/EAGLE3-* and as vLLM's llama_eagle3.py reads them: fc over three of the target's states, `midlayer`, whose attention
-takes [embedding ; state], norm, lm_head over the draft vocabulary, d2t with target id = draft id + d2t[draft id].
+Names as in yuhuili/EAGLE3-* and as vLLM's llama_eagle3.py and deepseek_eagle3.py read them: fc over three of the target's states,
+`midlayer`, whose attention takes [embedding ; state], norm, lm_head over the draft vocabulary, d2t with target id = draft id + d2t[draft id].
+The attention is Llama's, or DeepSeek's as the target has it.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 HEAD_DIM = 64
+Linear = Callable[[int, int], torch.Tensor]
 
 
-def write_eagle3_head(target: Path, directory: Path, seed: int = 0, **changed) -> Path:
+def write_eagle3_head(target: Path, directory: Path, seed: int = 0, mla: bool = False, **changed) -> Path:
     """The directory. The embedding is the target's own, and every second token of the first half of the vocabulary is drafted; `changed`
     are keys of config.json to write otherwise."""
     torch.manual_seed(seed)
@@ -36,26 +41,20 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0, **changed) -
     }
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"midlayer.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        tensors[f"midlayer.self_attn.{name}.weight"] = linear(hidden, 2 * hidden)
-    tensors["midlayer.self_attn.o_proj.weight"] = linear(hidden, hidden)
+    attention, form = (_mla if mla else _llama)(config, linear)
+    tensors |= {f"midlayer.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
     for name in ("gate_proj", "up_proj"):
         tensors[f"midlayer.mlp.{name}.weight"] = linear(intermediate, hidden)
     tensors["midlayer.mlp.down_proj.weight"] = linear(hidden, intermediate)
     directory.mkdir(parents=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     settings = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
         "torch_dtype": "bfloat16",
         "vocab_size": vocab,
         "draft_vocab_size": drafts,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": 1,
-        "num_attention_heads": hidden // HEAD_DIM,
-        "num_key_value_heads": hidden // HEAD_DIM,
-        "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "rms_norm_eps": config["rms_norm_eps"],
         "max_position_embeddings": config["max_position_embeddings"],
@@ -63,5 +62,47 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0, **changed) -
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
-    (directory / "config.json").write_text(json.dumps(settings | changed, indent=2))
+    (directory / "config.json").write_text(json.dumps(settings | form | changed, indent=2))
     return directory
+
+
+def _llama(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The attention's tensors, and what config.json says of it."""
+    hidden = config["hidden_size"]
+    tensors = {name: linear(hidden, 2 * hidden) for name in ("q_proj", "k_proj", "v_proj")}
+    heads = hidden // HEAD_DIM
+    return tensors | {"o_proj": linear(hidden, hidden)}, {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": HEAD_DIM,
+    }
+
+
+def _mla(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    hidden, heads, q_rank, rank = (
+        config[name] for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")
+    )
+    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    tensors = {
+        "q_a_proj": linear(q_rank, 2 * hidden),
+        "q_a_layernorm": torch.ones(q_rank, dtype=torch.bfloat16),
+        "q_b_proj": linear(heads * (nope + rope), q_rank),
+        "kv_a_proj_with_mqa": linear(rank + rope, 2 * hidden),
+        "kv_a_layernorm": torch.ones(rank, dtype=torch.bfloat16),
+        "kv_b_proj": linear(heads * (nope + value), rank),
+        "o_proj": linear(hidden, heads * value),
+    }
+    return tensors, {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": q_rank,
+        "kv_lora_rank": rank,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value,
+        "first_k_dense_replace": 1,
+    }

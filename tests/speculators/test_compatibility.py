@@ -183,6 +183,7 @@ def test_files_that_are_cut_short_or_gone_are_no_traceback(target, speculator):
     [
         ({"vocab_size": VOCAB - 1}, None, "a stale vocabulary"),
         ({"hidden_size": 32}, None, "hidden_size = 32, but the target has 64"),
+        ({"model_type": "deepseek_v3"}, None, "which vLLM takes for an MTP layer"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 30]}, None, r"\[1, 2, 30\], but the target has 2 layers"),
         ({"draft_vocab_size": DRAFTS + 1}, None, rf"lm_head\.weight has shape \[{DRAFTS}, 64\]"),
         (
