@@ -131,8 +131,10 @@ def evaluate(
             say(f"timing the engine's steps, up to {depth} drafts")
             engine = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
             texts, sizes = [prompt.text for prompt in timed_prompts], evaluation.concurrency
-            custom, longest = speculators["custom"], evaluation.max_tokens
-            return measure_step_times(target, engine, custom, depth, sizes, texts, sampling, longest, log_dir).as_dict()
+            custom, longest, beside = speculators["custom"], evaluation.max_tokens, evaluation.side_by_side
+            return measure_step_times(
+                target, engine, custom, depth, sizes, texts, sampling, longest, log_dir, beside
+            ).as_dict()
 
         source, step_s = "the recipe's times", recipe_times(serving, depth)
         if step_s is None:

@@ -17,12 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.server import Server
+from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.speculator import Speculator
 
 PLAIN, SPECULATING = "none", "speculating"
-SETTLE_S = 1.2
-"""vLLM's processes poll for work for a second after their last; a block on the other server waits until they sleep."""
 
 
 class Fleet:

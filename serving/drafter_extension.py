@@ -38,25 +38,6 @@ class DrafterExtension:
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
 
-    def rest_without_drafts(self) -> None:
-        """From now on the drafter computes nothing in steps that ask for no draft, for timing the target's own steps. vLLM's drafter
-        computes a position there too, so that its cache keeps up; after a rest it has gaps, and drafts worse.
-        """
-        drafter = self.model_runner.drafter
-        propose = drafter.propose
-
-        def rests(*args: Any, num_speculative_tokens: int, common_attn_metadata: Any, **kwargs: Any) -> torch.Tensor:
-            if not num_speculative_tokens:
-                return torch.empty(common_attn_metadata.batch_size(), 0, dtype=torch.int64)
-            return propose(
-                *args,
-                num_speculative_tokens=num_speculative_tokens,
-                common_attn_metadata=common_attn_metadata,
-                **kwargs,
-            )
-
-        drafter.propose = rests
-
 
 def required(drafter: torch.nn.Module) -> set[str]:
     """The parameters that a speculator's directory must bring, under vLLM's names."""

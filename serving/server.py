@@ -29,6 +29,9 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.errors import OutriderError
 
 HOST = "127.0.0.1"
+SETTLE_S = 1.2
+"""vLLM's processes poll for work for a second after their last; requests to another server on the machine wait until they sleep."""
+
 _STOP_S = 15.0
 """Time in which a server may end by itself after SIGTERM, in seconds; then it is killed."""
 

@@ -1,8 +1,8 @@
 """The engine's steps, timed inside a server that serves, while every number of drafts takes its turn.
 
-A server whose environment names a file (`recording`) writes a line of JSON there for every step, and asks for 0, 1, ... K drafts in
-turn, `RUN` steps each, so that every number meets the same requests, load and moments of a shared machine. It must have been started with
-a schedule of drafts by batch size, which is what is exchanged. `serving/step_times.py` reads the lines.
+A server whose environment names a file (`recording`) writes a line of JSON there for every step. One that was started with a schedule of
+drafts by batch size also asks for 1, 2, ... K drafts in turn, `RUN` steps each, so that every number meets the same requests, load and
+moments of a shared machine. `serving/step_times.py` reads the lines.
 
 The time is from one call of the scheduler to the next: the step itself, and what front end and clients take from the same cores meanwhile.
 """
@@ -72,8 +72,10 @@ def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
     def recorded(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count, begun
         now, before = time.perf_counter(), begun
-        drafts = (count // RUN) % (scheduler.num_spec_tokens + 1)
-        scheduler.dynamic_sd_lookup[:] = [drafts] * len(scheduler.dynamic_sd_lookup)
+        drafts = scheduler.num_spec_tokens
+        if scheduler.dynamic_sd_lookup is not None:
+            drafts = 1 + (count // RUN) % scheduler.num_spec_tokens
+            scheduler.dynamic_sd_lookup[:] = [drafts] * len(scheduler.dynamic_sd_lookup)
         output = schedule(scheduler, *args, **kwargs)
         ids = frozenset(output.num_scheduled_tokens)
         if before:

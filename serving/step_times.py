@@ -1,27 +1,30 @@
 """How long a step of the engine takes, for every number of drafts and several batch sizes: what each draft costs on this machine.
 
-A server is asked closed loops of prompts by vLLM's load generator, as the measured servers will be, and records its own steps
-(`step_recorder.py`): what front end and clients take from the machine is in them. Every number of drafts meets the same requests, weights
-and moments of a shared machine. Without drafts (k = 0) the drafter rests altogether, as if there were none.
+Two servers, one without speculation and one with, answer closed loops of prompts by vLLM's load generator, as the measured servers will,
+and record their own steps (`step_recorder.py`): what front end and clients take from the machine is in them. Every number of drafts
+meets the same requests, weights and moments of a shared machine, and the two servers take turns.
 
     times = measure_step_times(target, serving, speculator_dir, depth=4, batch_sizes=[1, 4, 8], prompts=texts, sampling=Sampling(), ...)
     times.step_s[4][2]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
+    times.step_s[4][0]      # of the target's own
 
 Shapes: B batch sizes, K depth.
 """
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outrider.serving.client import Sampling, post
+from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.load import LoadGenerator
-from outrider.serving.server import Server
+from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.step_recorder import Step, read_steps, recording
 from outrider.speculators.errors import OutriderError
 
@@ -58,6 +61,37 @@ class StepTimes:
         return cls(step_s, tuple(saved["prompt_token_s"]), saved["idle_s"])
 
 
+class _Recorded:
+    """A server that records its steps, and what it has recorded so far, by the batch size of the closed loop that made it."""
+
+    def __init__(
+        self, target: TargetConfig, serving: ServingConfig, speculator_dir: Path | None, depth: int, log_dir: Path
+    ) -> None:
+        name = "drafting" if depth else "plain"
+        self._path, self._offset = log_dir / f"steps_{name}.jsonl", 0
+        self._path.unlink(missing_ok=True)
+        engine = serving.engine.model_copy(update={"environment": serving.engine.environment | recording(self._path)})
+        self.server = Server(
+            target,
+            serving.model_copy(update={"engine": engine, "port": None}),
+            speculator_dir,
+            depth or None,
+            log_path=log_dir / f"step_times_{name}.log",
+            k_per_batch_size=[(1, engine.max_num_seqs, depth)] if depth else None,
+        )
+        self.numbers = range(1, depth + 1) if depth else range(1)
+        self.found: dict[int, list[Step]] = {}
+
+    def read(self, size: int) -> None:
+        """Takes what has been recorded since as steps of a loop of `size` requests."""
+        steps, self._offset = read_steps(self._path, self._offset)
+        self.found[size] = self.found.get(size, []) + steps
+
+    def enough(self, size: int) -> bool:
+        """Whether every number of drafts has as many steps as are wanted."""
+        return all(len(_settled(self.found.get(size, []), size, k)) >= STEPS for k in self.numbers)
+
+
 def measure_step_times(
     target: TargetConfig,
     serving: ServingConfig,
@@ -68,58 +102,63 @@ def measure_step_times(
     sampling: Sampling,
     max_tokens: int,
     log_dir: Path,
+    side_by_side: bool = True,
 ) -> StepTimes:
-    """Times of steps of every batch size with 0..depth drafts. `prompts` are rendered text, taken in turn; responses of up to `max_tokens`."""
-    engine, steps_path = serving.engine, Path(log_dir) / "steps.jsonl"
-    steps_path.unlink(missing_ok=True)
-    engine = engine.model_copy(update={"environment": engine.environment | recording(steps_path)})
-    serving = serving.model_copy(update={"engine": engine})
-    schedule, supply = [(1, engine.max_num_seqs, depth)], itertools.cycle(prompts)
-    log_path = Path(log_dir) / "step_times.log"
-    found: dict[int, list[Step]] = {}
-    with (
-        Server(target, serving, speculator_dir, depth, log_path=log_path, k_per_batch_size=schedule) as server,
-        LoadGenerator(target, Path(log_dir) / "load.log") as load,
-    ):
-        post(server.url, "/collective_rpc", {"method": "rest_without_drafts"})
+    """Times of steps of every batch size with 0..depth drafts. `prompts` are rendered text, taken in turn; responses of up to `max_tokens`.
+    `side_by_side` false: the machine holds one server at a time."""
+    log_dir, supply = Path(log_dir), itertools.cycle(prompts)
+    plain = _Recorded(target, serving, None, 0, log_dir)
+    drafting = _Recorded(target, serving, speculator_dir, depth, log_dir)
 
-        def block(size: int, requests: int, tokens: int) -> None:
-            load.run_block(server.url, list(itertools.islice(supply, requests)), size, sampling, tokens)
+    def ask(one: _Recorded, load: LoadGenerator, size: int, requests: int, tokens: int) -> None:
+        time.sleep(SETTLE_S if side_by_side else 0)
+        load.run_block(one.server.url, list(itertools.islice(supply, requests)), size, sampling, tokens)
 
-        block(max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
-        _, offset = read_steps(steps_path)
-        for size in batch_sizes:
-            found[size] = []
-            for _ in range(MOST_BLOCKS):
-                block(size, 2 * size, max_tokens)
-                steps, offset = read_steps(steps_path, offset)
-                found[size] += steps
-                if min(len(_settled(found[size], size, k)) for k in range(depth + 1)) >= STEPS:
-                    break
-    return summarise_steps(found, depth)
+    with LoadGenerator(target, log_dir / "load.log") as load:
+        for group in [[plain, drafting]] if side_by_side else [[plain], [drafting]]:
+            with contextlib.ExitStack() as stack:
+                for one in group:
+                    one.server.start()
+                    stack.callback(one.server.stop)
+                for one in group:
+                    one.server.wait()
+                    ask(one, load, max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
+                    one.read(0)
+                for size in batch_sizes:
+                    for _ in range(MOST_BLOCKS):
+                        for one in group:
+                            ask(one, load, size, size * (2 if one is drafting else 1), max_tokens)
+                            one.read(size)
+                        if all(one.enough(size) for one in group):
+                            break
+    for one in (plain, drafting):
+        one.found.pop(0)  # the warm-up
+    return summarise_steps(plain.found, drafting.found, depth)
 
 
-def summarise_steps(found: dict[int, list[Step]], depth: int) -> StepTimes:
-    """The times of recorded steps, `found` by the batch size of the closed loop that made them."""
+def summarise_steps(
+    plain: Mapping[int, Sequence[Step]], drafting: Mapping[int, Sequence[Step]], depth: int
+) -> StepTimes:
+    """The times of recorded steps of a server without speculation and of one with, by the batch size of the closed loop that made them."""
     step_s: dict[int, list[float]] = {}
-    for size, steps in found.items():
-        rows = [_settled(steps, size, k) for k in range(depth + 1)]
+    for size in plain:
+        rows = [_settled(plain[size], size, 0), *(_settled(drafting[size], size, k) for k in range(1, depth + 1))]
         if not all(rows):
             raise OutriderError(
                 f"timing the engine's steps: at {size} requests at once no step was found that drafts {[not row for row in rows].index(True)} "
                 "tokens for each and nothing else; are the held-out responses only a few tokens long? Set eval.k"
             )
         step_s[size] = [_trimmed_mean(row) for row in rows]
-    everything = [step for steps in found.values() for step in steps]
-    prompts = [step for step in everything if step.new]
-    plain = _prompt_token_s((step for step in prompts if not step.drafts), step_s)
-    drafting = _prompt_token_s((step for step in prompts if step.drafts), step_s)
     idle = [
-        step.seconds - step_s[1][step.drafts]
-        for step, following in itertools.pairwise(found.get(1, []))
+        step.seconds - step_s[1][0]
+        for step, following in itertools.pairwise(plain.get(1, []))
         if step.settled and not step.lasting and following.new
     ]
-    return StepTimes(step_s, (plain, drafting), max(float(np.median(idle)), 0.0) if idle else 0.0)
+    return StepTimes(
+        step_s,
+        (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)),
+        max(float(np.median(idle)), 0.0) if idle else 0.0,
+    )
 
 
 def step_seconds(step_s: dict[int, list[float]], k: int, requests: int) -> float:
@@ -148,11 +187,11 @@ def _settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
     ]
 
 
-def _prompt_token_s(steps: Iterable[Step], step_s: dict[int, list[float]]) -> float:
-    """Seconds that a prompt's token adds, over all of these steps together; requests take turns to end, so most bring one prompt each."""
-    steps = [step for step in steps if step.prompt_tokens]
-    excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps if step.lasting)
-    tokens = sum(step.prompt_tokens for step in steps if step.lasting)
+def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[float]]) -> float:
+    """Seconds that a prompt's token adds, over all steps with prompts together."""
+    steps = [step for steps in found.values() for step in steps if step.prompt_tokens and step.lasting]
+    excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps)
+    tokens = sum(step.prompt_tokens for step in steps)
     return max(excess / tokens, 0.0) if tokens else 0.0
 
 

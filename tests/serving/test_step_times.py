@@ -23,7 +23,7 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
         target, serving, target.directory(), 2, [1, 3], texts, Sampling(0.6, 0.95), 48, tmp_path / "logs"
     )
     assert set(times.step_s) == {1, 3} and all(len(row) == 3 and min(row) > 0 for row in times.step_s.values())
-    assert all(drafts > alone for alone, *more in times.step_s.values() for drafts in more)  # the drafter rested
+    assert all(drafts > alone for alone, *more in times.step_s.values() for drafts in more)
     assert min(times.prompt_token_s) > 0
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
     assert StepTimes.from_dict(times.as_dict()) == times
@@ -31,9 +31,9 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
 
 def recorded(size: int, depth: int, seconds, prompt_token_s: float, idle_s: float) -> list[Step]:
     """A closed loop of `size` requests of 37 steps each, as the recorder would have it."""
-    steps, verified, waiting = [], 0, size
+    steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
-        drafts = (count // RUN) % (depth + 1)
+        drafts = 1 + (count // RUN) % depth if depth else 0
         new = waiting if count % 40 == 0 else 0
         tokens = size * (verified + 1) + new * 200
         ending = count % 37 == 36
@@ -47,22 +47,16 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
-    found = {size: recorded(size, 3, seconds, 1e-4, 0.05) for size in (1, 4)}
-    times = summarise_steps(found, 3)
+    plain = {size: recorded(size, 0, seconds, 1e-4, 0.004) for size in (1, 4)}
+    drafting = {size: recorded(size, 3, seconds, 2e-4, 0.004) for size in (1, 4)}
+    times = summarise_steps(plain, drafting, 3)
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
-    assert times.prompt_token_s == pytest.approx((1e-4, 1e-4))
+    assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
+    assert times.idle_s == pytest.approx(0.004)
     # Neither a machine that stops now and then nor steps between two numbers of drafts change them.
-    for step in (disturbed := found[1])[50::97]:
-        disturbed[disturbed.index(step)] = step._replace(seconds=1.0)
-    assert summarise_steps(found, 3).step_s[1] == pytest.approx(times.step_s[1])
-
-
-def test_the_clients_turn_is_what_a_lone_requests_end_takes_longer() -> None:
-    steps = [Step(0.01, 1, 0, 1, 0, 0, True)] * 5
-    request = [Step(0.03, 1, 0, 200, 1, 200, True), *steps, Step(0.014, 1, 0, 1, 0, 0, False)]
-    assert summarise_steps({1: request * 4}, 0).idle_s == pytest.approx(0.004)
-    assert summarise_steps({2: [step._replace(requests=2, tokens=2) for step in steps]}, 0).idle_s == 0
+    drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
+    assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
 
 def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
@@ -75,6 +69,6 @@ def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
 
 
 def test_responses_too_short_to_time_are_told() -> None:
-    prompts_only = [Step(0.03, 1, k, 100, 1, 100, False) for k in (0, 1)] * 10
-    with pytest.raises(OutriderError, match=r"at 1 requests at once no step was found that drafts 0 .* Set eval.k"):
-        summarise_steps({1: prompts_only}, 1)
+    decoding, prompts_only = [Step(0.03, 1, 0, 1, 0, 0, True)] * 10, [Step(0.03, 1, 1, 100, 1, 100, False)] * 10
+    with pytest.raises(OutriderError, match=r"at 1 requests at once no step was found that drafts 1 .* Set eval.k"):
+        summarise_steps({1: decoding}, {1: prompts_only}, 1)
