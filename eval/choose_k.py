@@ -9,10 +9,54 @@ T(0, B) is the target's own step.
     choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], step_s={1: [...], 8: [...]})["k"]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from outrider.serving.config import ServingConfig
+from outrider.eval.config import EvalConfig
+from outrider.eval.steps import Steps
+from outrider.serving.client import Sampling
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.step_times import StepTimes, measure_step_times
+
+
+def choose(
+    steps: Steps,
+    target: TargetConfig,
+    serving: ServingConfig,
+    speculator_dir: Path,
+    depth: int,
+    evaluation: EvalConfig,
+    sampling: Sampling,
+    texts: Sequence[str],
+    acceptance_length: Sequence[float],
+    log_dir: Path,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], StepTimes | None]:
+    """The choice as the recipe wants it, and the step times where they were measured. `texts` are rendered prompts to time steps with,
+    `acceptance_length` is the validation part's, for 1..depth drafts."""
+    if evaluation.k != "auto":
+        none = {"k_per_batch_size": None, "step_ms": None, "source": "the recipe's eval.k"}
+        return {"k": evaluation.k, "acceptance_length": list(acceptance_length), **none}, None
+    if named := recipe_times(serving, depth):
+        return {**choose_k(acceptance_length, named), "source": "the recipe's times"}, None
+    mode, sizes = evaluation.engine_modes[0], evaluation.concurrency
+    timed = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
+
+    def measured() -> dict[str, Any]:
+        say(f"timing the {mode} engine's steps, up to {depth} drafts")
+        longest, beside = evaluation.max_tokens, evaluation.side_by_side
+        return measure_step_times(
+            target, timed, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside
+        ).as_dict()
+
+    times = StepTimes.from_dict(steps.run("step_times", measured))
+    none, drafting = times.prompt_token_s
+    return {
+        **choose_k(acceptance_length, times.step_s),
+        "prompt_token_ms": {"none": 1000 * none, "drafting": 1000 * drafting},
+        "source": f"steps of the {mode} engine, timed",
+    }, times
 
 
 def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] | None:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.data.sequences import Tables
-from outrider.eval.choose_k import choose_k, recipe_times
+from outrider.eval.choose_k import choose
 from outrider.eval.config import EvalConfig
 from outrider.eval.history import heldout_time
 from outrider.eval.mixtures import sweep
@@ -35,7 +35,6 @@ from outrider.eval.summary import conclude
 from outrider.eval.verification import examine, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes, measure_step_times
 from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.files import file_digest, value_digest
 from outrider.speculators.interpolate import interpolate
@@ -123,35 +122,19 @@ def evaluate(
     validation = replayed("validation", parts["validation"], "custom")
     sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
-    times: StepTimes | None = None
-    if evaluation.k == "auto":
-        mode = evaluation.engine_modes[0]
-
-        def timed() -> dict[str, Any]:
-            say(f"timing the engine's steps, up to {depth} drafts")
-            engine = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
-            texts, sizes = [prompt.text for prompt in timed_prompts], evaluation.concurrency
-            custom, longest, beside = speculators["custom"], evaluation.max_tokens, evaluation.side_by_side
-            return measure_step_times(
-                target, engine, custom, depth, sizes, texts, sampling, longest, log_dir, beside
-            ).as_dict()
-
-        source, step_s = "the recipe's times", recipe_times(serving, depth)
-        if step_s is None:
-            source, times = f"steps of the {mode} engine, timed", StepTimes.from_dict(steps.run("step_times", timed))
-            step_s = times.step_s
-        choice = {**choose_k(validation.acceptance_length(), step_s), "source": source}
-        if times is not None:
-            without, drafting = times.prompt_token_s
-            choice["prompt_token_ms"] = {"none": 1000 * without, "drafting": 1000 * drafting}
-    else:
-        choice = {
-            "k": evaluation.k,
-            "k_per_batch_size": None,
-            "acceptance_length": validation.acceptance_length(),
-            "step_ms": None,
-            "source": "the recipe's eval.k",
-        }
+    choice, times = choose(
+        steps,
+        target,
+        serving,
+        speculators["custom"],
+        depth,
+        evaluation,
+        sampling,
+        [prompt.text for prompt in timed_prompts],
+        validation.acceptance_length(),
+        log_dir,
+        say,
+    )
     k = choice["k"]
     say(f"k = {k}")
 
