@@ -136,6 +136,11 @@ class EvalConfig(BaseModel):
     repeats: PositiveInt = 3
     """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat."""
 
+    starts: PositiveInt = 1
+    """How often the servers are started for the repeats, at most once each. The same engine started twice is not equally fast; base and custom
+    share one, but their ratios to none are of two, and hold that difference unless several starts are averaged. Each costs the
+    engine's start."""
+
     max_tokens: PositiveInt = 256
     """Longest measured response in tokens; longer ones are cut, for every variant alike."""
 
@@ -219,6 +224,15 @@ class EvalConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _starts_fit(self) -> "EvalConfig":
+        if self.starts > self.repeats:
+            raise ValueError(
+                f"eval.starts = {self.starts}, but eval.repeats = {self.repeats}: servers are started anew between repeats; raise "
+                f"eval.repeats to {self.starts} or lower eval.starts"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rates_fit(self) -> "EvalConfig":
         if self.scenarios and not self.rates:
             raise ValueError(
@@ -234,6 +248,10 @@ class EvalConfig(BaseModel):
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""
         return max(self.requests, 2 * concurrency)
+
+    def starts_anew(self, repeat: int) -> bool:
+        """Whether the servers are started anew before this repeat, the first being 0: starts are spread evenly over the repeats."""
+        return repeat * self.starts // self.repeats != (repeat - 1) * self.starts // self.repeats
 
     def rate_requests(self, rate: float) -> int:
         """Requests sent at this rate."""

@@ -94,6 +94,12 @@ class Fleet:
         if SPECULATING in names:
             self._loaded = self._variants_of[SPECULATING][0]
 
+    def restart(self) -> None:
+        """Ends whatever is up and starts it anew."""
+        self.stop()
+        if self._side_by_side:
+            self.start([*self.server_names])
+
     def _name(self, variant: str) -> str:
         """The server of a variant: those without speculation share one, those whose weights can be exchanged another."""
         speculator = self._speculators[variant]
@@ -123,8 +129,7 @@ def open_fleet(
     serving = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
     fleet = Fleet(target, serving, speculators, k, log_dir, side_by_side)
     try:
-        if side_by_side:
-            fleet.start([*fleet.server_names])
+        fleet.restart()
         yield fleet
     finally:
         fleet.stop()

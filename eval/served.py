@@ -57,6 +57,9 @@ def measure(
     supply = itertools.cycle(prompts)
     blocks = []
     for repeat in range(evaluation.repeats):
+        if repeat and evaluation.starts_anew(repeat):
+            say("servers started anew")
+            fleet.restart()
         chosen = {n: list(itertools.islice(supply, evaluation.block_requests(n))) for n in evaluation.concurrency}
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:  # a server that is up stays for the next repeat
             for place, concurrency in enumerate(evaluation.concurrency):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.eval import fleet as module
+from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -101,3 +102,29 @@ def test_no_speculation_as_the_custom_one_is_the_server_without(log):
         assert fleet.groups == (("none", "custom"), ("base",))
         assert ask(fleet, "none", "custom", "base") == ["plain", "plain", "speculating"]
     assert not any("swap" in line for line in log)
+
+
+def test_servers_start_anew_as_they_started_first(log):
+    with open_fleet(TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs")) as fleet:
+        fleet.server("custom")
+        first = [line for line in log if not line.startswith("swap")]
+        log.clear()
+        fleet.restart()
+        assert log[:2] == ["speculating stops", "plain stops"] and log[2:] == first
+        assert fleet.is_fresh("none") and fleet.is_fresh("custom")
+        log.clear()
+        ask(fleet, "base", "custom")
+        assert log == ["swap custom"]  # a fresh server holds the base
+
+
+def test_starts_are_spread_over_the_repeats():
+    assert [EvalConfig(repeats=5, starts=2).starts_anew(repeat) for repeat in range(1, 5)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert [EvalConfig(repeats=3, starts=3).starts_anew(repeat) for repeat in range(1, 3)] == [True, True]
+    assert not any(EvalConfig(repeats=3).starts_anew(repeat) for repeat in range(1, 3))
+    with pytest.raises(ValueError, match=r"eval\.starts = 4, but eval\.repeats = 3"):
+        EvalConfig(repeats=3, starts=4)
