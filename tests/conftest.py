@@ -1,7 +1,9 @@
-"""Fixtures that every part of the tests shares."""
+"""How the tests are shared out among processes, and fixtures that every part of them shares."""
 
 import os
+import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +73,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return 0 if item.path in with_engine else LONG.index(folder) + 1 if folder in LONG else len(LONG) + 1
 
     items.sort(key=turn)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup() -> None:
+    """The same draws in every test, whatever ran before it in its process."""
+    random.seed(0)
+    for module, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
+        if module in sys.modules:
+            getattr(sys.modules[module], seed)(0)
 
 
 @pytest.fixture(scope="session")
