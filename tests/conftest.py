@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: two, which take 16 GB at their most; none beside this process where an engine takes a GPU for itself."""
+    """For `-n auto`: two, which took 10 GB at their most; none beside this process where an engine takes a GPU for itself."""
     return 2 if runs_on_cpu() and len(os.sched_getaffinity(0)) > 1 else 0
 
 
