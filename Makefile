@@ -1,11 +1,13 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
-#   make test     the tests
+#   make test     the tests, in two processes; PYTEST_ARGUMENTS adds to the command: make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 .PHONY: setup demo test lint format reference lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
+# How many processes, what each gets and in which order: tests/conftest.py.
+TEST_PROCESSES := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 setup:
 	@sh requirements/setup.sh
@@ -15,7 +17,7 @@ demo: setup
 
 test: setup
 	@sh requirements/browser.sh
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
 
 lint: setup
 	$(BIN)/ruff check .
