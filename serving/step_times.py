@@ -35,8 +35,6 @@ MOST_BLOCKS = 24
 """Blocks of requests of a batch size, after which its steps must suffice."""
 
 WARM_UP_TOKENS = 32
-TRIMMED = 0.1
-"""Share of the fastest and of the slowest steps that are left out: a shared machine stops for a moment now and then."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,8 @@ def summarise_steps(
                 f"timing the engine's steps: at {size} requests at once no step was found that drafts {[not row for row in rows].index(True)} "
                 "tokens for each and nothing else; are the held-out responses only a few tokens long? Set eval.k"
             )
-        step_s[size] = [_trimmed_mean(row) for row in rows]
+        # Medians: a shared machine stops for a moment now and then.
+        step_s[size] = [float(np.median(row)) for row in rows]
     idle = [
         step.seconds - step_s[1][0]
         for step, following in itertools.pairwise(plain.get(1, []))
@@ -193,9 +192,3 @@ def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[
     excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps)
     tokens = sum(step.prompt_tokens for step in steps)
     return max(excess / tokens, 0.0) if tokens else 0.0
-
-
-def _trimmed_mean(values: Sequence[float]) -> float:
-    ordered = np.sort(values)
-    left_out = int(len(ordered) * TRIMMED)
-    return float(ordered[left_out : len(ordered) - left_out].mean())
