@@ -28,11 +28,15 @@ from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.step_recorder import Step, read_steps, recording
 from outrider.speculators.errors import OutriderError
 
-STEPS = 36
+STEPS = 30
 """Timed steps wanted of each number of drafts and batch size."""
 
-MOST_BLOCKS = 24
-"""Blocks of requests of a batch size, after which its steps must suffice."""
+MOST_ROUNDS = 16
+"""Rounds of blocks of every batch size, after which the steps must suffice. A shared machine is slow for seconds or minutes: so every
+batch size and both servers take part in every round."""
+
+TRIMMED = 0.1
+"""Share of the fastest and of the slowest steps that are left out. Not the median: where half of the steps were slow it is one or the other."""
 
 WARM_UP_TOKENS = 32
 
@@ -122,13 +126,12 @@ def measure_step_times(
                     one.server.wait()
                     ask(one, load, max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
                     one.read(0)
-                for size in batch_sizes:
-                    for _ in range(MOST_BLOCKS):
-                        for one in group:
-                            ask(one, load, size, size * (2 if one is drafting else 1), max_tokens)
-                            one.read(size)
-                        if all(one.enough(size) for one in group):
-                            break
+                for _ in range(MOST_ROUNDS):
+                    for size, one in itertools.product(batch_sizes, group):
+                        ask(one, load, size, size * (2 if one is drafting else 1), max_tokens)
+                        one.read(size)
+                    if all(one.enough(size) for size in batch_sizes for one in group):
+                        break
     for one in (plain, drafting):
         one.found.pop(0)  # the warm-up
     return summarise_steps(plain.found, drafting.found, depth)
@@ -146,8 +149,7 @@ def summarise_steps(
                 f"timing the engine's steps: at {size} requests at once no step was found that drafts {[not row for row in rows].index(True)} "
                 "tokens for each and nothing else; are the held-out responses only a few tokens long? Set eval.k"
             )
-        # Medians: a shared machine stops for a moment now and then.
-        step_s[size] = [float(np.median(row)) for row in rows]
+        step_s[size] = [_trimmed_mean(row) for row in rows]
     idle = [
         step.seconds - step_s[1][0]
         for step, following in itertools.pairwise(plain.get(1, []))
@@ -192,3 +194,9 @@ def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[
     excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps)
     tokens = sum(step.prompt_tokens for step in steps)
     return max(excess / tokens, 0.0) if tokens else 0.0
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    ordered = np.sort(values)
+    left_out = int(len(ordered) * TRIMMED)
+    return float(ordered[left_out : len(ordered) - left_out].mean())
