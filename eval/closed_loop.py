@@ -4,7 +4,7 @@
 
 A request's prompt is computed in one step, which delivers its first token; each step after it delivers the acceptance length. A prompt makes
 the step in which it is computed longer for everybody. When a request ends, its successor reaches an engine that has begun the next step,
-and waits until that has ended; a lone one finds the engine at rest after the client's turn. The number of steps of a request is whole;
+and waits until that has ended; a lone one finds the engine at rest (the client's own turn, some milliseconds, is left out). The number of steps of a request is whole;
 what rounding leaves is carried over to the next one.
 """
 
@@ -21,11 +21,11 @@ def closed_loop_seconds(
     prompt_s = prompt_tokens * times.prompt_token_s[k > 0]
     decoding: list[int] = []  # steps that each still needs
     arrived, on_the_way = min(concurrency, len(tokens)), 0
-    sent, seconds, carried = arrived, times.idle_s, 0.0
+    sent, seconds, carried = arrived, 0.0, 0.0
     answered = iter(tokens)
     while decoding or arrived or on_the_way:
         if not decoding and not arrived:
-            arrived, on_the_way, seconds = on_the_way, 0, seconds + times.idle_s
+            arrived, on_the_way = on_the_way, 0
         seconds += step_seconds(times.step_s, k, len(decoding) + arrived) + arrived * prompt_s
         before = len(decoding) + arrived
         decoding = [steps - 1 for steps in decoding if steps > 1]

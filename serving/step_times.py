@@ -49,8 +49,6 @@ class StepTimes:
     """By batch size B, a list over k = 0..K: a decoding step of B requests with k drafts each."""
     prompt_token_s: tuple[float, float]
     """What a token of a prompt adds to the step in which it is computed: without drafts, and with."""
-    idle_s: float
-    """From the end of a lone request until the next one reaches the engine: the client's turn."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -60,7 +58,7 @@ class StepTimes:
     def from_dict(cls, saved: dict[str, Any]) -> "StepTimes":
         """The same again."""
         step_s = {int(size): times for size, times in saved["step_s"].items()}
-        return cls(step_s, tuple(saved["prompt_token_s"]), saved["idle_s"])
+        return cls(step_s, tuple(saved["prompt_token_s"]))
 
 
 class _Recorded:
@@ -150,16 +148,7 @@ def summarise_steps(
                 "tokens for each and nothing else; are the held-out responses only a few tokens long? Set eval.k"
             )
         step_s[size] = [_trimmed_mean(row) for row in rows]
-    idle = [
-        step.seconds - step_s[1][0]
-        for step, following in itertools.pairwise(plain.get(1, []))
-        if step.settled and not step.lasting and following.new
-    ]
-    return StepTimes(
-        step_s,
-        (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)),
-        max(float(np.median(idle)), 0.0) if idle else 0.0,
-    )
+    return StepTimes(step_s, (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)))
 
 
 def step_seconds(step_s: dict[int, list[float]], k: int, requests: int) -> float:

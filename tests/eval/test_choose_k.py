@@ -37,7 +37,7 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
 
     def measured(target, serving, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside):
         asked.append((serving.engine.mode, depth, sizes, longest, beside))
-        return StepTimes({1: [0.01, 0.012, 0.014], 4: [0.02, 0.04, 0.08]}, (1e-4, 2e-4), 0.003)
+        return StepTimes({1: [0.01, 0.012, 0.014], 4: [0.02, 0.04, 0.08]}, (1e-4, 2e-4))
 
     monkeypatch.setattr(module, "measure_step_times", measured)
 

@@ -7,7 +7,7 @@ from outrider.eval.predicted import predict_served
 from outrider.serving.step_times import StepTimes
 
 # 10 ms a step and 10 ms a request without drafts; with two of them 20 and 20. A prompt of 100 tokens: 50 ms, 100 with a drafter.
-TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s=(0.0005, 0.001), idle_s=0.003)
+TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s=(0.0005, 0.001))
 
 
 def loop(tokens, concurrency, length=1.0, k=0):
@@ -15,29 +15,29 @@ def loop(tokens, concurrency, length=1.0, k=0):
 
 
 def test_lone_requests_one_after_the_other():
-    # each: the client's turn, the prompt's step, and a step for every token after the first
-    assert loop([5, 3], 1) == pytest.approx((0.003 + 0.07 + 4 * 0.02) + (0.003 + 0.07 + 2 * 0.02))
-    assert loop([1], 1) == pytest.approx(0.003 + 0.07)
+    # each: the prompt's step, and a step for every token after the first
+    assert loop([5, 3], 1) == pytest.approx((0.07 + 4 * 0.02) + (0.07 + 2 * 0.02))
+    assert loop([1], 1) == pytest.approx(0.07)
 
 
 def test_drafts_deliver_several_tokens_a_step_and_carry_what_rounding_leaves():
-    assert loop([11], 1, length=2.5, k=2) == pytest.approx(0.003 + 0.14 + 4 * 0.04)
+    assert loop([11], 1, length=2.5, k=2) == pytest.approx(0.14 + 4 * 0.04)
     # 10 / 4 = 2.5 steps a request: 2, then 3, then 2, then 3
-    assert loop([11] * 4, 1, length=4.0, k=2) == pytest.approx(4 * (0.003 + 0.14) + 10 * 0.04)
+    assert loop([11] * 4, 1, length=4.0, k=2) == pytest.approx(4 * 0.14 + 10 * 0.04)
 
 
 def test_a_successor_waits_for_the_step_under_way_and_its_prompt_delays_everybody():
     # Two seats, three requests: 3, 6 and 2 tokens.
     # step 1: both prompts, 0.03 + 2 x 0.05; steps 2, 3: both decode; the first ends. Step 4: one decodes, the third is on its way.
     # Step 5: its prompt, beside the one that decodes; step 6: both decode their last.
-    by_hand = 0.003 + (0.03 + 0.1) + 2 * 0.03 + 0.02 + (0.03 + 0.05) + 0.03
+    by_hand = (0.03 + 0.1) + 2 * 0.03 + 0.02 + (0.03 + 0.05) + 0.03
     assert loop([3, 6, 2], 2) == pytest.approx(by_hand)
 
 
 def test_every_seat_is_taken_in_the_long_run():
-    # Alike requests end together: 4 prompts, 9 steps of 4, the client's turn, again and again.
+    # Alike requests end together: 4 prompts, 9 steps of 4, again and again.
     round_s = 0.05 + 4 * 0.05 + 9 * 0.05
-    assert loop([10] * 400, 4) == pytest.approx(100 * (round_s + 0.003))
+    assert loop([10] * 400, 4) == pytest.approx(100 * round_s)
     # Where they differ prompts and steps mix: slower than without any prompts, faster than one request after the other.
     mixed = loop([8, 12] * 200, 4)
     assert 390 * 10 * 0.05 / 4 < mixed < loop([8, 12] * 200, 1)

@@ -29,7 +29,7 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
     assert StepTimes.from_dict(times.as_dict()) == times
 
 
-def recorded(size: int, depth: int, seconds, prompt_token_s: float, idle_s: float) -> list[Step]:
+def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
     """A closed loop of `size` requests of 37 steps each, as the recorder would have it."""
     steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
@@ -37,7 +37,7 @@ def recorded(size: int, depth: int, seconds, prompt_token_s: float, idle_s: floa
         new = waiting if count % 40 == 0 else 0
         tokens = size * (verified + 1) + new * 200
         ending = count % 37 == 36
-        spent = seconds(drafts, size) + new * 200 * prompt_token_s + (idle_s if ending else 0)
+        spent = seconds(drafts, size) + new * 200 * prompt_token_s
         steps.append(Step(spent, size, drafts, tokens, new, new * 200, not ending))
         verified, waiting = drafts, 1
     return steps
@@ -47,13 +47,12 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
-    plain = {size: recorded(size, 0, seconds, 1e-4, 0.004) for size in (1, 4)}
-    drafting = {size: recorded(size, 3, seconds, 2e-4, 0.004) for size in (1, 4)}
+    plain = {size: recorded(size, 0, seconds, 1e-4) for size in (1, 4)}
+    drafting = {size: recorded(size, 3, seconds, 2e-4) for size in (1, 4)}
     times = summarise_steps(plain, drafting, 3)
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
     assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
-    assert times.idle_s == pytest.approx(0.004)
     # Neither a machine that stops now and then nor steps between two numbers of drafts change them.
     drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
