@@ -30,6 +30,8 @@ PREDICTED = (
     "custom over none, predicted",
     "served",
     "difference",
+    "custom over base, predicted",
+    "served",
     "none, tokens/s, predicted / served",
 )
 
@@ -55,6 +57,8 @@ def predicted_rows(results: dict[str, Any]) -> list[list[str]]:
             ratio = row[variant]["over_none"]
             difference = f"{row[variant]['relative_difference']:+.0%}"
             cells += [f"{ratio['predicted']:.2f}", interval(ratio["served"]), difference]
+        ratio = row["custom_over_base"]
+        cells += [f"{ratio['predicted']:.2f}", interval(ratio["served"])]
         rows.append([*cells, f"{row['none']['predicted']:.0f} / {row['none']['served']:.0f}"])
     return rows
 

@@ -21,8 +21,8 @@ def predict_served(
     times: StepTimes,
     prompt_tokens: float,
 ) -> dict[str, Any]:
-    """By concurrency of the timed `blocks`, whose `speed` is their summary: `none` with its own tokens/s foretold, and for base and custom
-    tokens/s and speed-up over none. `acceptance_length` of base and custom is replay's."""
+    """By concurrency of the timed `blocks`, whose `speed` is their summary: `none` with its own tokens/s foretold, for base and custom
+    tokens/s and speed-up over none, and custom's over base, in which the step times cancel. `acceptance_length` of base and custom is replay's."""
     table: dict[str, Any] = {}
     for concurrency, row in speed.items():
         seconds, tokens = {}, {}
@@ -42,6 +42,8 @@ def predict_served(
                 **_beside(over_none * served, row[variant]["tokens_per_s"]),
                 "over_none": {"predicted": over_none, "served": row[f"{variant}_over_none"]},
             }
+        custom, base = (table[concurrency][variant]["over_none"]["predicted"] for variant in ("custom", "base"))
+        table[concurrency]["custom_over_base"] = {"predicted": custom / base, "served": row["custom_over_base"]}
     return table
 
 

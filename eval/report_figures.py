@@ -234,7 +234,7 @@ class Predicted(Part):
 
 
 class PredictedRatio(Part):
-    """The speed-up over no speculation."""
+    """A speed-up."""
 
     predicted: float
     """From replay's acceptance length and timed steps"""
@@ -254,6 +254,8 @@ class PredictedRow(Drafters[PredictedSpeed]):
 
     none: Predicted
     """The target alone, in tokens/s: how far the machine's speed drifted between the timing of steps and the serving, too"""
+    custom_over_base: PredictedRatio
+    """Both in one engine, with steps of the same length"""
 
 
 class Saved(Part):

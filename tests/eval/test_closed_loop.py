@@ -59,10 +59,12 @@ def test_the_speed_up_is_foretold_whatever_the_machines_drift():
     speed = {block["variant"]: {"tokens_per_s": block["output_tokens"] / block["seconds"]} for block in blocks}
     for variant in lengths:
         speed[f"{variant}_over_none"] = {"value": speed[variant]["tokens_per_s"] / speed["none"]["tokens_per_s"]}
+    speed["custom_over_base"] = {"value": speed["custom"]["tokens_per_s"] / speed["base"]["tokens_per_s"]}
     row = predict_served({"2": speed}, blocks, 2, lengths, TIMES, prompt_tokens=100)["2"]
     assert row["none"]["relative_difference"] == pytest.approx(drift - 1)
     for variant in lengths:
         assert row[variant]["relative_difference"] == pytest.approx(0, abs=1e-9)
         assert row[variant]["over_none"]["predicted"] == pytest.approx(speed[f"{variant}_over_none"]["value"])
+    assert row["custom_over_base"]["predicted"] == pytest.approx(speed["custom_over_base"]["value"])
     slower = predict_served({"2": speed}, blocks, 2, lengths | {"custom": 2.2}, TIMES, prompt_tokens=100)["2"]
     assert slower["custom"]["relative_difference"] < -0.05 and slower["base"] == row["base"]
