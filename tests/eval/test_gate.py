@@ -37,6 +37,17 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
 
 
 @pytest.mark.parametrize(
+    ("ratio", "undecided"), [(UNSURE, True), (UNSURE | {"high": 0.99, "value": 0.985}, False), (BETTER, False)]
+)
+def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
+    results = copy.deepcopy(GOOD)
+    results["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
+    checks = judge(results, GateConfig(), ParityConfig())["checks"]
+    (speed,) = (check for check in checks if check["name"] == "tokens/s, custom / base, eager, concurrency 1")
+    assert ("more eval.repeats or eval.requests decide" in speed["demand"]) == undecided
+
+
+@pytest.mark.parametrize(
     ("path", "value", "named"),
     [
         (("replay", "ratio"), UNSURE, "acceptance length"),
