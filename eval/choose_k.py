@@ -41,7 +41,7 @@ def choose(
     if named := recipe_times(serving, depth):
         return {**choose_k(acceptance_length, named), "source": "the recipe's times"}, None
     mode, sizes = evaluation.engine_modes[0], evaluation.concurrency
-    timed = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
+    timed = serving.with_engine(mode=mode)
 
     def measured() -> dict[str, Any]:
         say(f"timing the {mode} engine's steps, up to {depth} drafts")
@@ -69,8 +69,8 @@ def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] |
 
 
 def choose_k(acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """`acceptance_length[k - 1]` of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The best k at the smallest batch size, the best for each range of batch sizes, and what they were chosen from; the smaller k
-    where two promise the same. A range ends at a size that was measured; beyond the last, its k holds."""
+    """`acceptance_length[k - 1]` of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The best k at the smallest batch size, the best for each
+    range of batch sizes, and what they were chosen from; the smaller k where two promise the same. A range ends at a size that was measured; beyond the last, its k holds."""
     speeds = {
         size: [size * length / seconds for length, seconds in zip(acceptance_length, step_s[size][1:], strict=True)]
         for size in sorted(step_s)

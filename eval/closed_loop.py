@@ -4,8 +4,8 @@
 
 A request's prompt is computed in one step, which delivers its first token; each step after it delivers the acceptance length. A prompt makes
 the step in which it is computed longer for everybody. When a request ends, its successor reaches an engine that has begun the next step,
-and waits until that has ended; a lone one finds the engine at rest (the client's own turn, some milliseconds, is left out). The number of steps of a request is whole;
-what rounding leaves is carried over to the next one.
+and waits until that has ended; a lone one finds the engine at rest (the client's own turn, some milliseconds, is left out). The number of
+steps of a request is whole; what rounding leaves is carried over to the next one.
 """
 
 from collections.abc import Sequence

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.served import WARM_UP_TOKENS, pooled, run_block
+from outrider.eval.served import pooled, run_block
 from outrider.serving.client import Sampling
 from outrider.serving.config import TargetConfig
-from outrider.serving.load import LoadGenerator
+from outrider.serving.load import WARM_UP_TOKENS, LoadGenerator
 from outrider.speculators.errors import OutriderError
 
 LEAST_SHARE = 0.98

@@ -126,7 +126,7 @@ def open_fleet(
     side_by_side: bool = True,
 ) -> Iterator[Fleet]:
     """The fleet of one engine mode; every server is ended outside. Flags differ in the speculator alone."""
-    serving = serving.model_copy(update={"engine": serving.engine.model_copy(update={"mode": mode})})
+    serving = serving.with_engine(mode=mode)
     fleet = Fleet(target, serving, speculators, k, log_dir, side_by_side)
     try:
         fleet.restart()

@@ -19,10 +19,11 @@ from outrider.eval.arrivals import customers_arrivals
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.scenarios import Traffic
-from outrider.eval.served import VARIANTS, WARM_UP_TOKENS, pooled, record_of, run_block
+from outrider.eval.served import VARIANTS, pooled, record_of, run_block
 from outrider.eval.statistics import two_level_bootstrap
 from outrider.eval.steps import Steps
 from outrider.serving.client import Sampling
+from outrider.serving.load import WARM_UP_TOKENS
 
 if TYPE_CHECKING:
     from outrider.serving.load import LoadGenerator

@@ -19,13 +19,13 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.statistics import bootstrap, two_level_bootstrap
 from outrider.serving.client import Sampling
+from outrider.serving.load import WARM_UP_TOKENS
 from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider.serving.load import BlockResult, LoadGenerator
 
 VARIANTS = ("none", "base", "custom")
-WARM_UP_TOKENS = 32
 
 
 @dataclass(frozen=True)

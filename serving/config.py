@@ -128,6 +128,10 @@ class ServingConfig(BaseModel):
     fixed_step_ms: float | None = Field(default=None, ge=0)
     """Time that a speculative step costs beyond the target's step and the drafts, in milliseconds."""
 
+    def with_engine(self, **settings: Any) -> "ServingConfig":
+        """The same with some of the engine's settings changed."""
+        return self.model_copy(update={"engine": self.engine.model_copy(update=settings)})
+
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:
     from huggingface_hub import snapshot_download

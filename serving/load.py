@@ -31,6 +31,9 @@ from outrider.serving.engine import engine_environment
 from outrider.serving.processes import Family
 from outrider.speculators.errors import OutriderError
 
+WARM_UP_TOKENS = 32
+"""Longest response of a block that only warms a server up."""
+
 
 @dataclass(frozen=True)
 class RequestResult:

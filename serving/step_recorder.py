@@ -7,12 +7,13 @@ moments of a shared machine. `serving/step_times.py` reads the lines.
 The time is from one call of the scheduler to the next: the step itself, and what front end and clients take from the same cores meanwhile.
 """
 
+import functools
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 RECORD = "OUTRIDER_RECORD_STEPS"
 """Environment variable: the file."""
@@ -79,7 +80,8 @@ def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
         output = schedule(scheduler, *args, **kwargs)
         ids = frozenset(output.num_scheduled_tokens)
         if before:
-            _append(path, Step(now - before["at"], **before["what"], lasting=ids == before["ids"]))
+            step = Step(now - before["at"], **before["what"], lasting=ids == before["ids"])
+            _opened(path).write(json.dumps(step) + "\n")
         new = output.scheduled_new_reqs
         what = {
             "requests": len(ids),
@@ -96,6 +98,7 @@ def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
     return recorded
 
 
-def _append(path: str, step: Step) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
-        file.write(json.dumps(step) + "\n")
+@functools.cache
+def _opened(path: str) -> TextIO:
+    """Opened with the first step, in the process that has a scheduler, and not again in every step that is timed; each line is whole."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", buffering=1)

@@ -23,7 +23,7 @@ import numpy as np
 
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.load import LoadGenerator
+from outrider.serving.load import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.step_recorder import Step, read_steps, recording
 from outrider.speculators.errors import OutriderError
@@ -37,8 +37,6 @@ batch size and both servers take part in every round."""
 
 TRIMMED = 0.1
 """Share of the fastest and of the slowest steps that are left out. Not the median: where half of the steps were slow it is one or the other."""
-
-WARM_UP_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,15 @@ class _Recorded:
         name = "drafting" if depth else "plain"
         self._path, self._offset = log_dir / f"steps_{name}.jsonl", 0
         self._path.unlink(missing_ok=True)
-        engine = serving.engine.model_copy(update={"environment": serving.engine.environment | recording(self._path)})
         self.server = Server(
             target,
-            serving.model_copy(update={"engine": engine, "port": None}),
+            serving.with_engine(environment=serving.engine.environment | recording(self._path)).model_copy(
+                update={"port": None}
+            ),
             speculator_dir,
             depth or None,
             log_path=log_dir / f"step_times_{name}.log",
-            k_per_batch_size=[(1, engine.max_num_seqs, depth)] if depth else None,
+            k_per_batch_size=[(1, serving.engine.max_num_seqs, depth)] if depth else None,
         )
         self.numbers = range(1, depth + 1) if depth else range(1)
         self.found: dict[int, list[Step]] = {}

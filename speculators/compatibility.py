@@ -52,7 +52,6 @@ UNQUANTIZED = {"F32", "F16", "BF16"}
 EAGLE3_AUX_STATES = 3
 """States of the target that an EAGLE-3 head reads, where its config.json does not name the layers."""
 
-
 TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 """`model_type` of a drafter that vLLM (0.32, `SpeculativeConfig.hf_config_override`) serves as an MTP layer, whatever its architecture."""
 
