@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from outrider.eval.tables import interval
+from outrider.eval.page import interval
+from outrider.eval.predicted_page import HEAD, predicted_rows
 from outrider.speculators.files import read_json
 
 SERVED = (
@@ -19,20 +20,6 @@ SERVED = (
     "tokens/s, none / base / custom",
     "custom over base",
     "custom over none",
-)
-PREDICTED = (
-    "recipe",
-    "engine",
-    "concurrency",
-    "base over none, predicted",
-    "served",
-    "difference",
-    "custom over none, predicted",
-    "served",
-    "difference",
-    "custom over base, predicted",
-    "served",
-    "none, tokens/s, predicted / served",
 )
 
 
@@ -48,24 +35,14 @@ def served_rows(results: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def predicted_rows(results: dict[str, Any]) -> list[list[str]]:
-    """One row a concurrency, in the engine mode whose steps were timed."""
-    rows = []
-    for concurrency, row in results["predicted"].items():
-        cells = [results["recipe"], results["settings"]["engine_modes"][0], concurrency]
-        for variant in ("base", "custom"):
-            ratio = row[variant]["over_none"]
-            difference = f"{row[variant]['relative_difference']:+.0%}"
-            cells += [f"{ratio['predicted']:.2f}", interval(ratio["served"]), difference]
-        ratio = row["custom_over_base"]
-        cells += [f"{ratio['predicted']:.2f}", interval(ratio["served"])]
-        rows.append([*cells, f"{row['none']['predicted']:.0f} / {row['none']['served']:.0f}"])
-    return rows
+def predicted(results: dict[str, Any]) -> list[list[str]]:
+    """The report's table, with the recipe's name."""
+    return [[results["recipe"], *row] for row in predicted_rows(results)]
 
 
 def main() -> None:
     runs = [read_json(Path(run) / "evaluation" / "results.json") for run in sys.argv[1:]]
-    for head, rows_of in ((SERVED, served_rows), (PREDICTED, predicted_rows)):
+    for head, rows_of in ((SERVED, served_rows), (("recipe", *HEAD), predicted)):
         rows = [head, ["---"] * len(head), *(row for results in runs for row in rows_of(results))]
         print(*(f"| {' | '.join(row)} |" for row in rows), "", sep="\n")
 

@@ -210,12 +210,13 @@ def evaluate(
         "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
-    results["predicted"] = {}
-    if times is not None:
-        mode, lengths = evaluation.engine_modes[0], {v: results["replay"][v]["value"] for v in ("base", "custom")}
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in timed_prompts) / len(timed_prompts)
-        speed = results["served"][mode]["speed"]
-        results["predicted"] = predict_served(speed, blocks[mode], k, lengths, times, prompt_tokens)
+    lengths = {variant: results["replay"][variant]["value"] for variant in ("base", "custom")}
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in timed_prompts) / len(timed_prompts)
+    timed = {evaluation.engine_modes[0]: times}
+    results["predicted"] = {
+        mode: predict_served(served["speed"], blocks[mode], k, lengths, timed.get(mode), prompt_tokens)
+        for mode, served in results["served"].items()
+    }
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
     results["samples"] = None
     if show_samples:

@@ -19,6 +19,7 @@ from pathlib import Path
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.speculator import Speculator
+from outrider.serving.step_recorder import Step, StepFile
 
 PLAIN, SPECULATING = "none", "speculating"
 
@@ -47,6 +48,8 @@ class Fleet:
         self.server_names = tuple(self._variants_of)
         self._target, self._serving, self._k = target, serving, k
         self._log_dir, self._side_by_side = Path(log_dir), side_by_side
+        mode = serving.engine.mode
+        self._steps = {name: StepFile(self._log_dir / f"steps_{mode}_{name}.jsonl") for name in self.server_names}
         self._up: dict[str, Server] = {}
         self._loaded: str | None = None
         self._last: str | None = None
@@ -74,13 +77,17 @@ class Fleet:
         self._fresh.discard(name)
         return fresh
 
+    def new_steps(self, variant: str) -> list[Step]:
+        """The steps of the variant's server since this was last asked of it."""
+        return self._steps[self._name(variant)].new()
+
     def start(self, names: list[str]) -> None:
         """Starts servers side by side and waits for all of them."""
         for place, name in enumerate(names):
             first = self._variants_of[name][0]
             server = Server(
                 self._target,
-                self._serving,
+                self._serving.with_engine(environment=self._serving.engine.environment | self._steps[name].environment),
                 None if name == PLAIN else self._speculators[first],
                 None if name == PLAIN else self._k,
                 log_path=self._log_dir / f"server_{self._serving.engine.mode}_{name}.log",

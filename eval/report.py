@@ -19,6 +19,7 @@ from outrider.data.on_policy import groups_of, two_lines
 from outrider.eval import charts
 from outrider.eval.gate import SHIP
 from outrider.eval.page import environment, interval, number
+from outrider.eval.predicted_page import HEAD, predicted_lines, predicted_rows
 from outrider.eval.rates_page import rates_lines, rates_page
 from outrider.eval.samples import markdown_lines
 from outrider.speculators.files import publish, read_json, write_json
@@ -70,6 +71,8 @@ def render_html(
             acceptance=charts.acceptance_chart(results),
             lengths=charts.length_chart(results) if results["replay"] else None,
             speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+            predicted_head=HEAD,
+            predicted=predicted_rows(results),
             rates=rates_page(results),
             slices=charts.slice_chart(results["slices"]) if results["slices"] else None,
             samples=results.get("samples"),
@@ -111,6 +114,7 @@ def render_markdown(
     ]
     text += [f"- not checked: {what}: {why}" for what, why in results.get("not_measured", {}).items()]
     text += ["", *rates_lines(results)]
+    text += ["", *predicted_lines(results)]
     if results["slices"]:
         text += ["", "## By slice", "", *_slice_lines(results["slices"])]
     if results.get("samples"):

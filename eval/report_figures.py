@@ -222,38 +222,78 @@ class Served(Part):
     """vLLM's counters over the timed blocks"""
 
 
-class Predicted(Part):
-    """Tokens/s from replay and step times against those served."""
+class Prediction(Part):
+    """A speed or a speed-up from replay's acceptance length and the engine's steps."""
 
-    predicted: float
-    """Tokens/s"""
+    value: float
+    """As the closed loop, gone through step by step, has it"""
+    difference: float
+    """value / served - 1"""
+
+
+class PredictedSpeed(Part):
+    """Tokens/s."""
+
     served: float
-    """Tokens/s"""
-    relative_difference: float
-    """predicted / served - 1"""
+    """As measured"""
+    timed: Prediction | None
+    """With the steps as timed before the serving: a forecast; null where this engine mode was not timed"""
+    as_served: Prediction | None
+    """With the steps that the measured servers recorded: an account; null where no step only decodes"""
 
 
 class PredictedRatio(Part):
-    """A speed-up."""
+    """A speed-up; the machine's drift between timing and serving cancels as far as it meets both alike."""
 
-    predicted: float
-    """From replay's acceptance length and timed steps"""
     served: Estimate
     """As measured"""
+    timed: Prediction | None
+    """As of tokens/s"""
+    as_served: Prediction | None
+    """As of tokens/s"""
 
 
-class PredictedSpeed(Predicted):
-    """Of a speculator: what is predicted is the speed-up over none; times the tokens/s that none was served with."""
+class PredictedTarget(Part):
+    """The target alone."""
 
+    tokens_per_s: PredictedSpeed
+    """Tokens/s"""
+
+
+class PredictedDrafter(Part):
+    """A speculator."""
+
+    tokens_per_s: PredictedSpeed
+    """Tokens/s"""
     over_none: PredictedRatio
-    """That speed-up"""
+    """Its speed-up over no speculation"""
 
 
-class PredictedRow(Drafters[PredictedSpeed]):
+class StepMs(Part):
+    """Milliseconds of a step that only decodes, with every seat taken."""
+
+    timed: float | None
+    """Before the serving"""
+    as_served: float | None
+    """While serving"""
+
+
+class PredictedSteps(Part):
+    """How far the machine's speed drifted between the timing and the serving."""
+
+    none: StepMs
+    """Without drafts"""
+    drafting: StepMs
+    """With k of them"""
+
+
+class PredictedRow(Drafters[PredictedDrafter]):
     """One concurrency."""
 
-    none: Predicted
-    """The target alone, in tokens/s: how far the machine's speed drifted between the timing of steps and the serving, too"""
+    step_ms: PredictedSteps
+    """Steps as timed and as served"""
+    none: PredictedTarget
+    """The target alone"""
     custom_over_base: PredictedRatio
     """Both in one engine, with steps of the same length"""
 

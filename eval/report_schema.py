@@ -251,8 +251,8 @@ class Report(Part):
     """Which requests the scenarios are made of"""
     verification: Verification
     """Is it lossless, does replay agree, are the drafts the same?"""
-    predicted: dict[str, PredictedRow]
-    """Concurrency -> tokens/s predicted and served"""
+    predicted: dict[str, dict[str, PredictedRow]]
+    """Engine mode -> concurrency -> speed predicted and served; empty without exact replay"""
     samples: Samples | None
     """Null without report.samples"""
     cost: dict[str, dict[str, Cost]] | None

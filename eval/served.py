@@ -20,6 +20,7 @@ from outrider.eval.fleet import Fleet
 from outrider.eval.statistics import bootstrap, two_level_bootstrap
 from outrider.serving.client import Sampling
 from outrider.serving.load import WARM_UP_TOKENS
+from outrider.serving.step_times import tally
 from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -62,18 +63,21 @@ def measure(
             fleet.restart()
         chosen = {n: list(itertools.islice(supply, evaluation.block_requests(n))) for n in evaluation.concurrency}
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:  # a server that is up stays for the next repeat
-            for place, concurrency in enumerate(evaluation.concurrency):
-                turn = (repeat + place) % len(group)
+            for nth, concurrency in enumerate(evaluation.concurrency):
+                turn = (repeat + nth) % len(group)
                 for variant in group[turn:] + group[:turn]:
                     server = fleet.server(variant)
                     if fleet.is_fresh(variant):
                         say(f"warm-up {variant}")
                         run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
                     say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {variant}")
+                    fleet.new_steps(variant)  # what is not this block's
                     record = run_block(
                         server.url, load, chosen[concurrency], concurrency, sampling, evaluation.max_tokens
                     )
-                    blocks.append({"repeat": repeat, "concurrency": concurrency, "variant": variant, **record})
+                    steps = tally(fleet.new_steps(variant))
+                    place = {"repeat": repeat, "concurrency": concurrency, "variant": variant}
+                    blocks.append({**place, **record, "steps": steps})
     return blocks
 
 

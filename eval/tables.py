@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.eval.page import interval
 from outrider.speculators.files import read_json
 
 VARIANTS = ("none", "base", "custom")
@@ -109,11 +110,6 @@ def workload_cells(row: Mapping[str, Any]) -> list[str]:
         *(interval(row[ratio]) for ratio in ("base_over_none", "custom_over_base", "custom_over_none")),
         f"{saved['value']:.0%} [{saved['low']:.0%}, {saved['high']:.0%}]",
     ]
-
-
-def interval(estimate: Mapping[str, float]) -> str:
-    """Value with its 95 % interval."""
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
 
 
 def _table(head: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""The engine's steps, timed inside a server that serves, while every number of drafts takes its turn.
+"""The engine's steps, timed inside a server that serves; where it is asked for, while every number of drafts takes its turn.
 
-A server whose environment names a file (`recording`) writes a line of JSON there for every step. One that was started with a schedule of
+A server whose environment names a file (`StepFile`) writes a line of JSON there for every step. One that was started with a schedule of
 drafts by batch size also asks for 1, 2, ... K drafts in turn, `RUN` steps each, so that every number meets the same requests, load and
-moments of a shared machine. `serving/step_times.py` reads the lines.
+moments of a shared machine. `serving/step_times.py` makes times of them.
 
 The time is from one call of the scheduler to the next: the step itself, and what front end and clients take from the same cores meanwhile.
 """
@@ -45,17 +45,28 @@ class Step(NamedTuple):
         return not self.new and self.tokens == self.requests * (self.drafts + 1)
 
 
-def recording(path: Path) -> dict[str, str]:
-    """The environment that makes a server record."""
-    return {RECORD: str(Path(path).resolve())}
+class StepFile:
+    """Where a server writes its steps down, read as they come."""
 
+    def __init__(self, path: Path) -> None:
+        """The file is new: what an earlier server wrote there is removed."""
+        self._path, self._offset = Path(path).resolve(), 0
+        self._path.unlink(missing_ok=True)
 
-def read_steps(path: Path, offset: int = 0) -> tuple[list[Step], int]:
-    """The steps from a place of the file on, and the place after the last whole line."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        whole = file.read().rpartition(b"\n")[0]
-    return [Step(*json.loads(line)) for line in whole.splitlines()], offset + len(whole) + bool(whole)
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes a server record."""
+        return {RECORD: str(self._path)}
+
+    def new(self) -> list[Step]:
+        """The steps since the last time, up to the last whole line. The newest step is written when the next one begins."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + bool(whole)
+        return [Step(*json.loads(line)) for line in whole.splitlines()]
 
 
 def install(path: str) -> None:

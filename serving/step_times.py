@@ -8,6 +8,8 @@ meets the same requests, weights and moments of a shared machine, and the two se
     times.step_s[4][2]      # seconds of a step of four requests that drafts 2 tokens for each and verifies 2
     times.step_s[4][0]      # of the target's own
 
+The measured servers of an evaluation record their steps as well (`tally`), so that speed can be accounted for with the steps as they were.
+
 Shapes: B batch sizes, K depth.
 """
 
@@ -25,7 +27,7 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.load import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import SETTLE_S, Server
-from outrider.serving.step_recorder import Step, read_steps, recording
+from outrider.serving.step_recorder import Step, StepFile
 from outrider.speculators.errors import OutriderError
 
 STEPS = 30
@@ -40,6 +42,26 @@ TRIMMED = 0.1
 
 
 @dataclass(frozen=True)
+class StepCosts:
+    """What the steps of one server with one number of drafts cost, in seconds."""
+
+    step_s: Mapping[int, float]
+    """By batch size: a step that only decodes."""
+    prompt_token_s: float
+    """What a token of a prompt adds to the step in which it is computed."""
+
+    def seconds(self, requests: int) -> float:
+        """T(B) at any B: between the measured sizes along a straight line, outside them along the nearest one."""
+        sizes = sorted(self.step_s)
+        times = [self.step_s[size] for size in sizes]
+        if len(sizes) == 1 or sizes[0] <= requests <= sizes[-1]:
+            return float(np.interp(requests, sizes, times))
+        a, b = (0, 1) if requests < sizes[0] else (-2, -1)
+        slope = (times[b] - times[a]) / (sizes[b] - sizes[a])
+        return max(times[a] + slope * (requests - sizes[a]), 0.0)
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """What steps and prompts cost, in seconds."""
 
@@ -47,6 +69,10 @@ class StepTimes:
     """By batch size B, a list over k = 0..K: a decoding step of B requests with k drafts each."""
     prompt_token_s: tuple[float, float]
     """What a token of a prompt adds to the step in which it is computed: without drafts, and with."""
+
+    def of(self, k: int) -> StepCosts:
+        """Of the steps with k drafts."""
+        return StepCosts({size: times[k] for size, times in self.step_s.items()}, self.prompt_token_s[k > 0])
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -66,11 +92,10 @@ class _Recorded:
         self, target: TargetConfig, serving: ServingConfig, speculator_dir: Path | None, depth: int, log_dir: Path
     ) -> None:
         name = "drafting" if depth else "plain"
-        self._path, self._offset = log_dir / f"steps_{name}.jsonl", 0
-        self._path.unlink(missing_ok=True)
+        self._steps = StepFile(log_dir / f"steps_{name}.jsonl")
         self.server = Server(
             target,
-            serving.with_engine(environment=serving.engine.environment | recording(self._path)).model_copy(
+            serving.with_engine(environment=serving.engine.environment | self._steps.environment).model_copy(
                 update={"port": None}
             ),
             speculator_dir,
@@ -83,8 +108,7 @@ class _Recorded:
 
     def read(self, size: int) -> None:
         """Takes what has been recorded since as steps of a loop of `size` requests."""
-        steps, self._offset = read_steps(self._path, self._offset)
-        self.found[size] = self.found.get(size, []) + steps
+        self.found[size] = self.found.get(size, []) + self._steps.new()
 
     def enough(self, size: int) -> bool:
         """Whether every number of drafts has as many steps as are wanted."""
@@ -150,36 +174,63 @@ def summarise_steps(
     return StepTimes(step_s, (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)))
 
 
-def step_seconds(step_s: dict[int, list[float]], k: int, requests: int) -> float:
-    """T(k, B) at any B: between the measured sizes along a straight line, outside them along the nearest one."""
-    sizes = sorted(step_s)
-    times = [step_s[size][k] for size in sizes]
-    if len(sizes) == 1 or sizes[0] <= requests <= sizes[-1]:
-        return float(np.interp(requests, sizes, times))
-    a, b = (0, 1) if requests < sizes[0] else (-2, -1)
-    slope = (times[b] - times[a]) / (sizes[b] - sizes[a])
-    return max(times[a] + slope * (requests - sizes[a]), 0.0)
+def tally(steps: Sequence[Step]) -> dict[str, dict[str, list[float]]]:
+    """Steps of a measured server as sums, by the number of requests in them (a string, as JSON has it): `decoding`, steps and their seconds,
+    of those that only decode as their predecessors did; `prompts`, steps, tokens of prompts and seconds, of those that compute prompts too."""
+    sums: dict[str, dict[str, list[float]]] = {"decoding": {}, "prompts": {}}
+
+    def add(kind: str, step: Step, *values: float) -> None:
+        row = sums[kind].setdefault(str(step.requests), [0.0] * len(values))
+        row[:] = np.add(row, values).tolist()
+
+    for before, step in itertools.pairwise(steps):
+        if _alike(before, step):
+            add("decoding", step, 1, step.seconds)
+    for step in steps:
+        if step.prompt_tokens and step.lasting:
+            add("prompts", step, 1, step.prompt_tokens, step.seconds)
+    return sums
+
+
+def costs_of(tallies: Sequence[Mapping[str, Mapping[str, Sequence[float]]]]) -> StepCosts | None:
+    """What the tallied steps of one server with one number of drafts cost, stalls of the machine included; None where no step only decodes."""
+
+    def pooled(kind: str) -> dict[int, np.ndarray]:
+        rows: dict[int, Any] = {}
+        for one in tallies:
+            for size, row in one[kind].items():
+                rows[int(size)] = rows.get(int(size), 0.0) + np.asarray(row)
+        return rows
+
+    decoding, prompts = pooled("decoding"), pooled("prompts")
+    step_s = {size: float(seconds / steps) for size, (steps, seconds) in decoding.items()}
+    if not step_s:
+        return None
+    alone = StepCosts(step_s, 0.0)
+    excess = sum(seconds - steps * alone.seconds(size) for size, (steps, _, seconds) in prompts.items())
+    tokens = sum(row[1] for row in prompts.values())
+    return StepCosts(step_s, max(float(excess / tokens), 0.0) if tokens else 0.0)
+
+
+def _alike(before: Step, step: Step) -> bool:
+    """Whether both only decode, with as many drafts: an engine that schedules a step ahead has the one before under way."""
+    return step.settled and before.settled and step.lasting and before.lasting and step.drafts == before.drafts
 
 
 def _settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
-    """Seconds of the steps of `size` decoding requests with k drafts whose predecessor was alike: an engine that schedules a step ahead
-    has the one before under way."""
+    """Seconds of the steps of `size` decoding requests with k drafts whose predecessor was alike."""
     return [
         step.seconds
         for before, step in itertools.pairwise(steps)
-        if step.settled
-        and before.settled
-        and step.lasting
-        and before.lasting
-        and step.drafts == before.drafts == k
-        and step.requests == size
+        if _alike(before, step) and step.drafts == k and step.requests == size
     ]
 
 
 def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[float]]) -> float:
     """Seconds that a prompt's token adds, over all steps with prompts together."""
+    times = StepTimes(step_s, (0.0, 0.0))
     steps = [step for steps in found.values() for step in steps if step.prompt_tokens and step.lasting]
-    excess = sum(step.seconds - step_seconds(step_s, step.drafts, step.requests) for step in steps)
+    excess = sum(step.seconds - times.of(step.drafts).seconds(step.requests) for step in steps)
     tokens = sum(step.prompt_tokens for step in steps)
     return max(excess / tokens, 0.0) if tokens else 0.0
 

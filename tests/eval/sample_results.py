@@ -16,6 +16,7 @@ from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistic
 from outrider.eval.predicted import predict_served
 from outrider.eval.rates import rate_row
 from outrider.eval.replay import ReplaySums
+from outrider.eval.serve import VERSION
 from outrider.eval.served import counted_acceptance, counted_passes, summarise
 from outrider.eval.slices import sliced
 from outrider.serving.step_times import StepTimes
@@ -59,6 +60,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "ttft_ms": random.uniform(20, 40, n).tolist(),
                     "tpot_ms": (1000 * latency / tokens).tolist(),
                     "itl_ms": random.uniform(10, 30, 50).tolist(),
+                    "steps": sample_steps(concurrency, 0 if variant == "none" else K, 1 / (mode_speed * drift)),
                     "counters": {
                         "drafts": 0 if variant == "none" else drafts,
                         "accepted_tokens": 0 if variant == "none" else sum(accepted),
@@ -67,6 +69,14 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                 }
             )
     return blocks
+
+
+def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
+    """A block's steps as the server recorded them, each so much slower than when steps were timed."""
+    costs = TIMES.of(k)
+    decoding = {str(size): [40, 40 * slower * costs.seconds(size)] for size in {1, concurrency}}
+    seconds = slower * (3 * costs.seconds(concurrency) + 600 * costs.prompt_token_s)
+    return {"decoding": decoding, "prompts": {str(concurrency): [3, 600, seconds]}}
 
 
 def queued_block(
@@ -189,7 +199,7 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "cumulative": {"replay": [0.8, 0.6, 0.4], "engine": [0.8, 0.6, 0.4]},
     }
     results = {
-        "version": 1,
+        "version": VERSION,
         "recipe": "resume_screening",
         "run_dir": "runs/resume_screening",
         "target": "nano_r1",
@@ -258,7 +268,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     results["samples"] = None
     results["cost"] = None
     lengths = {variant: results["replay"][variant]["value"] for variant in ("base", "custom")}
-    eager = results["served"]["eager"]["speed"]
-    results["predicted"] = predict_served(eager, blocks["eager"], K, lengths, TIMES, prompt_tokens=200)
+    results["predicted"] = {
+        mode: predict_served(served["speed"], blocks[mode], K, lengths, TIMES if mode == "eager" else None, 200)
+        for mode, served in results["served"].items()
+    }
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
     return results

@@ -4,14 +4,14 @@ import pytest
 
 from outrider.eval.closed_loop import closed_loop_seconds
 from outrider.eval.predicted import predict_served
-from outrider.serving.step_times import StepTimes
+from outrider.serving.step_times import StepTimes, costs_of
 
 # 10 ms a step and 10 ms a request without drafts; with two of them 20 and 20. A prompt of 100 tokens: 50 ms, 100 with a drafter.
 TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s=(0.0005, 0.001))
 
 
 def loop(tokens, concurrency, length=1.0, k=0):
-    return closed_loop_seconds(tokens, concurrency, length, k, TIMES, prompt_tokens=100)
+    return closed_loop_seconds(tokens, concurrency, length, TIMES.of(k), prompt_tokens=100)
 
 
 def test_lone_requests_one_after_the_other():
@@ -43,28 +43,75 @@ def test_every_seat_is_taken_in_the_long_run():
     assert 390 * 10 * 0.05 / 4 < mixed < loop([8, 12] * 200, 1)
 
 
-def test_the_speed_up_is_foretold_whatever_the_machines_drift():
-    drift = 1.7  # the machine serves so much slower than when its steps were timed
-    tokens, lengths = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}
-    blocks = [
-        {
-            "variant": variant,
-            "concurrency": 2,
-            "request_tokens": tokens,
-            "output_tokens": sum(tokens),
-            "seconds": drift * loop(tokens, 2, lengths.get(variant, 1.0), 0 if variant == "none" else 2),
-        }
-        for variant in ("none", "base", "custom", "none", "base", "custom")
-    ]
+TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
+
+
+def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dict]]:
+    """Two repeats of closed loops of two requests, on a machine so much slower than when its steps were timed: `none` and `drafting`."""
+    blocks = []
+    for variant in ("none", "base", "custom") * 2:
+        k, by = (0, slower["none"]) if variant == "none" else (K, slower["drafting"])
+        costs = TIMES.of(k)
+        prompts = [3, 400, by * (3 * costs.seconds(2) + 400 * costs.prompt_token_s)]
+        decoding = {str(size): [50, 50 * by * costs.seconds(size)] for size in (1, 2)}
+        blocks.append(
+            {
+                "variant": variant,
+                "concurrency": 2,
+                "request_tokens": TOKENS,
+                "output_tokens": sum(TOKENS),
+                "seconds": by * loop(TOKENS, 2, LENGTHS.get(variant, 1.0), k),
+                "steps": {"decoding": decoding, "prompts": {"2": prompts}}
+                if steps
+                else {"decoding": {}, "prompts": {}},
+            }
+        )
     speed = {block["variant"]: {"tokens_per_s": block["output_tokens"] / block["seconds"]} for block in blocks}
-    for variant in lengths:
-        speed[f"{variant}_over_none"] = {"value": speed[variant]["tokens_per_s"] / speed["none"]["tokens_per_s"]}
-    speed["custom_over_base"] = {"value": speed["custom"]["tokens_per_s"] / speed["base"]["tokens_per_s"]}
-    row = predict_served({"2": speed}, blocks, 2, lengths, TIMES, prompt_tokens=100)["2"]
-    assert row["none"]["relative_difference"] == pytest.approx(drift - 1)
-    for variant in lengths:
-        assert row[variant]["relative_difference"] == pytest.approx(0, abs=1e-9)
-        assert row[variant]["over_none"]["predicted"] == pytest.approx(speed[f"{variant}_over_none"]["value"])
-    assert row["custom_over_base"]["predicted"] == pytest.approx(speed["custom_over_base"]["value"])
-    slower = predict_served({"2": speed}, blocks, 2, lengths | {"custom": 2.2}, TIMES, prompt_tokens=100)["2"]
-    assert slower["custom"]["relative_difference"] < -0.05 and slower["base"] == row["base"]
+    for over, under in (("base", "none"), ("custom", "none"), ("custom", "base")):
+        speed[f"{over}_over_{under}"] = {"value": speed[over]["tokens_per_s"] / speed[under]["tokens_per_s"]}
+    return {"2": speed}, blocks
+
+
+def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
+    speed, blocks = served({"none": 1.7, "drafting": 1.7})
+    row = predict_served(speed, blocks, K, LENGTHS, TIMES, prompt_tokens=100)["2"]
+    assert row["none"]["tokens_per_s"]["timed"]["difference"] == pytest.approx(1.7 - 1)
+    for variant in LENGTHS:
+        ratio = row[variant]["over_none"]
+        assert ratio["timed"]["value"] == pytest.approx(speed["2"][f"{variant}_over_none"]["value"])
+        assert ratio["served"] is speed["2"][f"{variant}_over_none"]
+    assert row["custom_over_base"]["timed"]["difference"] == pytest.approx(0, abs=1e-9)
+    assert row["step_ms"] == {
+        "none": {"timed": pytest.approx(30), "as_served": pytest.approx(51)},
+        "drafting": {"timed": pytest.approx(60), "as_served": pytest.approx(102)},
+    }
+
+
+def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretell():
+    speed, blocks = served({"none": 1.0, "drafting": 1.5})
+    row = predict_served(speed, blocks, K, LENGTHS, TIMES, prompt_tokens=100)["2"]
+    for variant in LENGTHS:
+        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx(0.5)
+        assert row[variant]["over_none"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
+        assert row[variant]["tokens_per_s"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
+    # A wrong acceptance length is not accounted for by any steps.
+    other = predict_served(speed, blocks, K, LENGTHS | {"custom": 2.2}, TIMES, prompt_tokens=100)["2"]
+    assert other["custom"]["tokens_per_s"]["as_served"]["difference"] < -0.05 and other["base"] == row["base"]
+
+
+def test_without_timed_or_recorded_steps_nothing_is_made_up():
+    speed, blocks = served({"none": 1.0, "drafting": 1.0}, steps=False)
+    row = predict_served(speed, blocks, K, LENGTHS, None, prompt_tokens=100)["2"]
+    assert row["custom"]["over_none"] == {"served": speed["2"]["custom_over_none"], "timed": None, "as_served": None}
+    assert row["step_ms"]["drafting"] == {"timed": None, "as_served": None}
+
+
+def test_tallied_steps_are_pooled_over_blocks():
+    tallies = [
+        {"decoding": {"1": [10, 0.2], "2": [10, 0.5]}, "prompts": {"2": [2, 300, 0.16]}},
+        {"decoding": {"1": [30, 1.0]}, "prompts": {"1": [1, 100, 0.08]}},
+    ]
+    costs = costs_of(tallies)
+    assert costs.step_s == pytest.approx({1: 0.03, 2: 0.05})
+    assert costs.prompt_token_s == pytest.approx((0.16 - 0.1 + 0.08 - 0.03) / 400)
+    assert costs_of([{"decoding": {}, "prompts": {"1": [1, 100, 0.08]}}]) is None

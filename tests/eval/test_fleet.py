@@ -10,6 +10,9 @@ from outrider.eval.fleet import open_fleet
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 
+recorded: dict[str, dict[str, str]] = {}
+"""The environment in which each kind of server was started last."""
+
 SPECULATORS = {"base": Path("base"), "custom": Path("custom")}
 
 
@@ -25,6 +28,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.name = kinds.get(kind, kind)
             assert (k is None) == (speculator is None)
             asked.append(f"{self.name} at {port}")
+            recorded[self.name] = serving.engine.environment
 
         def start(self):
             asked.append(f"{self.name} starts")
@@ -102,6 +106,18 @@ def test_no_speculation_as_the_custom_one_is_the_server_without(log):
         assert fleet.groups == (("none", "custom"), ("base",))
         assert ask(fleet, "none", "custom", "base") == ["plain", "plain", "speculating"]
     assert not any("swap" in line for line in log)
+
+
+def test_every_server_writes_its_steps_down_in_a_file_of_its_own(log, tmp_path):
+    with open_fleet(TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", tmp_path) as fleet:
+        plain, speculating = (Path(recorded[name]["OUTRIDER_RECORD_STEPS"]) for name in ("plain", "speculating"))
+        assert plain != speculating and plain.parent == speculating.parent == tmp_path
+        assert fleet.new_steps("none") == []
+        speculating.write_text("[0.5, 1, 3, 4, 0, 0, true]\n")
+        assert fleet.new_steps("none") == [] and [step.seconds for step in fleet.new_steps("base")] == [0.5]
+        speculating.write_text(speculating.read_text() + "[0.25, 1, 3, 4, 0, 0, true]\n")
+        fleet.restart()  # goes on in the same file
+        assert [step.seconds for step in fleet.new_steps("custom")] == [0.25]
 
 
 def test_servers_start_anew_as_they_started_first(log):

@@ -7,7 +7,7 @@ import pytest
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.step_recorder import RUN, Step
-from outrider.serving.step_times import StepTimes, measure_step_times, step_seconds, summarise_steps
+from outrider.serving.step_times import StepCosts, StepTimes, costs_of, measure_step_times, summarise_steps, tally
 from outrider.speculators.errors import OutriderError
 
 
@@ -58,13 +58,25 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
 
+def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> None:
+    def seconds(k: int, size: int) -> float:
+        return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
+
+    steps = recorded(4, 1, seconds, 2e-4)
+    costs = costs_of([tally(steps[:1500]), tally(steps[1500:])])
+    assert costs.step_s == pytest.approx({4: seconds(1, 4)}) and costs.prompt_token_s == pytest.approx(2e-4)
+    # The step before which requests came or went is neither: an engine that schedules ahead had another under way.
+    decoding = tally(steps)["decoding"]["4"][0]
+    assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
+    stalled = [step._replace(seconds=step.seconds + 1.0) if count == 5 else step for count, step in enumerate(steps)]
+    assert costs_of([tally(stalled)]).step_s[4] == pytest.approx(seconds(1, 4) + 1 / decoding)
+
+
 def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
-    step_s = {1: [0.01], 4: [0.04], 8: [0.06]}
-    assert [step_seconds(step_s, 0, size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx(
-        [0.01, 0.02, 0.04, 0.05, 0.06, 0.08]
-    )
-    assert step_seconds({4: [0.04], 8: [0.06]}, 0, 2) == pytest.approx(0.03)
-    assert step_seconds({4: [0.04]}, 0, 1) == 0.04
+    costs = StepCosts({1: 0.01, 4: 0.04, 8: 0.06}, 0.0)
+    assert [costs.seconds(size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.06, 0.08])
+    assert StepCosts({4: 0.04, 8: 0.06}, 0.0).seconds(2) == pytest.approx(0.03)
+    assert StepCosts({4: 0.04}, 0.0).seconds(1) == 0.04
 
 
 def test_responses_too_short_to_time_are_told() -> None:
