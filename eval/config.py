@@ -130,11 +130,13 @@ class EvalConfig(BaseModel):
     concurrency: list[PositiveInt] = [1, 4, 8]
     """Requests in flight at once, one measurement each. The gate looks at the lowest."""
 
-    requests: PositiveInt = 6
-    """Held-out prompts per block; at high concurrency at least two rounds of it. More of them narrow the interval."""
+    requests: PositiveInt = 4
+    """Held-out prompts per block; at high concurrency at least two rounds of it. On a machine whose speed changes more short blocks narrow the
+    intervals further than longer ones do."""
 
-    repeats: PositiveInt = 3
-    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat."""
+    repeats: int = Field(4, ge=2)
+    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat; how far
+    repeats differ, over all concurrencies and engine modes together, makes the intervals."""
 
     starts: PositiveInt = 1
     """How often the servers are started for the repeats, at most once each. The same engine started twice is not equally fast; base and custom
@@ -153,7 +155,8 @@ class EvalConfig(BaseModel):
     queue needs time to grow before saturation can be seen; a saturated server goes on until all are answered."""
 
     rate_repeats: PositiveInt = 1
-    """Measurements of each rate, scenario and variant; pooled. Other than closed loop's short blocks, each lasts `rate_seconds`."""
+    """Measurements of each rate, scenario and variant; pooled. Other than closed loop's short blocks, each lasts `rate_seconds`. With one,
+    intervals have the closed loop's noise, which is the least that it can be."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt and response, and is measured at

@@ -20,7 +20,7 @@ from outrider.eval.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.rates import summarise_rates
 from outrider.eval.scenarios import select
 from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.served import counted_passes, summarise
+from outrider.eval.served import counted_passes, noise_of, summarise
 from outrider.eval.statistics import bootstrap
 from outrider.eval.steps import Steps
 from outrider.eval.summary import conclude
@@ -98,7 +98,7 @@ def evaluate_counted(
         say,
         look,
     )
-    outputs = verification["outputs"]
+    outputs, noise = verification["outputs"], noise_of(blocks)
     passes = {mode: _passes(measured) for mode, measured in blocks.items()}
     sampled = {v: (outputs["sampled"][v]["counters"], len(prompts)) for v in speculators}
     everything = [one for mode in passes.values() for one in mode] + [("verification", sampled)]
@@ -134,12 +134,12 @@ def evaluate_counted(
         "counted": delivered_acceptance(everything, speculators, k, evaluation),
         "served": {
             mode: {
-                "speed": summarise(measured, evaluation),
+                "speed": summarise(measured, evaluation, noise),
                 "acceptance": delivered_acceptance(passes[mode], speculators, k, evaluation),
             }
             for mode, measured in blocks.items()
         },
-        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation) for mode in blocks if traffic},
+        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation, noise) for mode in blocks if traffic},
         "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {
             **verification["findings"],

@@ -28,7 +28,7 @@ from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.samples import sample_responses
 from outrider.eval.scenarios import select
 from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, summarise
+from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, noise_of, summarise
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
 from outrider.eval.summary import conclude
@@ -176,6 +176,7 @@ def evaluate(
         say,
         look,
     )
+    noise = noise_of(blocks)
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
     sampled = {v: verification["outputs"]["sampled"][v]["counters"] for v in ("base", "custom")}
     everything = [one for mode in passes.values() for one in mode] + [CountedPass("verification", sampled)]
@@ -202,10 +203,13 @@ def evaluate(
         "slices": _sliced(base, custom, k, slices, heldout, evaluation),
         "counted": counted_acceptance(everything, evaluation),
         "served": {
-            mode: {"speed": summarise(measured, evaluation), "acceptance": counted_acceptance(passes[mode], evaluation)}
+            mode: {
+                "speed": summarise(measured, evaluation, noise),
+                "acceptance": counted_acceptance(passes[mode], evaluation),
+            }
             for mode, measured in blocks.items()
         },
-        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation) for mode in blocks if traffic},
+        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation, noise) for mode in blocks if traffic},
         "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),

@@ -1,7 +1,7 @@
 """Open loop: none, base and custom under the customer's own arrivals, at rates from idle to overrun.
 
     measure_rates(steps, fleet, load, "eager", traffic, sampling, evaluation, say=print)
-    table = summarise_rates(steps, "eager", traffic, evaluation)
+    table = summarise_rates(steps, "eager", traffic, evaluation, noise)
 
 The same requests at the same times go to each variant in turn. Below saturation every variant delivers what is asked for, so tokens/s of
 all requests together says nothing about a speculator there; what it changes is how long a request takes. So the speed-up is that of
@@ -19,9 +19,9 @@ from outrider.eval.arrivals import customers_arrivals
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.scenarios import Traffic
-from outrider.eval.served import VARIANTS, pooled, record_of, run_block
-from outrider.eval.statistics import two_level_bootstrap
+from outrider.eval.served import RATIOS, VARIANTS, Noise, pooled, record_of, run_block
 from outrider.eval.steps import Steps
+from outrider.eval.timed_ratios import block_noise, speed_ratio
 from outrider.serving.client import Sampling
 from outrider.serving.load import WARM_UP_TOKENS
 
@@ -76,25 +76,36 @@ def rates_done(steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: 
 
 
 def summarise_rates(
-    steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig
+    steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig, closed_loop: Noise
 ) -> dict[str, dict[str, Any]]:
-    """By scenario and rate, a `rate_row`."""
-    table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
-    for asked, rate in itertools.product(traffic, evaluation.rates):
-        blocks = {
+    """By scenario and rate, a `rate_row`. How much blocks differ by chance is seen where each is repeated; else it is taken to be what
+    `closed_loop` shows, the least that it can be: near saturation a queue makes more of it."""
+    blocks = {
+        (asked.name, f"{rate:g}"): {
             variant: [steps.get(_step(mode, asked, rate, repeat, variant)) for repeat in range(evaluation.rate_repeats)]
             for variant in VARIANTS
         }
-        table[asked.name][f"{rate:g}"] = rate_row(blocks, evaluation)
+        for asked, rate in itertools.product(traffic, evaluation.rates)
+    }
+    noise = {
+        f"{over}_over_{under}": block_noise(_pairs(own[over], own[under]) for own in blocks.values())
+        or closed_loop[f"{over}_over_{under}"]
+        for over, under in RATIOS
+    }
+    table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
+    for (name, rate), own in blocks.items():
+        table[name][rate] = rate_row(own, evaluation, noise)
     return table
 
 
-def rate_row(blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig) -> dict[str, Any]:
+def rate_row(blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise) -> dict[str, Any]:
     """Of one scenario and rate, from each variant's blocks, one a repeat: each variant's figures (`variant_figures`), the ratios of a
     request's own tokens/s, paired by request, and how requests arrived."""
     row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
-    for over, under in (("custom", "base"), ("custom", "none"), ("base", "none")):
-        row[f"{over}_over_{under}"] = _ratio(blocks[over], blocks[under], evaluation)
+    for over, under in RATIOS:
+        name = f"{over}_over_{under}"
+        pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
+        row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
     return {**row, "arrivals": {name: blocks["none"][0][name] for name in ("source", "spread")}}
 
 
@@ -173,18 +184,10 @@ def _timed_block(
     }
 
 
-def _ratio(
-    over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]], evaluation: EvalConfig
-) -> dict[str, Any]:
-    """Ratio of a request's own tokens/s; draws repeats, and requests within each."""
+def _pairs(over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
+    """A request's own tokens and seconds, paired by request within a repeat, as `speed_ratio` takes them."""
     names = ("request_tokens", "request_seconds")
-    pairs = [
+    return [
         np.array([block[name] for block in both for name in names], dtype=np.float64).T
         for both in zip(over, under, strict=True)
     ]
-    return two_level_bootstrap(
-        pairs,
-        lambda s: (s[..., 0] / s[..., 1]) / (s[..., 2] / s[..., 3]),
-        samples=evaluation.bootstrap_samples,
-        seed=evaluation.seed,
-    ).as_dict()

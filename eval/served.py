@@ -5,7 +5,7 @@ go to each variant in turn, in an order that rotates.
 
     with open_fleet(target, serving, speculators, k=3, mode="eager", log_dir=logs) as fleet:
         blocks = measure(fleet, load, prompts, sampling, evaluation, say=print)
-        table = summarise(blocks, evaluation)
+        table = summarise(blocks, evaluation, noise_of({"eager": blocks}))
 """
 
 import itertools
@@ -17,7 +17,8 @@ import numpy as np
 
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
-from outrider.eval.statistics import bootstrap, two_level_bootstrap
+from outrider.eval.statistics import bootstrap
+from outrider.eval.timed_ratios import BlockNoise, block_noise, speed_ratio
 from outrider.serving.client import Sampling
 from outrider.serving.load import WARM_UP_TOKENS
 from outrider.serving.step_times import tally
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from outrider.serving.load import BlockResult, LoadGenerator
 
 VARIANTS = ("none", "base", "custom")
+RATIOS = (("custom", "base"), ("custom", "none"), ("base", "none"))
+Noise = Mapping[str, BlockNoise | None]
+"""Of each of RATIOS, named over_under."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +85,29 @@ def measure(
     return blocks
 
 
-def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig) -> dict[str, Any]:
+def noise_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Noise:
+    """How much timed blocks differ for no reason but prompts and machine, from the blocks of all engine modes and concurrencies together."""
+    kinds = {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
+    return {
+        f"{over}_over_{under}": block_noise(_pairs(measured[mode], size, over, under) for mode, size in sorted(kinds))
+        for over, under in RATIOS
+    }
+
+
+def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise: Noise) -> dict[str, Any]:
     """Per concurrency: each variant's tokens/s and latencies, pooled over the blocks, and the paired ratios with their intervals."""
     speed: dict[str, Any] = {}
-    for concurrency in evaluation.concurrency:
-        own = {v: [b for b in blocks if b["concurrency"] == concurrency and b["variant"] == v] for v in VARIANTS}
-        row: dict[str, Any] = {variant: pooled(own[variant]) for variant in VARIANTS}
-        for over, under in (("custom", "base"), ("custom", "none"), ("base", "none")):
-            row[f"{over}_over_{under}"] = _speed_ratio(own[over], own[under], evaluation)
-        speed[str(concurrency)] = row
+    for size in evaluation.concurrency:
+        row: dict[str, Any] = {variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS}
+        for over, under in RATIOS:
+            name = f"{over}_over_{under}"
+            row[name] = speed_ratio(
+                _pairs(blocks, size, over, under),
+                noise[name],
+                samples=evaluation.bootstrap_samples,
+                seed=evaluation.seed,
+            ).as_dict()
+        speed[str(size)] = row
     return speed
 
 
@@ -199,17 +217,14 @@ def _percentiles(values: np.ndarray, *ranks: int) -> dict[str, float]:
     return {f"p{rank}": float(value) for rank, value in zip(ranks, found, strict=True)}
 
 
-def _speed_ratio(
-    over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]], evaluation: EvalConfig
-) -> dict[str, Any]:
-    """Ratio of tokens/s, paired by prompt within a repeat; draws repeats, and prompts within each."""
-    pairs = [np.concatenate([_charged(a), _charged(b)], axis=1) for a, b in zip(over, under, strict=True)]
-    return two_level_bootstrap(
-        pairs,
-        lambda s: (s[..., 0] / s[..., 1]) / (s[..., 2] / s[..., 3]),
-        samples=evaluation.bootstrap_samples,
-        seed=evaluation.seed,
-    ).as_dict()
+def _own(blocks: Sequence[Mapping[str, Any]], concurrency: int, variant: str) -> list[Mapping[str, Any]]:
+    return [block for block in blocks if block["concurrency"] == concurrency and block["variant"] == variant]
+
+
+def _pairs(blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str) -> list[np.ndarray]:
+    """Paired by prompt within a repeat, as `speed_ratio` takes them."""
+    both = zip(_own(blocks, concurrency, over), _own(blocks, concurrency, under), strict=True)
+    return [np.concatenate([_charged(a), _charged(b)], axis=1) for a, b in both]
 
 
 def _charged(block: Mapping[str, Any]) -> np.ndarray:

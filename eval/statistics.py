@@ -6,6 +6,8 @@ ratios (short responses would weigh as much as long ones, and the ratio's own cu
 
     bootstrap(sums_NM, clusters, lambda s: (s[..., 0] / s[..., 1]) / (s[..., 2] / s[..., 3]), samples=2000, seed=0)
 
+Clusters must be many. Timed blocks are few: timed_ratios.py.
+
 Shapes: N observations, M sums carried together, G clusters, S resamples.
 """
 
@@ -47,21 +49,6 @@ def bootstrap(
     np.add.at(sums_GM, cluster_N, sums_NM)
     draws_SG = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=samples)
     return _estimate(statistic, sums_GM.sum(axis=0), draws_SG @ sums_GM, len(sums_NM), groups)
-
-
-def two_level_bootstrap(
-    blocks: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray], *, samples: int, seed: int
-) -> Estimate:
-    """As `bootstrap`, for timed blocks [N, M]: draws blocks, and observations within each drawn block (a machine's mood is the block's,
-    a prompt's length the observation's)."""
-    random = np.random.default_rng(seed)
-    drawn_SM = np.zeros((samples, blocks[0].shape[1]))
-    for draw, chosen in enumerate(random.integers(len(blocks), size=(samples, len(blocks)))):
-        for block in chosen:
-            counts = random.multinomial(len(blocks[block]), np.full(len(blocks[block]), 1 / len(blocks[block])))
-            drawn_SM[draw] += counts @ blocks[block]
-    pooled_M = np.sum([block.sum(axis=0) for block in blocks], axis=0)
-    return _estimate(statistic, pooled_M, drawn_SM, sum(map(len, blocks)), len(blocks))
 
 
 def share_interval(successes: int, trials: int) -> list[float]:

@@ -30,8 +30,8 @@ from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.step_recorder import Step, StepFile
 from outrider.speculators.errors import OutriderError
 
-STEPS = 30
-"""Timed steps wanted of each number of drafts and batch size."""
+STEPS = 16
+"""Timed steps wanted of each number of drafts and batch size: numbers of drafts are compared within the same blocks."""
 
 MOST_ROUNDS = 16
 """Rounds of blocks of every batch size, after which the steps must suffice. A shared machine is slow for seconds or minutes: so every

@@ -17,7 +17,7 @@ from outrider.eval.predicted import predict_served
 from outrider.eval.rates import rate_row
 from outrider.eval.replay import ReplaySums
 from outrider.eval.serve import VERSION
-from outrider.eval.served import counted_acceptance, counted_passes, summarise
+from outrider.eval.served import counted_acceptance, counted_passes, noise_of, summarise
 from outrider.eval.slices import sliced
 from outrider.serving.step_times import StepTimes
 
@@ -25,6 +25,8 @@ EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
+QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
+"""A machine without noise of its own."""
 TIMES = StepTimes(
     {1: [0.01, 0.013, 0.014, 0.017, 0.02], 8: [0.025, 0.03, 0.04, 0.06, 0.08]},
     prompt_token_s=(1e-4, 1.2e-4),
@@ -123,6 +125,7 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, Any]:
                     for variant in BURSTS
                 },
                 EVALUATION,
+                QUIET,
             )
             for rate in rates
         }
@@ -223,7 +226,10 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
         "counted": counted_acceptance([one for mode in passes.values() for one in mode], EVALUATION),
         "served": {
-            mode: {"speed": summarise(measured, EVALUATION), "acceptance": counted_acceptance(passes[mode], EVALUATION)}
+            mode: {
+                "speed": summarise(measured, EVALUATION, noise_of(blocks)),
+                "acceptance": counted_acceptance(passes[mode], EVALUATION),
+            }
             for mode, measured in blocks.items()
         },
         "rates": {"compiled": sample_rates()},

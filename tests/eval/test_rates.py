@@ -17,10 +17,11 @@ from outrider.eval.rates import (
 )
 from outrider.eval.scenarios import Traffic
 from outrider.eval.steps import Steps
+from outrider.eval.timed_ratios import BlockNoise
 from outrider.serving.client import Sampling
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load import BlockResult, Percentiles, RequestResult
-from tests.eval.sample_results import EVALUATION, queued_block
+from tests.eval.sample_results import EVALUATION, QUIET, queued_block
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,13 +90,32 @@ def test_figures_are_pooled_and_counted_by_hand():
 def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     slow = queued_block(1.0, 2.0)
     fast = slow | {"request_seconds": [seconds / 1.5 for seconds in slow["request_seconds"]]}
-    row = rate_row({"none": [slow], "base": [slow], "custom": [fast]}, EVALUATION)
+    row = rate_row({"none": [slow], "base": [slow], "custom": [fast]}, EVALUATION, QUIET)
     assert row["custom_over_none"]["value"] == pytest.approx(1.5)
     assert row["custom_over_none"]["low"] == pytest.approx(1.5) and row["custom_over_none"]["high"] == pytest.approx(
         1.5
     )
     assert row["custom"]["tokens_per_s"] == row["none"]["tokens_per_s"], "all together are what was asked for"
     assert row["arrivals"] == {"source": "log", "spread": slow["spread"]}
+
+
+def test_a_rate_measured_once_has_the_closed_loop_s_noise_and_one_measured_twice_its_own(tmp_path):
+    steps, asked = Steps(tmp_path, {}), Traffic("chats", ["a prompt"], [0.0], 64, {})
+    closed_loop = {name: BlockNoise(0.04, 6) for name in QUIET}
+
+    def ratio(repeats, moods):
+        for repeat, mood in enumerate(moods):
+            for variant in ("none", "base", "custom"):
+                block = queued_block(2.0, 2.0)
+                if variant == "custom":
+                    block["request_seconds"] = [seconds * mood for seconds in block["request_seconds"]]
+                steps.put(f"rate_eager_chats_2_{repeat}_{variant}", block)
+        evaluation = EvalConfig(rates=[2], rate_seconds=30, rate_repeats=repeats, bootstrap_samples=50)
+        return summarise_rates(steps, "eager", [asked], evaluation, closed_loop)["chats"]["2"]["custom_over_base"]
+
+    once, alike, moody = ratio(1, [1.0]), ratio(2, [1.0, 1.0]), ratio(2, [0.8, 1.2])
+    assert once["high"] == pytest.approx(np.exp(2.446912 * 0.2)) and once["low"] == pytest.approx(1 / once["high"])
+    assert alike["high"] == pytest.approx(1) and moody["high"] > 4
 
 
 class Load:
@@ -156,7 +176,7 @@ def test_every_variant_gets_the_same_requests_at_the_same_times_and_an_interrupt
         asked = [request[1:] for request in sent if len(request[1]) == count]
         assert len(asked) == 6 and all(one == asked[0] for one in asked)
         assert asked[0][0][:10] == traffic[0].texts[:count] and asked[0][2] == 64
-    table = summarise_rates(steps, "eager", traffic, evaluation)
+    table = summarise_rates(steps, "eager", traffic, evaluation, QUIET)
     assert list(table["chats"]) == ["2", "5"]
     row = table["chats"]["5"]
     assert row["base"]["requests"] == 30 and row["base"]["offered"] == pytest.approx(5)

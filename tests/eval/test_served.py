@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, summarise
+from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, noise_of, summarise
 from outrider.speculators.errors import OutriderError
 from tests.eval.sample_results import EVALUATION, sample_blocks
 
 
 def test_tokens_per_second_are_pooled_and_ratios_paired():
     blocks = sample_blocks(custom_speed=1.4)
-    speed = summarise(blocks, EVALUATION)
+    noise = noise_of({"eager": blocks})
+    assert {name: each.degrees for name, each in noise.items()} == {
+        "custom_over_base": 6,
+        "custom_over_none": 6,
+        "base_over_none": 6,
+    }
+    speed = summarise(blocks, EVALUATION, noise)
     assert list(speed) == ["1", "4", "8"]
     own = [b for b in blocks if b["concurrency"] == 4 and b["variant"] == "base"]
     assert speed["4"]["base"]["tokens_per_s"] == pytest.approx(
@@ -24,6 +30,23 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
     # Speeds drift by 20 % between repeats; the paired ratio does not care.
     assert ratio["high"] - ratio["low"] < 0.15
     assert ratio["observations"] == 3 * EVALUATION.block_requests(4)
+
+
+def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
+    blocks = sample_blocks()
+    slow = [
+        b | {"seconds": 2 * b["seconds"]} if (b["repeat"], b["concurrency"], b["variant"]) == (0, 8, "base") else b
+        for b in blocks
+    ]
+
+    def width(measured, concurrency):
+        ratio = summarise(measured, EVALUATION, noise_of({"eager": measured}))[concurrency]["custom_over_base"]
+        return ratio["high"] / ratio["low"]
+
+    for concurrency in ("1", "4", "8"):
+        assert width(slow, concurrency) > 1.3 * width(blocks, concurrency)
+    # Other measurements of the same machine tell more of its noise.
+    assert noise_of({"eager": blocks, "compiled": blocks})["custom_over_base"].degrees == 12
 
 
 def test_counters_are_pooled_before_they_are_divided():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.eval.statistics import bootstrap, share_interval, two_level_bootstrap
+from outrider.eval.statistics import bootstrap, share_interval
 
 
 def ratio(sums):
@@ -36,18 +36,6 @@ def test_pairing_narrows_the_interval():
     estimate = bootstrap(np.stack([steps, custom], axis=1), np.arange(100), ratio, samples=500, seed=0)
     assert estimate.value == pytest.approx(1.3, rel=0.01) and estimate.high - estimate.low < 0.03
     assert (estimate.observations, estimate.clusters) == (100, 100)
-
-
-def test_two_levels_see_the_machine_as_well_as_the_prompts():
-    random = np.random.default_rng(2)
-    blocks = [np.stack([np.full(8, mood), np.ones(8)], axis=1) for mood in (1.0, 1.2, 1.4)]
-    estimate = two_level_bootstrap(blocks, ratio, samples=400, seed=0)
-    assert estimate.value == pytest.approx(1.2) and estimate.low < 1.1 and estimate.high > 1.3
-    one = [np.stack([1 + random.standard_normal(50) / 10, np.ones(50)], axis=1)]
-    assert (
-        two_level_bootstrap(one, ratio, samples=400, seed=0).low
-        < two_level_bootstrap(one, ratio, samples=400, seed=0).value
-    )
 
 
 def test_wilson_has_width_at_the_ends():

@@ -13,7 +13,7 @@ from outrider.serving.config import TargetConfig
 from outrider.serving.server import Server
 from outrider.speculators.errors import OutriderError
 
-EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=1, max_tokens=24)
+EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
 
 
 @pytest.mark.engine
