@@ -10,7 +10,7 @@ from outrider.eval.page import interval
 
 HEAD = (
     "engine, at once",
-    "ms a step, none / drafting: timed",
+    "ms a step, none / base / custom: timed",
     "as served",
     "base / none: timed steps",
     "served steps",
@@ -55,5 +55,5 @@ def _cell(prediction: Mapping[str, float] | None) -> str:
 
 
 def _steps(row: Mapping[str, Any], which: str) -> str:
-    times = [row["step_ms"][name][which] for name in ("none", "drafting")]
+    times = [row[variant]["step_ms"][which] for variant in ("none", "base", "custom")]
     return "-" if None in times else " / ".join(f"{ms:.1f}" for ms in times)

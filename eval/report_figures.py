@@ -25,7 +25,7 @@ class Estimate(Part):
     observations: int | None = None
     """Responses, requests or passes that it rests on"""
     clusters: int | None = None
-    """Sessions, repeats or groups of prompts that the bootstrap drew"""
+    """Sessions or groups of prompts that the bootstrap drew; timed blocks of a ratio of speeds"""
 
 
 class Drafters(Part, Generic[T]):
@@ -206,7 +206,7 @@ class SpeedRow(Part):
     custom: Block
     """With the trained one"""
     custom_over_base: Estimate
-    """Ratio of tokens/s, paired within repeats"""
+    """Ratio of tokens/s, paired within repeats; Student's interval, the noise of blocks pooled over concurrencies and modes"""
     custom_over_none: Estimate
     """Likewise"""
     base_over_none: Estimate
@@ -239,7 +239,7 @@ class PredictedSpeed(Part):
     timed: Prediction | None
     """With the steps as timed before the serving: a forecast; null where this engine mode was not timed"""
     as_served: Prediction | None
-    """With the steps that the measured servers recorded: an account; null where no step only decodes"""
+    """With the steps of the variant's own blocks, as the servers recorded them: an account; null where no step only decodes"""
 
 
 class PredictedRatio(Part):
@@ -253,49 +253,38 @@ class PredictedRatio(Part):
     """As of tokens/s"""
 
 
-class PredictedTarget(Part):
-    """The target alone."""
-
-    tokens_per_s: PredictedSpeed
-    """Tokens/s"""
-
-
-class PredictedDrafter(Part):
-    """A speculator."""
-
-    tokens_per_s: PredictedSpeed
-    """Tokens/s"""
-    over_none: PredictedRatio
-    """Its speed-up over no speculation"""
-
-
 class StepMs(Part):
     """Milliseconds of a step that only decodes, with every seat taken."""
 
     timed: float | None
-    """Before the serving"""
+    """Before the serving; the same for base and custom"""
     as_served: float | None
-    """While serving"""
+    """In the variant's own blocks"""
 
 
-class PredictedSteps(Part):
-    """How far the machine's speed drifted between the timing and the serving."""
+class PredictedTarget(Part):
+    """The target alone."""
 
-    none: StepMs
-    """Without drafts"""
-    drafting: StepMs
-    """With k of them"""
+    step_ms: StepMs
+    """Steps as timed and as served: how far the machine's speed drifted"""
+    tokens_per_s: PredictedSpeed
+    """Tokens/s"""
+
+
+class PredictedDrafter(PredictedTarget):
+    """A speculator."""
+
+    over_none: PredictedRatio
+    """Its speed-up over no speculation"""
 
 
 class PredictedRow(Drafters[PredictedDrafter]):
     """One concurrency."""
 
-    step_ms: PredictedSteps
-    """Steps as timed and as served"""
     none: PredictedTarget
     """The target alone"""
     custom_over_base: PredictedRatio
-    """Both in one engine, with steps of the same length"""
+    """Both in one engine"""
 
 
 class Saved(Part):

@@ -47,10 +47,10 @@ TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
 
 
 def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dict]]:
-    """Two repeats of closed loops of two requests, on a machine so much slower than when its steps were timed: `none` and `drafting`."""
+    """Two repeats of closed loops of two requests, on a machine so much slower in each variant's blocks than when its steps were timed."""
     blocks = []
     for variant in ("none", "base", "custom") * 2:
-        k, by = (0, slower["none"]) if variant == "none" else (K, slower["drafting"])
+        k, by = 0 if variant == "none" else K, slower[variant]
         costs = TIMES.of(k)
         prompts = [3, 400, by * (3 * costs.seconds(2) + 400 * costs.prompt_token_s)]
         decoding = {str(size): [50, 50 * by * costs.seconds(size)] for size in (1, 2)}
@@ -73,7 +73,7 @@ def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dic
 
 
 def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
-    speed, blocks = served({"none": 1.7, "drafting": 1.7})
+    speed, blocks = served(dict.fromkeys(("none", "base", "custom"), 1.7))
     row = predict_served(speed, blocks, K, LENGTHS, TIMES, prompt_tokens=100)["2"]
     assert row["none"]["tokens_per_s"]["timed"]["difference"] == pytest.approx(1.7 - 1)
     for variant in LENGTHS:
@@ -81,17 +81,15 @@ def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
         assert ratio["timed"]["value"] == pytest.approx(speed["2"][f"{variant}_over_none"]["value"])
         assert ratio["served"] is speed["2"][f"{variant}_over_none"]
     assert row["custom_over_base"]["timed"]["difference"] == pytest.approx(0, abs=1e-9)
-    assert row["step_ms"] == {
-        "none": {"timed": pytest.approx(30), "as_served": pytest.approx(51)},
-        "drafting": {"timed": pytest.approx(60), "as_served": pytest.approx(102)},
-    }
+    assert row["none"]["step_ms"] == {"timed": pytest.approx(30), "as_served": pytest.approx(51)}
+    assert row["custom"]["step_ms"] == {"timed": pytest.approx(60), "as_served": pytest.approx(102)}
 
 
 def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretell():
-    speed, blocks = served({"none": 1.0, "drafting": 1.5})
+    speed, blocks = served({"none": 1.0, "base": 1.5, "custom": 1.2})
     row = predict_served(speed, blocks, K, LENGTHS, TIMES, prompt_tokens=100)["2"]
     for variant in LENGTHS:
-        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx(0.5)
+        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx({"base": 0.5, "custom": 0.2}[variant])
         assert row[variant]["over_none"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
         assert row[variant]["tokens_per_s"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
     # A wrong acceptance length is not accounted for by any steps.
@@ -100,10 +98,10 @@ def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretel
 
 
 def test_without_timed_or_recorded_steps_nothing_is_made_up():
-    speed, blocks = served({"none": 1.0, "drafting": 1.0}, steps=False)
+    speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0}, steps=False)
     row = predict_served(speed, blocks, K, LENGTHS, None, prompt_tokens=100)["2"]
     assert row["custom"]["over_none"] == {"served": speed["2"]["custom_over_none"], "timed": None, "as_served": None}
-    assert row["step_ms"]["drafting"] == {"timed": None, "as_served": None}
+    assert row["custom"]["step_ms"] == {"timed": None, "as_served": None}
 
 
 def test_tallied_steps_are_pooled_over_blocks():

@@ -195,6 +195,13 @@ def test_an_evaluation_from_servers_to_report(case):
     counted = results["counted"]["base"]
     assert counted["drafts"] > 0 and len(counted["cumulative"]) == 2
 
+    # The servers' own steps account for the time that their load generator saw, though the blocks are a few steps long.
+    for concurrency in ("1", "2"):
+        predicted = results["predicted"]["eager"][concurrency]
+        assert abs(predicted["none"]["tokens_per_s"]["as_served"]["difference"]) < 0.4
+        assert predicted["custom"]["over_none"]["timed"] is None  # k was set, so no step was timed
+        assert predicted["custom"]["step_ms"]["as_served"] > predicted["none"]["step_ms"]["as_served"] > 0
+
     # Under arrivals of their own, too; all of it is counted by the engine alone.
     asked = results["rates"]["eager"][EVERYTHING]["4"]
     assert asked["arrivals"]["source"] == "log" and results["scenarios"][EVERYTHING]["requests"] == 6
