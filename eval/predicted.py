@@ -37,47 +37,55 @@ def predict_served(
         },
     }
     table: dict[str, Any] = {}
-    for concurrency, row in speed.items():
-        tokens_per_s = {
-            name: _tokens_per_s(blocks, int(concurrency), acceptance_length, costs, prompt_tokens)
+    for concurrency, served in speed.items():
+        size = int(concurrency)
+        speeds = {
+            name: _tokens_per_s(
+                [b for b in blocks if b["concurrency"] == size], acceptance_length, costs, prompt_tokens
+            )
             for name, costs in surfaces.items()
         }
-
-        def beside(served: Any, over: str, under: str = "", tokens_per_s=tokens_per_s) -> dict[str, Any]:
-            measured, beside = served["value"] if under else served, {"served": served}
-            for name, found in tokens_per_s.items():
-                value = found and found[over] / (found[under] if under else 1)
-                beside[name] = value and {"value": value, "difference": value / measured - 1}
-            return beside
-
-        table[concurrency] = {
-            variant: {
+        row: dict[str, Any] = {}
+        for variant in variants:
+            predicted = {name: found and found[variant] for name, found in speeds.items()}
+            row[variant] = {
                 "step_ms": {
-                    name: costs[variant] and 1000 * costs[variant].seconds(int(concurrency))
-                    for name, costs in surfaces.items()
+                    name: each[variant] and 1000 * each[variant].seconds(size) for name, each in surfaces.items()
                 },
-                "tokens_per_s": beside(row[variant]["tokens_per_s"], variant),
-                **({} if variant == "none" else {"over_none": beside(row[f"{variant}_over_none"], variant, "none")}),
+                "tokens_per_s": _beside(served[variant]["tokens_per_s"], predicted),
             }
-            for variant in variants
-        }
-        table[concurrency]["custom_over_base"] = beside(row["custom_over_base"], "custom", "base")
+        for over, under in (("base", "none"), ("custom", "none"), ("custom", "base")):
+            predicted = {name: found and found[over] / found[under] for name, found in speeds.items()}
+            ratio = _beside(served[f"{over}_over_{under}"], predicted)
+            if under == "none":
+                row[over]["over_none"] = ratio
+            else:
+                row["custom_over_base"] = ratio
+        table[concurrency] = row
     return table
 
 
 def _tokens_per_s(
-    blocks: Sequence[Mapping[str, Any]],
-    concurrency: int,
-    acceptance_length: Mapping[str, float],
-    costs: Costs,
-    prompt_tokens: float,
+    blocks: Sequence[Mapping[str, Any]], acceptance_length: Mapping[str, float], costs: Costs, prompt_tokens: float
 ) -> dict[str, float] | None:
     """Of each variant, over its blocks; None where the steps of one are not known."""
+    if not all(costs.values()):
+        return None
     found = {}
-    for variant, length in {"none": 1.0, **acceptance_length}.items():
-        own, of_one = [b for b in blocks if b["variant"] == variant and b["concurrency"] == concurrency], costs[variant]
-        if of_one is None:
-            return None
-        seconds = [closed_loop_seconds(b["request_tokens"], concurrency, length, of_one, prompt_tokens) for b in own]
-        found[variant] = sum(b["output_tokens"] for b in own) / sum(seconds)
+    for variant, steps in costs.items():
+        own, length = [block for block in blocks if block["variant"] == variant], acceptance_length.get(variant, 1.0)
+        seconds = [
+            closed_loop_seconds(block["request_tokens"], block["concurrency"], length, steps, prompt_tokens)
+            for block in own
+        ]
+        found[variant] = sum(block["output_tokens"] for block in own) / sum(seconds)
     return found
+
+
+def _beside(served: float | Mapping[str, Any], predicted: Mapping[str, float | None]) -> dict[str, Any]:
+    """`served`, which may be an estimate, and each prediction with how far from it it is."""
+    measured = served["value"] if isinstance(served, Mapping) else served
+    return {
+        "served": served,
+        **{name: value and {"value": value, "difference": value / measured - 1} for name, value in predicted.items()},
+    }

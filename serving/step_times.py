@@ -33,9 +33,9 @@ from outrider.speculators.errors import OutriderError
 STEPS = 16
 """Timed steps wanted of each number of drafts and batch size: numbers of drafts are compared within the same blocks."""
 
-MOST_ROUNDS = 16
-"""Rounds of blocks of every batch size, after which the steps must suffice. A shared machine is slow for seconds or minutes: so every
-batch size and both servers take part in every round."""
+LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+"""Rounds of blocks, in each of which both servers take their turn at every batch size: a shared machine is slow for seconds or minutes. After
+the least a size that has its steps is left out, after the most they must suffice."""
 
 TRIMMED = 0.1
 """Share of the fastest and of the slowest steps that are left out. Not the median: where half of the steps were slow it is one or the other."""
@@ -147,12 +147,11 @@ def measure_step_times(
                     one.server.wait()
                     ask(one, load, max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
                     one.read(0)
-                for _ in range(MOST_ROUNDS):
-                    for size, one in itertools.product(batch_sizes, group):
+                for nth in range(MOST_ROUNDS):
+                    wanted = [s for s in batch_sizes if nth < LEAST_ROUNDS or not all(one.enough(s) for one in group)]
+                    for size, one in itertools.product(wanted, group):
                         ask(one, load, size, size * (2 if one is drafting else 1), max_tokens)
                         one.read(size)
-                    if all(one.enough(size) for size in batch_sizes for one in group):
-                        break
     for one in (plain, drafting):
         one.found.pop(0)  # the warm-up
     return summarise_steps(plain.found, drafting.found, depth)
