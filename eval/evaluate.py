@@ -214,11 +214,12 @@ def evaluate(
         "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
         "settings": evaluation.model_dump(mode="json"),
     }
-    lengths = {variant: results["replay"][variant]["value"] for variant in ("base", "custom")}
     prompt_tokens = sum(len(prompt.token_ids) for prompt in timed_prompts) / len(timed_prompts)
     timed = {evaluation.engine_modes[0]: times}
     results["predicted"] = {
-        mode: predict_served(served["speed"], blocks[mode], k, lengths, timed.get(mode), prompt_tokens)
+        mode: predict_served(
+            served["speed"], blocks[mode], k, {"base": base, "custom": custom}, timed.get(mode), prompt_tokens
+        )
         for mode, served in results["served"].items()
     }
     results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)

@@ -4,31 +4,40 @@ Twice: with the steps as they were timed before the serving, which is a forecast
 servers recorded, which is an account of it. Where the second is right and the first is not, the machine's speed drifted, before the serving
 or between the blocks; where the second is wrong, the calculation or the acceptance length is.
 
-    predict_served(speed, blocks, k=4, acceptance_length={"base": 2.9, "custom": 4.1}, times=times, prompt_tokens=210)
+    predict_served(speed, blocks, k=4, replayed={"base": base, "custom": custom}, times=times, prompt_tokens=210)
+
+Responses differ in how much they accept: where a few requests decode at once, the last of them has the engine to itself, and one acceptance
+length for all would end them together (documents, eight at once and sixteen in all: 18 % too fast). So each response's steps are drawn.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from outrider.eval.closed_loop import closed_loop_seconds
+from outrider.eval.replay import ReplaySums
 from outrider.serving.step_times import StepCosts, StepTimes, costs_of
 
 Costs = Mapping[str, StepCosts | None]
 """By variant."""
+
+DRAWS, NEAR = 16, 10
+"""How often a request's steps are drawn, and the least number of responses that they are drawn from."""
 
 
 def predict_served(
     speed: Mapping[str, Mapping[str, Any]],
     blocks: Sequence[Mapping[str, Any]],
     k: int,
-    acceptance_length: Mapping[str, float],
+    replayed: Mapping[str, ReplaySums],
     times: StepTimes | None,
     prompt_tokens: float,
 ) -> dict[str, Any]:
     """By concurrency of the timed `blocks`, whose `speed` is their summary: tokens/s of none, base and custom, the speculators' speed-up over
-    none, and custom's over base, in which the step times cancel. `acceptance_length` of base and custom is replay's; `times` is None where
-    steps of this engine mode were not timed."""
-    variants = ("none", *acceptance_length)
+    none, and custom's over base, in which the step times cancel. `replayed` are base and custom; `times` is None where steps of this engine mode
+    were not timed."""
+    variants = ("none", *replayed)
     surfaces: dict[str, Costs] = {
         "timed": {variant: times and times.of(0 if variant == "none" else k) for variant in variants},
         "as_served": {
@@ -40,9 +49,7 @@ def predict_served(
     for concurrency, served in speed.items():
         size = int(concurrency)
         speeds = {
-            name: _tokens_per_s(
-                [b for b in blocks if b["concurrency"] == size], acceptance_length, costs, prompt_tokens
-            )
+            name: _tokens_per_s([b for b in blocks if b["concurrency"] == size], k, replayed, costs, prompt_tokens)
             for name, costs in surfaces.items()
         }
         row: dict[str, Any] = {}
@@ -66,20 +73,36 @@ def predict_served(
 
 
 def _tokens_per_s(
-    blocks: Sequence[Mapping[str, Any]], acceptance_length: Mapping[str, float], costs: Costs, prompt_tokens: float
+    blocks: Sequence[Mapping[str, Any]], k: int, replayed: Mapping[str, ReplaySums], costs: Costs, prompt_tokens: float
 ) -> dict[str, float] | None:
     """Of each variant, over its blocks; None where the steps of one are not known."""
     if not all(costs.values()):
         return None
     found = {}
-    for variant, steps in costs.items():
-        own, length = [block for block in blocks if block["variant"] == variant], acceptance_length.get(variant, 1.0)
-        seconds = [
-            closed_loop_seconds(block["request_tokens"], block["concurrency"], length, steps, prompt_tokens)
-            for block in own
-        ]
-        found[variant] = sum(block["output_tokens"] for block in own) / sum(seconds)
+    for variant, cost in costs.items():
+        own, random = [block for block in blocks if block["variant"] == variant], np.random.default_rng(0)
+        seconds = 0.0
+        for block in own:
+            later_N = np.maximum(np.asarray(block["request_tokens"]) - 1, 0)
+            drawn_DN = [later_N] if variant == "none" else _drawn_steps(replayed[variant], k, later_N, random)
+            loops = [closed_loop_seconds(steps_N, block["concurrency"], cost, prompt_tokens) for steps_N in drawn_DN]
+            seconds += float(np.mean(loops))
+        found[variant] = sum(block["output_tokens"] for block in own) / seconds
     return found
+
+
+def _drawn_steps(replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """[DRAWS, N] steps for so many tokens after the first. On average one over the pooled acceptance length a token; each time more or less, as
+    one of replay's responses of about that length needs more or less than those do together (they are drawn as often as they have tokens)."""
+    tokens_R, steps_R = replayed.tokens_R, replayed.steps_RK[:, k - 1]
+    near = min(max(len(tokens_R) // 5, NEAR), len(tokens_R))
+    drawn_DN = np.empty((DRAWS, len(later_N)))
+    for place, later in enumerate(later_N):
+        like = np.argsort(np.abs(tokens_R - later), kind="stable")[:near]
+        tokens_L, steps_L = tokens_R[like], steps_R[like]
+        more_L = steps_L / tokens_L * (tokens_L.sum() / steps_L.sum())
+        drawn_DN[:, place] = later * random.choice(more_L, p=tokens_L / tokens_L.sum(), size=DRAWS)
+    return drawn_DN * (steps_R.sum() / tokens_R.sum())
 
 
 def _beside(served: float | Mapping[str, Any], predicted: Mapping[str, float | None]) -> dict[str, Any]:

@@ -273,9 +273,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     }
     results["samples"] = None
     results["cost"] = None
-    lengths = {variant: results["replay"][variant]["value"] for variant in ("base", "custom")}
+    replayed = {"base": base, "custom": custom}
     results["predicted"] = {
-        mode: predict_served(served["speed"], blocks[mode], K, lengths, TIMES if mode == "eager" else None, 200)
+        mode: predict_served(served["speed"], blocks[mode], K, replayed, TIMES if mode == "eager" else None, 200)
         for mode, served in results["served"].items()
     }
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
