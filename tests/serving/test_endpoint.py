@@ -24,8 +24,8 @@ def test_an_endpoint_is_measured_by_its_own_counters(
     results = measure_endpoint(
         f"{server.url}/", target, prompt_texts, Sampling(0.0, 1.0), EVALUATION, tmp_path, heard.append
     )
-    assert results["model"] == server.model_name and len(heard) == 2
-    for concurrency, requests in (("1", 2), ("2", 4)):
+    assert results["model"] == server.model_name and len(heard) == 4
+    for concurrency, requests in (("1", 4), ("2", 8)):
         row = results["measured"][concurrency]
         assert row["requests"] == requests and row["tokens_per_s"] > 0 and row["share"] == pytest.approx(1)
         assert 1 < row["acceptance_length"] <= k + 1 and len(row["cumulative"]) == k
