@@ -92,8 +92,9 @@ def _tokens_per_s(
 
 
 def _drawn_steps(replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """[DRAWS, N] steps for so many tokens after the first. On average one over the pooled acceptance length a token; each time more or less, as
-    one of replay's responses of about that length needs more or less than those do together (they are drawn as often as they have tokens)."""
+    """[DRAWS, N] steps for so many tokens after the first. On average as many as tokens at these places of a response take, all responses
+    pooled; each time more or less, as one of replay's responses of about that length needs more or less than those do together (they are
+    drawn as often as they have tokens)."""
     tokens_R, steps_R = replayed.tokens_R, replayed.steps_RK[:, k - 1]
     near = min(max(len(tokens_R) // 5, NEAR), len(tokens_R))
     drawn_DN = np.empty((DRAWS, len(later_N)))
@@ -101,8 +102,23 @@ def _drawn_steps(replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.r
         like = np.argsort(np.abs(tokens_R - later), kind="stable")[:near]
         tokens_L, steps_L = tokens_R[like], steps_R[like]
         more_L = steps_L / tokens_L * (tokens_L.sum() / steps_L.sum())
-        drawn_DN[:, place] = later * random.choice(more_L, p=tokens_L / tokens_L.sum(), size=DRAWS)
-    return drawn_DN * (steps_R.sum() / tokens_R.sum())
+        drawn_DN[:, place] = random.choice(more_L, p=tokens_L / tokens_L.sum(), size=DRAWS)
+    return drawn_DN * _mean_steps(replayed, k, later_N)
+
+
+def _mean_steps(replayed: ReplaySums, k: int, later_N: np.ndarray) -> np.ndarray:
+    """[N] for responses of so many tokens after the first: a response that is cut, or a short one, is all beginning."""
+    from outrider.eval.regions import POSITION_NAMES, POSITIONS
+
+    pooled = replayed.steps_RK[:, k - 1].sum() / replayed.tokens_R.sum()
+    begins = (0, *(end - 1 for end in POSITIONS))  # the first token has no step of its own
+    mean_N = np.zeros(len(later_N))
+    for begin, end, name in zip(begins, (*begins[1:], np.inf), POSITION_NAMES, strict=True):
+        place = list(replayed.regions).index(name) if name in replayed.regions else None
+        tokens = 0.0 if place is None else replayed.region_tokens_RG[:, place].sum()
+        rate = replayed.region_steps_RGK[:, place, k - 1].sum() / tokens if tokens else pooled
+        mean_N += np.clip(later_N - begin, 0, end - begin) * rate
+    return mean_N
 
 
 def _beside(served: float | Mapping[str, Any], predicted: Mapping[str, float | None]) -> dict[str, Any]:

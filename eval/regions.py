@@ -20,12 +20,15 @@ from outrider.data.emitted import END_THINK, THINK
 POSITIONS = (128, 512)
 """Tokens of the response after which the next region of `position in response` begins."""
 
-NAMES: tuple[tuple[str, str], ...] = (
-    ("part of response", "reasoning"),
-    ("part of response", "answer"),
+POSITION_NAMES = (
     ("position in response", f"first {POSITIONS[0]} tokens"),
     ("position in response", f"up to {POSITIONS[1]}"),
     ("position in response", "beyond"),
+)
+NAMES: tuple[tuple[str, str], ...] = (
+    ("part of response", "reasoning"),
+    ("part of response", "answer"),
+    *POSITION_NAMES,
 )
 """(dimension, name) of the G regions."""
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from outrider.eval.closed_loop import closed_loop_seconds
-from outrider.eval.predicted import _drawn_steps, predict_served
+from outrider.eval.predicted import _drawn_steps, _mean_steps, predict_served
+from outrider.eval.regions import POSITION_NAMES
 from outrider.serving.step_times import StepTimes, costs_of
 
 # 10 ms a step and 10 ms a request without drafts; with two of them 20 and 20. A prompt of 100 tokens: 50 ms, 100 with a drafter.
@@ -74,7 +75,7 @@ def replayed(lengths, spread=1.0):
     """Responses of 100 tokens, half of them with so much more than the mean acceptance length, half with less; pooled they have it."""
     steps = {variant: 100 / length * np.array([spread, 2 - spread]) for variant, length in lengths.items()}
     return {
-        variant: SimpleNamespace(tokens_R=np.array([100.0, 100.0]), steps_RK=np.stack([own, own], axis=1))
+        variant: SimpleNamespace(tokens_R=np.array([100.0, 100.0]), steps_RK=np.stack([own, own], axis=1), regions=())
         for variant, own in steps.items()
     }
 
@@ -154,11 +155,27 @@ def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
 def test_a_response_s_steps_are_drawn_from_those_of_its_length_and_are_right_on_average():
     short, long = [(10.0, 10.0)] * 10 + [(10.0, 2.5)] * 10, [(100.0, 50.0)] * 80
     tokens_R, steps_R = np.array(short + long).T
-    sums = SimpleNamespace(tokens_R=tokens_R, steps_RK=steps_R[:, None])
+    sums = SimpleNamespace(tokens_R=tokens_R, steps_RK=steps_R[:, None], regions=())
     drawn_DN = _drawn_steps(sums, 1, np.array([10] * 500 + [100] * 500), np.random.default_rng(0))
     pooled = steps_R.sum() / tokens_R.sum()
     assert drawn_DN[:, :500].mean() == pytest.approx(10 * pooled, rel=0.02) and drawn_DN[:, :500].std() > 2
     assert drawn_DN[:, 500:] == pytest.approx(100 * pooled)
+
+
+def test_a_response_that_is_cut_accepts_as_beginnings_do():
+    # Of 300 tokens after the first the first 127 take a step for each four, the others one for each two.
+    tokens, steps = np.array([127.0, 173.0, 0.0]), np.array([127 / 4, 173 / 2, 0.0])
+    sums = SimpleNamespace(
+        tokens_R=np.array([300.0]),
+        steps_RK=np.array([[steps.sum()]]),
+        regions=POSITION_NAMES,
+        region_tokens_RG=tokens[None],
+        region_steps_RGK=steps[None, :, None],
+    )
+    assert _mean_steps(sums, 1, np.array([0, 100, 127, 300])) == pytest.approx([0, 25, 127 / 4, steps.sum()])
+    beyond = 600 - 511  # of which replay has nothing: as everything together
+    by_hand = 127 / 4 + (511 - 127) / 2 + beyond * steps.sum() / 300
+    assert _mean_steps(sums, 1, np.array([600])) == pytest.approx([by_hand])
 
 
 def test_without_timed_or_recorded_steps_nothing_is_made_up():
