@@ -87,7 +87,7 @@ class Fleet:
             first = self._variants_of[name][0]
             server = Server(
                 self._target,
-                self._serving.with_engine(environment=self._serving.engine.environment | self._steps[name].environment),
+                self._steps[name].recorded(self._serving),
                 None if name == PLAIN else self._speculators[first],
                 None if name == PLAIN else self._k,
                 log_path=self._log_dir / f"server_{self._serving.engine.mode}_{name}.log",

@@ -88,9 +88,8 @@ def summarise_rates(
         for asked, rate in itertools.product(traffic, evaluation.rates)
     }
     noise = {
-        f"{over}_over_{under}": block_noise(_pairs(own[over], own[under]) for own in blocks.values())
-        or closed_loop[f"{over}_over_{under}"]
-        for over, under in RATIOS
+        name: block_noise(_pairs(own[over], own[under]) for own in blocks.values()) or closed_loop[name]
+        for name, (over, under) in RATIOS.items()
     }
     table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
     for (name, rate), own in blocks.items():
@@ -102,8 +101,7 @@ def rate_row(blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: Eval
     """Of one scenario and rate, from each variant's blocks, one a repeat: each variant's figures (`variant_figures`), the ratios of a
     request's own tokens/s, paired by request, and how requests arrived."""
     row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
-    for over, under in RATIOS:
-        name = f"{over}_over_{under}"
+    for name, (over, under) in RATIOS.items():
         pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
         row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
     return {**row, "arrivals": {name: blocks["none"][0][name] for name in ("source", "spread")}}

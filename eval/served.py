@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from outrider.serving.load import BlockResult, LoadGenerator
 
 VARIANTS = ("none", "base", "custom")
-RATIOS = (("custom", "base"), ("custom", "none"), ("base", "none"))
+RATIOS = {
+    "custom_over_base": ("custom", "base"),
+    "custom_over_none": ("custom", "none"),
+    "base_over_none": ("base", "none"),
+}
 Noise = Mapping[str, BlockNoise | None]
-"""Of each of RATIOS, named over_under."""
+"""Of each of RATIOS."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ def noise_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Noise:
     """How much timed blocks differ for no reason but prompts and machine, from the blocks of all engine modes and concurrencies together."""
     kinds = {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
     return {
-        f"{over}_over_{under}": block_noise(_pairs(measured[mode], size, over, under) for mode, size in sorted(kinds))
-        for over, under in RATIOS
+        name: block_noise(_pairs(measured[mode], size, over, under) for mode, size in sorted(kinds))
+        for name, (over, under) in RATIOS.items()
     }
 
 
@@ -99,8 +103,7 @@ def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise
     speed: dict[str, Any] = {}
     for size in evaluation.concurrency:
         row: dict[str, Any] = {variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS}
-        for over, under in RATIOS:
-            name = f"{over}_over_{under}"
+        for name, (over, under) in RATIOS.items():
             row[name] = speed_ratio(
                 _pairs(blocks, size, over, under),
                 noise[name],

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from outrider.serving.config import ServingConfig
+
 RECORD = "OUTRIDER_RECORD_STEPS"
 """Environment variable: the file."""
 
@@ -53,10 +55,9 @@ class StepFile:
         self._path, self._offset = Path(path).resolve(), 0
         self._path.unlink(missing_ok=True)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What makes a server record."""
-        return {RECORD: str(self._path)}
+    def recorded(self, serving: ServingConfig) -> ServingConfig:
+        """The same settings of a server that writes its steps here."""
+        return serving.with_engine(environment=serving.engine.environment | {RECORD: str(self._path)})
 
     def new(self) -> list[Step]:
         """The steps since the last time, up to the last whole line. The newest step is written when the next one begins."""

@@ -95,9 +95,7 @@ class _Recorded:
         self._steps = StepFile(log_dir / f"steps_{name}.jsonl")
         self.server = Server(
             target,
-            serving.with_engine(environment=serving.engine.environment | self._steps.environment).model_copy(
-                update={"port": None}
-            ),
+            self._steps.recorded(serving).model_copy(update={"port": None}),
             speculator_dir,
             depth or None,
             log_path=log_dir / f"step_times_{name}.log",

@@ -4,6 +4,7 @@ import stat
 from types import SimpleNamespace
 
 from outrider.serving import step_recorder
+from outrider.serving.config import ServingConfig
 from outrider.serving.step_recorder import RECORD, RUN, Step, StepFile
 
 
@@ -11,7 +12,7 @@ def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_
     path, clock = tmp_path / "steps.jsonl", iter(range(1000))
     path.write_text("an earlier server's\n")
     file = StepFile(path)
-    assert file.environment == {RECORD: str(path)} and file.new() == []
+    assert file.recorded(ServingConfig()).engine.environment == {RECORD: str(path)} and file.new() == []
     monkeypatch.setattr(step_recorder.time, "perf_counter", lambda: float(next(clock)))
     asked: list[int] = []
 
