@@ -16,7 +16,7 @@ from tests.data.mutations import GOLDEN, checked, golden_files, mutated, one_fil
 
 FILES = golden_files()
 CONTENTS = [path.read_bytes() for _, path in FILES]
-LONGEST = 10.0
+LONGEST = 60.0
 """Seconds for one damaged log of some tens of lines; a reader that is quadratic in something takes more."""
 
 

@@ -40,8 +40,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(nano_r1:
     target, parity = TargetConfig(model=str(nano_r1)), ParityConfig(max_tokens=96, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
     custom = load_mtp(nano_r1)
-    # Of 9 seeds 5 give a draft or two that differs by 1 to 8 nats (bf16 may route to another expert than float32); 4 gives none.
-    torch.manual_seed(4)
+    torch.manual_seed(0)
     with torch.no_grad():
         for weight in custom.parameters():
             weight.add_(torch.randn_like(weight) * weight.std() * 0.05 if weight.ndim > 1 else 0)
@@ -55,8 +54,10 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(nano_r1:
         assert found["steps"] > 150
         assert complaint(found, parity) is None, found
         for depth in found["per_depth"]:
-            # What is left are near ties that bf16 and float32 break differently.
-            assert depth["agreement"] >= 0.97 and depth["gap"] < 0.5 and depth["difference"] < 0.05, found
+            # What is left are near ties that bf16 and float32 break differently. A draft in some hundreds may differ by several nats,
+            # where bf16 routes it to another expert; so neither the largest gap is bounded nor each single draft.
+            assert depth["agreement"] >= 0.97 and depth["agreement"] + depth["near_ties"] >= 0.98, found
+            assert depth["difference"] < 0.05, found
     # The other's weights do not pass for it.
     crossed = draft_parity(recordings["custom"], nano_r1, nano_r1, 4, parity)
     assert "usual causes" in complaint(crossed, parity)

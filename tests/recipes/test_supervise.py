@@ -44,7 +44,7 @@ def wait_for_pid(path: Path) -> int:
     return int(path.read_text())
 
 
-def ended(pid: int, seconds: float = 15) -> bool:
+def ended(pid: int, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:

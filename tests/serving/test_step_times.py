@@ -23,7 +23,6 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
         target, serving, target.directory(), 2, [1, 3], texts, Sampling(0.6, 0.95), 48, tmp_path / "logs"
     )
     assert set(times.step_s) == {1, 3} and all(len(row) == 3 and min(row) > 0 for row in times.step_s.values())
-    assert all(drafts > alone for alone, *more in times.step_s.values() for drafts in more)
     assert min(times.prompt_token_s) > 0
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
     assert StepTimes.from_dict(times.as_dict()) == times

