@@ -131,8 +131,8 @@ class EvalConfig(BaseModel):
     """Requests in flight at once, one measurement each. The gate looks at the lowest."""
 
     requests: PositiveInt = 4
-    """Held-out prompts per block; at high concurrency at least two rounds of it. On a machine whose speed changes more short blocks narrow the
-    intervals further than longer ones do."""
+    """Held-out prompts per block; at high concurrency at least two rounds of it. At one request at a time base and custom take turns after each,
+    and every pair narrows their interval; else, on a machine whose speed changes, more short blocks narrow it further than longer ones do."""
 
     repeats: int = Field(4, ge=2)
     """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat; how far

@@ -1,7 +1,7 @@
 """The servers of one engine mode: one without speculation, and one in which base and custom take turns; other kinds have their own.
 
 The same engine started twice can differ by a factor of two on a shared machine. So base and custom are compared in one engine, with
-the drafter's weights exchanged between blocks (milliseconds); flags, compiled code and memory are the same for both. Only
+the drafter's weights exchanged between blocks or requests (milliseconds); flags, compiled code and memory are the same for both. Only
 the comparison with no speculation crosses engines, and that with a speculator whose weights cannot be exchanged for the base's (an EAGLE-3
 head, n-grams). Where the machine holds the servers they are up together; a target that fills its GPUs leaves room for one, and the
 servers alternate.
@@ -13,7 +13,7 @@ servers alternate.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -69,6 +69,10 @@ class Fleet:
             self._up[name].swap_drafter(self._speculators[variant].directory)
             self._loaded = variant
         return self._up[name]
+
+    def engines(self, variants: Sequence[str]) -> list[list[str]]:
+        """The variants, those of one server together."""
+        return [own for together in self._variants_of.values() if (own := [v for v in variants if v in together])]
 
     def is_fresh(self, variant: str) -> bool:
         """Whether the variant's server has been started since this was last asked: then it wants warming up."""

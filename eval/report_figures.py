@@ -206,11 +206,12 @@ class SpeedRow(Part):
     custom: Block
     """With the trained one"""
     custom_over_base: Estimate
-    """Ratio of tokens/s, paired within repeats; Student's interval, the noise of blocks pooled over concurrencies and modes"""
+    """Ratio of tokens/s, paired within repeats; Student's interval, the noise of blocks pooled over concurrencies and modes. At one request at a
+    time, of pairs of requests asked in turn in one engine: then `clusters` are pairs, else blocks"""
     custom_over_none: Estimate
-    """Likewise"""
+    """Likewise, of blocks"""
     base_over_none: Estimate
-    """Likewise"""
+    """Likewise, of blocks"""
 
 
 class Served(Part):

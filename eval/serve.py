@@ -21,7 +21,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.errors import OutriderError
 
-VERSION = 6
+VERSION = 7
 """Of the measurements: raise it when the same settings measure something else."""
 
 JUDGED_ANEW = {

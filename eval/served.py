@@ -1,7 +1,8 @@
 """Speed in the real engine: none, base and custom with the same flags, measured in short interleaved blocks.
 
 A shared machine's speed drifts by more than what is to be measured, so speeds are compared only within a repeat: the same prompts
-go to each variant in turn, in an order that rotates.
+go to each variant in turn, in an order that rotates. Where one request at a time is asked, base and custom take turns request by request
+(exchanging the drafter's weights takes milliseconds), so that each pair of requests meets the machine in nearly the same mood.
 
     with open_fleet(target, serving, speculators, k=3, mode="eager", log_dir=logs) as fleet:
         blocks = measure(fleet, load, prompts, sampling, evaluation, say=print)
@@ -18,9 +19,10 @@ import numpy as np
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.statistics import bootstrap
-from outrider.eval.timed_ratios import BlockNoise, block_noise, speed_ratio
+from outrider.eval.timed_ratios import BlockNoise, alternated_ratio, block_noise, speed_ratio
 from outrider.serving.client import Sampling
 from outrider.serving.load import WARM_UP_TOKENS
+from outrider.serving.step_recorder import Step
 from outrider.serving.step_times import tally
 from outrider.speculators.errors import OutriderError
 
@@ -56,6 +58,7 @@ def measure(
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The timed blocks, as plain records: one a repeat, concurrency and variant. `prompts` are rendered text; `say` hears of each block.
+    `alternated`: variants of one engine took turns request by request.
 
     Requests carry no seed of their own: under speculation the same seed draws other tokens anyway, and seeded requests
     take a slower path through the sampler.
@@ -72,30 +75,55 @@ def measure(
         chosen = {n: list(itertools.islice(supply, evaluation.block_requests(n))) for n in evaluation.concurrency}
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:  # a server that is up stays for the next repeat
             for nth, concurrency in enumerate(evaluation.concurrency):
-                turn = (repeat + nth) % len(group)
-                for variant in group[turn:] + group[:turn]:
-                    server = fleet.server(variant)
-                    if fleet.is_fresh(variant):
-                        say(f"warm-up {variant}")
-                        run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
-                    say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {variant}")
-                    fleet.new_steps(variant)  # what is not this block's
-                    record = run_block(
-                        server.url, load, chosen[concurrency], concurrency, sampling, evaluation.max_tokens
-                    )
-                    steps = tally(fleet.new_steps(variant))
-                    place = {"repeat": repeat, "concurrency": concurrency, "variant": variant}
-                    blocks.append({**place, **record, "steps": steps})
+                taking_turns = fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
+                turn = (repeat + nth) % len(taking_turns)
+                for variants in taking_turns[turn:] + taking_turns[:turn]:
+                    for variant in variants:
+                        server = fleet.server(variant)
+                        if fleet.is_fresh(variant):
+                            say(f"warm-up {variant}")
+                            run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
+                    say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {', '.join(variants)}")
+                    own = _blocks(fleet, load, variants, chosen[concurrency], concurrency, sampling, evaluation, repeat)
+                    blocks += [{"repeat": repeat, "concurrency": concurrency, **block} for block in own]
     return blocks
 
 
+def _blocks(
+    fleet: Fleet,
+    load: "LoadGenerator",
+    variants: Sequence[str],
+    prompts: Sequence[str],
+    concurrency: int,
+    sampling: Sampling,
+    evaluation: EvalConfig,
+    repeat: int,
+) -> list[dict[str, Any]]:
+    """A block of each variant. Several take turns request by request: a, b, b, a, ... in one repeat, b, a, a, b, ... in the next."""
+    alternated = len(variants) > 1
+    records: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
+    steps: dict[str, list[Step]] = {variant: [] for variant in variants}
+    for nth, asked in enumerate([[prompt] for prompt in prompts] if alternated else [list(prompts)]):
+        for variant in variants[:: -1 if (repeat + nth) % 2 else 1]:
+            url = fleet.server(variant).url
+            fleet.new_steps(variant)  # what is not this block's
+            records[variant].append(run_block(url, load, asked, concurrency, sampling, evaluation.max_tokens))
+            steps[variant] += fleet.new_steps(variant)
+    return [
+        {"variant": variant, "alternated": alternated, **joined(records[variant]), "steps": tally(steps[variant])}
+        for variant in variants
+    ]
+
+
 def noise_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Noise:
-    """How much timed blocks differ for no reason but prompts and machine, from the blocks of all engine modes and concurrencies together."""
-    kinds = {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
-    return {
-        name: block_noise(_pairs(measured[mode], size, over, under) for mode, size in sorted(kinds))
-        for name, (over, under) in RATIOS.items()
-    }
+    """How much timed blocks differ for no reason but prompts and machine, from the blocks of all engine modes and concurrencies together.
+    Alternated blocks differ less: they are left out unless there are no others."""
+    kinds = sorted({(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks})
+    noise = {}
+    for name, variants in RATIOS.items():
+        apart = [(mode, size) for mode, size in kinds if not _alternated(measured[mode], size, *variants)]
+        noise[name] = block_noise(_pairs(measured[mode], size, *variants) for mode, size in apart or kinds)
+    return noise
 
 
 def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise: Noise) -> dict[str, Any]:
@@ -103,13 +131,12 @@ def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise
     speed: dict[str, Any] = {}
     for size in evaluation.concurrency:
         row: dict[str, Any] = {variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS}
-        for name, (over, under) in RATIOS.items():
-            row[name] = speed_ratio(
-                _pairs(blocks, size, over, under),
-                noise[name],
-                samples=evaluation.bootstrap_samples,
-                seed=evaluation.seed,
-            ).as_dict()
+        for name, variants in RATIOS.items():
+            pairs, samples = _pairs(blocks, size, *variants), evaluation.bootstrap_samples
+            if _alternated(blocks, size, *variants):
+                row[name] = alternated_ratio(np.concatenate(pairs)).as_dict()
+            else:
+                row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
         speed[str(size)] = row
     return speed
 
@@ -183,6 +210,18 @@ def record_of(block: "BlockResult") -> dict[str, Any]:
     }
 
 
+def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Records of blocks asked one after the other as the record of one."""
+    record: dict[str, Any] = {}
+    for name, first in records[0].items():
+        values = [each[name] for each in records]
+        if name == "counters":
+            record[name] = {count: np.sum([each[count] for each in values], axis=0).tolist() for count in first}
+        else:
+            record[name] = [item for each in values for item in each] if isinstance(first, list) else sum(values)
+    return record
+
+
 def pooled(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Tokens/s, requests/s and latencies of blocks taken together: sums first, one ratio last.
 
@@ -222,6 +261,11 @@ def _percentiles(values: np.ndarray, *ranks: int) -> dict[str, float]:
 
 def _own(blocks: Sequence[Mapping[str, Any]], concurrency: int, variant: str) -> list[Mapping[str, Any]]:
     return [block for block in blocks if block["concurrency"] == concurrency and block["variant"] == variant]
+
+
+def _alternated(blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str) -> bool:
+    """Whether the two took turns request by request."""
+    return all(block["alternated"] for variant in (over, under) for block in _own(blocks, concurrency, variant))
 
 
 def _pairs(blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str) -> list[np.ndarray]:

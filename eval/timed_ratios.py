@@ -6,10 +6,14 @@ concurrencies and engine modes meet the same machine. So their noise is estimate
 mean of its own kind, and the interval is Student's t with as many degrees of freedom (a one-way analysis of variance with common variance).
 Where the prompts alone leave more doubt, by bootstrap within blocks, that interval holds.
 
-    noise = block_noise([blocks_at_1, blocks_at_4, blocks_at_8])
-    speed_ratio(blocks_at_1, noise, samples=2000, seed=0)
+Requests asked of the two in turn, one by one, are not bound to a block's mood: each pair is an observation of its own, and their spread is all
+the noise there is.
 
-Shapes: N requests, S resamples. A block is [N, 4]: tokens and seconds of the one variant, tokens and seconds of the other, by request.
+    noise = block_noise([blocks_at_1, blocks_at_4, blocks_at_8])
+    speed_ratio(blocks_at_4, noise, samples=2000, seed=0)
+    alternated_ratio(pairs_at_1)
+
+Shapes: N requests, M = 4 sums, S resamples. A block is [N, 4]: tokens and seconds of the one variant, tokens and seconds of the other, by request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,6 +60,25 @@ def speed_ratio(blocks: Sequence[np.ndarray], noise: BlockNoise | None, *, sampl
         factor = np.exp(noise.margin(len(blocks)))
         low, high = min(low, value / factor), max(high, value * factor)
     return Estimate(value, float(low), float(high), sum(map(len, blocks)), len(blocks))
+
+
+def alternated_ratio(pairs_N4: np.ndarray) -> Estimate:
+    """The ratio of pooled tokens over pooled seconds of N >= 2 pairs, each of two requests asked one right after the other.
+
+    Student's interval of its logarithm: log r is linear in the four sums to first order, so its variance is that of the sum over pairs of
+
+        d_i = a_i / A - s_i / S - b_i / B + u_i / U
+
+    (tokens and seconds of the one and of the other, capitals their sums), estimated as N / (N - 1) times the sum of d_i squared, with N - 1
+    degrees of freedom (Taylor series: Wolter, Introduction to Variance Estimation, ch. 6).
+    """
+    from scipy.stats import t
+
+    sums_M, count = pairs_N4.sum(axis=0), len(pairs_N4)
+    deviations_N = (pairs_N4 / sums_M) @ np.array([1.0, -1.0, -1.0, 1.0])
+    margin = float(t.ppf(0.975, count - 1) * np.sqrt(count / (count - 1) * (deviations_N**2).sum()))
+    value, factor = float(_ratio(sums_M)), float(np.exp(margin))
+    return Estimate(value, value / factor, value * factor, count, count)
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:

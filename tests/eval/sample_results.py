@@ -54,6 +54,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "repeat": repeat,
                     "concurrency": concurrency,
                     "variant": variant,
+                    "alternated": False,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
                     "request_tokens": tokens.tolist(),

@@ -196,6 +196,13 @@ def test_an_evaluation_from_servers_to_report(case):
     speed = line["tokens_per_s"]["eager"]
     assert set(speed) == {"1", "2"} and all(speed["1"][variant] > 0 for variant in ("none", "base", "custom"))
     assert line["acceptance_length"]["k"] == 2 and 1 <= line["acceptance_length"]["base"] <= 3
+    alternated = {
+        (block["concurrency"], block["variant"])
+        for block in read_json(case.run / "evaluation" / "steps" / "speed_eager.json")["result"]
+        if block["alternated"]
+    }
+    assert alternated == {(1, "base"), (1, "custom")}
+    assert results["served"]["eager"]["speed"]["1"]["custom_over_base"]["clusters"] == 4  # pairs
     counted = results["counted"]["base"]
     assert counted["drafts"] > 0 and len(counted["cumulative"]) == 2
 
