@@ -18,8 +18,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from outrider.eval.blocks import run_block
 from outrider.eval.config import EvalConfig
-from outrider.eval.served import pooled, run_block
+from outrider.eval.served import pooled
 from outrider.serving.client import Sampling
 from outrider.serving.config import TargetConfig
 from outrider.serving.load import WARM_UP_TOKENS, LoadGenerator

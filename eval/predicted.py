@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider.eval.closed_loop import closed_loop_seconds
 from outrider.eval.replay import ReplaySums
+from outrider.eval.served import RATIOS
 from outrider.serving.step_times import StepCosts, StepTimes, costs_of
 
 Costs = Mapping[str, StepCosts | None]
@@ -61,9 +62,9 @@ def predict_served(
                 },
                 "tokens_per_s": _beside(served[variant]["tokens_per_s"], predicted),
             }
-        for over, under in (("base", "none"), ("custom", "none"), ("custom", "base")):
-            predicted = {name: found and found[over] / found[under] for name, found in speeds.items()}
-            ratio = _beside(served[f"{over}_over_{under}"], predicted)
+        for name, (over, under) in RATIOS.items():
+            predicted = {costs: found and found[over] / found[under] for costs, found in speeds.items()}
+            ratio = _beside(served[name], predicted)
             if under == "none":
                 row[over]["over_none"] = ratio
             else:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.eval.arrivals import customers_arrivals
+from outrider.eval.blocks import record_of, run_block
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.scenarios import Traffic
-from outrider.eval.served import RATIOS, VARIANTS, Noise, pooled, record_of, run_block
+from outrider.eval.served import RATIOS, VARIANTS, Noise, pooled
 from outrider.eval.steps import Steps
 from outrider.eval.timed_ratios import block_noise, speed_ratio
 from outrider.serving.client import Sampling

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.eval.blocks import measure
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import open_fleet
 from outrider.eval.rates import measure_rates, rates_done
 from outrider.eval.scenarios import Traffic
-from outrider.eval.served import measure
 from outrider.eval.steps import Steps
 from outrider.eval.tasks import task_of
 from outrider.eval.two_sample import same_tokens

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.eval.page import interval
+from outrider.eval.served import RATIOS, VARIANTS
 from outrider.speculators.files import read_json
 
-VARIANTS = ("none", "base", "custom")
-RATIOS = ("custom_over_base", "custom_over_none", "base_over_none")
 FIGURES = ("tokens_per_s", "request_tokens_per_s", "acceptance_length", "achieved", "saturated")
 SATURATED = "\\*"
 """Behind tokens/s of a variant that the rate overran; escaped for Markdown."""
