@@ -41,8 +41,6 @@ def measure(
     take a slower path through the sampler.
     """
     sampling = replace(sampling, seed=None)
-    widest = max(evaluation.concurrency)
-    warm_up = list(itertools.islice(itertools.cycle(prompts), widest))
     supply = itertools.cycle(prompts)
     blocks = []
     for repeat in range(evaluation.repeats):
@@ -55,15 +53,29 @@ def measure(
                 taking_turns = fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
                 turn = (repeat + nth) % len(taking_turns)
                 for variants in taking_turns[turn:] + taking_turns[:turn]:
-                    for variant in variants:
-                        server = fleet.server(variant)
-                        if fleet.is_fresh(variant):
-                            say(f"warm-up {variant}")
-                            run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
+                    warm_up(fleet, variants[0], load, prompts, sampling, evaluation, say)
                     say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {', '.join(variants)}")
                     own = _blocks(fleet, load, variants, chosen[concurrency], concurrency, sampling, evaluation, repeat)
                     blocks += [{"repeat": repeat, "concurrency": concurrency, **block} for block in own]
     return blocks
+
+
+def warm_up(
+    fleet: Fleet,
+    variant: str,
+    load: "LoadGenerator",
+    prompts: Sequence[str],
+    sampling: Sampling,
+    evaluation: EvalConfig,
+    say: Callable[[str], None],
+) -> str:
+    """The address of the variant's server, which has answered as many requests at once as will ever be asked of it."""
+    url, widest = fleet.server(variant).url, max(evaluation.concurrency)
+    if fleet.is_fresh(variant):
+        say(f"warm-up {variant}")
+        first = list(itertools.islice(itertools.cycle(prompts), widest))
+        run_block(url, load, first, widest, sampling, WARM_UP_TOKENS)
+    return url
 
 
 def _blocks(

@@ -63,7 +63,7 @@ def predict_served(
                 "tokens_per_s": _beside(served[variant]["tokens_per_s"], predicted),
             }
         for name, (over, under) in RATIOS.items():
-            predicted = {costs: found and found[over] / found[under] for costs, found in speeds.items()}
+            predicted = {surface: found and found[over] / found[under] for surface, found in speeds.items()}
             ratio = _beside(served[name], predicted)
             if under == "none":
                 row[over]["over_none"] = ratio

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.eval.arrivals import customers_arrivals
-from outrider.eval.blocks import record_of, run_block
+from outrider.eval.blocks import record_of, warm_up
 from outrider.eval.config import EvalConfig
 from outrider.eval.fleet import Fleet
 from outrider.eval.scenarios import Traffic
@@ -24,7 +24,6 @@ from outrider.eval.served import RATIOS, VARIANTS, Noise, pooled
 from outrider.eval.steps import Steps
 from outrider.eval.timed_ratios import block_noise, speed_ratio
 from outrider.serving.client import Sampling
-from outrider.serving.load import WARM_UP_TOKENS
 
 if TYPE_CHECKING:
     from outrider.serving.load import LoadGenerator
@@ -57,14 +56,9 @@ def measure_rates(
                     continue
                 turn, records = (repeat + place) % len(group), {}
                 for variant in group[turn:] + group[:turn]:
-                    server = fleet.server(variant)
-                    if fleet.is_fresh(variant):
-                        say(f"warm-up {variant}")
-                        widest = max(evaluation.concurrency)
-                        warm_up = list(itertools.islice(itertools.cycle(asked.texts), widest))
-                        run_block(server.url, load, warm_up, widest, sampling, WARM_UP_TOKENS)
+                    url = warm_up(fleet, variant, load, asked.texts, sampling, evaluation, say)
                     say(f"{asked.name}, {rate:g} requests/s, {variant}")
-                    records[variant] = _timed_block(server.url, load, asked, rate, repeat, sampling, evaluation)
+                    records[variant] = _timed_block(url, load, asked, rate, repeat, sampling, evaluation)
                 for variant, record in records.items():
                     steps.put(names[variant], record)
 

@@ -34,9 +34,7 @@ class BlockNoise:
 
     def margin(self, blocks: int) -> float:
         """Half the width of the 95 % interval of a log ratio that so many blocks have."""
-        from scipy.stats import t
-
-        return float(t.ppf(0.975, self.degrees) * np.sqrt(self.variance / blocks))
+        return _margin(self.variance / blocks, self.degrees)
 
 
 def block_noise(kinds: Iterable[Sequence[np.ndarray]]) -> BlockNoise | None:
@@ -72,13 +70,18 @@ def alternated_ratio(pairs_N4: np.ndarray) -> Estimate:
     (tokens and seconds of the one and of the other, capitals their sums), estimated as N / (N - 1) times the sum of d_i squared, with N - 1
     degrees of freedom (Taylor series: Wolter, Introduction to Variance Estimation, ch. 6).
     """
-    from scipy.stats import t
-
     sums_M, count = pairs_N4.sum(axis=0), len(pairs_N4)
     deviations_N = (pairs_N4 / sums_M) @ np.array([1.0, -1.0, -1.0, 1.0])
-    margin = float(t.ppf(0.975, count - 1) * np.sqrt(count / (count - 1) * (deviations_N**2).sum()))
-    value, factor = float(_ratio(sums_M)), float(np.exp(margin))
+    variance = count / (count - 1) * float((deviations_N**2).sum())
+    value, factor = float(_ratio(sums_M)), float(np.exp(_margin(variance, count - 1)))
     return Estimate(value, value / factor, value * factor, count, count)
+
+
+def _margin(variance: float, degrees: int) -> float:
+    """Half the width of Student's 95 % interval of a mean with that variance."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, degrees) * np.sqrt(variance))
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:
