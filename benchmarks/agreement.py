@@ -33,7 +33,9 @@ DEPTH = 5
 REGIMES = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
 
 
-def serve(engine: Engine, prompts: list[list[int]], k: int, sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+def serve(
+    engine: Engine, prompts: list[list[int]], k: int, sampling: Sampling, max_tokens: int
+) -> dict[str, Any]:
     """Every prompt answered with k drafts a step."""
     from vllm import SamplingParams
 
@@ -43,16 +45,28 @@ def serve(engine: Engine, prompts: list[list[int]], k: int, sampling: Sampling, 
     began = time.perf_counter()
     outputs = engine.llm.generate(
         [{"prompt_token_ids": prompt} for prompt in prompts],
-        SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max_tokens, detokenize=False),
+        SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=max_tokens,
+            detokenize=False,
+        ),
         use_tqdm=False,
     )
     seconds = time.perf_counter() - began
     counted = {name: value - before[name] for name, value in _counters(engine).items()}
-    return {"token_ids": [list(o.outputs[0].token_ids) for o in outputs], "seconds": seconds, **counted}
+    return {
+        "token_ids": [list(o.outputs[0].token_ids) for o in outputs],
+        "seconds": seconds,
+        **counted,
+    }
 
 
 def _counters(engine: Engine) -> dict[str, int]:
-    names = {"vllm:spec_decode_num_drafts": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    names = {
+        "vllm:spec_decode_num_drafts": "drafts",
+        "vllm:spec_decode_num_accepted_tokens": "accepted",
+    }
     return {names[m.name]: m.value for m in engine.llm.get_metrics() if m.name in names}
 
 
@@ -66,13 +80,19 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
     config = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=1.0, cpu_cores=cores)
     heldout = load_parts(run / "split", run / "features")["heldout"]
     room = config.max_model_len - max_tokens - DEPTH - 1
-    table = [row for row in load_sequences(run / "traffic" / "sequences", heldout) if row["completion_start"] < room]
+    table = [
+        row
+        for row in load_sequences(run / "traffic" / "sequences", heldout)
+        if row["completion_start"] < room
+    ]
     table = table[:requests]
     prompts = [list(row["token_ids"][: row["completion_start"]]) for row in table]
     sessions = [row["session"] for row in table]
     states = run / "agreement"
     served: dict[tuple[str, str, int], dict[str, Any]] = {}
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler in this process, where the schedule is exchanged
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+        "0"  # the scheduler in this process, where the schedule is exchanged
+    )
     with open_engine(
         target,
         config,
@@ -92,7 +112,10 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
         rows = {}
         for setting, cell in served.items():
             for number, ids in enumerate(cell["token_ids"]):
-                rows[_row_id("-".join(map(str, setting)), number)] = ([*prompts[number], *ids], len(prompts[number]))
+                rows[_row_id("-".join(map(str, setting)), number)] = (
+                    [*prompts[number], *ids],
+                    len(prompts[number]),
+                )
         began = time.perf_counter()
         capture_ids(engine, [(name, ids, start) for name, (ids, start) in rows.items()], states)
         captured = time.perf_counter() - began
@@ -100,13 +123,28 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
     results = []
     for (variant, regime, k), cell in served.items():
         setting = f"{variant}-{regime}-{k}"
-        wanted = [{"sequence_id": _row_id(setting, n), "session": sessions[n]} for n in range(len(prompts))]
+        wanted = [
+            {"sequence_id": _row_id(setting, n), "session": sessions[n]}
+            for n in range(len(prompts))
+        ]
         began = time.perf_counter()
-        sums = replay(speculators[variant], target.directory(), store, wanted, DEPTH, "greedy", REGIMES[regime])
+        sums = replay(
+            speculators[variant],
+            target.directory(),
+            store,
+            wanted,
+            DEPTH,
+            "greedy",
+            REGIMES[regime],
+        )
         seconds = time.perf_counter() - began
         expected, tokens = sums.steps_RK[:, k - 1], sums.tokens_R
         length = bootstrap(
-            np.stack([tokens, expected], axis=1), sums.sessions, lambda s: s[..., 0] / s[..., 1], samples=2000, seed=0
+            np.stack([tokens, expected], axis=1),
+            sums.sessions,
+            lambda s: s[..., 0] / s[..., 1],
+            samples=2000,
+            seed=0,
         )
         results.append(
             {
@@ -118,7 +156,10 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
                 "steps_counted": cell["drafts"],
                 "steps_replayed": float(expected.sum()),
                 "difference": float(expected.sum()) / cell["drafts"] - 1,
-                "acceptance_length": {"engine": float(tokens.sum()) / cell["drafts"], "replay": length.as_dict()},
+                "acceptance_length": {
+                    "engine": float(tokens.sum()) / cell["drafts"],
+                    "replay": length.as_dict(),
+                },
                 "served_s": cell["seconds"],
                 "replay_s": seconds,
                 "captured_s": captured / len(served),
@@ -139,7 +180,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {row['variant']} | {row['regime']} | {row['k']} | {row['steps_counted']:,} | {row['steps_replayed']:,.0f} "
             f"| {row['difference']:+.2%} | {row['acceptance_length']['engine']:.3f} | {interval} |"
         )
-    served, replayed, captured = (sum(row[name] for row in rows) for name in ("served_s", "replay_s", "captured_s"))
+    served, replayed, captured = (
+        sum(row[name] for row in rows) for name in ("served_s", "replay_s", "captured_s")
+    )
     lines += [
         "",
         f"{rows[0]['requests']} requests in each of {len(rows)} settings: served in {served:.0f} s, captured in {captured:.0f} s, each"
@@ -155,12 +198,16 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=400)
-    parser.add_argument("--cores", default="auto", help="of the engine, as serving.engine.cpu_cores")
+    parser.add_argument(
+        "--cores", default="auto", help="of the engine, as serving.engine.cpu_cores"
+    )
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     path = args.run / "agreement.json"
     if not args.table:
-        path.write_text(json.dumps(measure(args.run, args.requests, args.max_tokens, args.cores), indent=1))
+        path.write_text(
+            json.dumps(measure(args.run, args.requests, args.max_tokens, args.cores), indent=1)
+        )
     print(table(json.loads(path.read_text())))
 
 

@@ -21,7 +21,9 @@ from outrider.serving.engine import open_engine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose ingest is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose ingest is done"
+    )
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=6)
     args = parser.parse_args()
@@ -29,13 +31,18 @@ def main() -> None:
     rows = [(row["sequence_id"], row["token_ids"], row["completion_start"]) for row in table]
     tokens = sum(len(ids) for _, ids, _ in rows)
     seconds: dict[str, list[float]] = {"plain": [], "captured": []}
-    with open_engine(TargetConfig(), EngineConfig()) as engine, tempfile.TemporaryDirectory() as folder:
+    with (
+        open_engine(TargetConfig(), EngineConfig()) as engine,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         from vllm import SamplingParams
 
         def plain() -> None:
             prompts = [{"prompt_token_ids": ids} for _, ids, _ in rows]
             engine.llm.generate(
-                prompts, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False), use_tqdm=False
+                prompts,
+                SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
+                use_tqdm=False,
             )
 
         def captured() -> None:

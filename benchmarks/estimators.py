@@ -39,7 +39,10 @@ def accepted(
     speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any], probabilistic: bool
 ) -> tuple[Tensor, Tensor]:
     """a_RAK at the requests' own sampling, and the anchors of each response."""
-    speculator, ends = load_mtp(speculator_dir, dtype=torch.float32).eval(), load_target_ends(target)
+    speculator, ends = (
+        load_mtp(speculator_dir, dtype=torch.float32).eval(),
+        load_target_ends(target),
+    )
     flat, anchors = [], []
     for batch in batches(store, rows, None):
         a_NK, anchors_R = acceptances(speculator, ends, batch, DEPTH, probabilistic, "cpu")
@@ -92,7 +95,9 @@ def past_the_end(a_RAK: Tensor, anchors_R: Tensor, cut: int) -> tuple[float, flo
     steps_R = torch.full_like(anchors_R[long_R], cut - 1)  # as many anchors as delivered tokens
     cut_chain = replay_chain(a_RAK[long_R][:, : cut - 1], steps_R)
     visits_RA = cut_chain.visits_RAK[:, :, -1]
-    counted = (visits_RA * a_RAK[long_R][:, : cut - 1].cumprod(dim=-1).sum(dim=-1)).sum() / visits_RA.sum()
+    counted = (
+        visits_RA * a_RAK[long_R][:, : cut - 1].cumprod(dim=-1).sum(dim=-1)
+    ).sum() / visits_RA.sum()
     return float(cut_chain.acceptance_length()[-1]), float(1 + counted)
 
 
@@ -113,7 +118,9 @@ def table(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
     for name, estimator in ESTIMATORS.items():
         found = {variant: estimator(*pair) for variant, pair in of.items()}
         ratio = found["custom"] / found["base"]
-        cells = [f"{found[variant]:.3f} ({found[variant] / true[variant] - 1:+.1%})" for variant in found]
+        cells = [
+            f"{found[variant]:.3f} ({found[variant] / true[variant] - 1:+.1%})" for variant in found
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.3f} ({ratio / gain - 1:+.1%}) |")
     return lines
 
@@ -126,15 +133,25 @@ def first_draft(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
     ]
     for variant, (a_RAK, anchors_R) in of.items():
         found = replay_chain(a_RAK, anchors_R)
-        offered_K = (found.accepted_RKK[:, -1].sum(dim=0) / found.offered_RKK[:, -1].sum(dim=0)).tolist()
-        for name, rates in (("offered, by the chain", offered_K), ("every token", marginal_rates(a_RAK, anchors_R))):
-            lines.append(f"| {variant}, {name} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
+        offered_K = (
+            found.accepted_RKK[:, -1].sum(dim=0) / found.offered_RKK[:, -1].sum(dim=0)
+        ).tolist()
+        for name, rates in (
+            ("offered, by the chain", offered_K),
+            ("every token", marginal_rates(a_RAK, anchors_R)),
+        ):
+            lines.append(
+                f"| {variant}, {name} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |"
+            )
     return lines
 
 
 def cuts(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
     """What counting past the end adds, by where responses end."""
-    lines = ["| responses cut after | base, delivered / counters | custom, delivered / counters |", "|---|---|---|"]
+    lines = [
+        "| responses cut after | base, delivered / counters | custom, delivered / counters |",
+        "|---|---|---|",
+    ]
     for cut in CUTS:
         cells = []
         for a_RAK, anchors_R in of.values():
@@ -144,7 +161,9 @@ def cuts(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
     return lines
 
 
-def intervals(of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples: int = 5000) -> list[str]:
+def intervals(
+    of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples: int = 5000
+) -> list[str]:
     """The 95 % interval of custom / base, drawn in three ways."""
     steps = {variant: replay_chain(*pair).steps_RK[:, -1].numpy() for variant, pair in of.items()}
     tokens_R = of["base"][1].double().numpy()
@@ -161,7 +180,10 @@ def intervals(of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples
     by_session = np.zeros((number_R.max() + 1, 3))
     np.add.at(by_session, number_R, sums_RM)
     for _ in range(samples):
-        b, c = (by_session[random.integers(len(by_session), size=len(by_session))].sum(axis=0) for _ in range(2))
+        b, c = (
+            by_session[random.integers(len(by_session), size=len(by_session))].sum(axis=0)
+            for _ in range(2)
+        )
         drawn.append((c[0] / c[2]) / (b[0] / b[1]))
     low, high = np.quantile(drawn, [0.025, 0.975])
     rows = [
@@ -170,7 +192,9 @@ def intervals(of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples
         ("unpaired, over sessions", low, high),
     ]
     lines = ["| interval of custom / base | | width |", "|---|---|---|"]
-    return lines + [f"| {name} | {low:.3f} to {high:.3f} | {high - low:.3f} |" for name, low, high in rows]
+    return lines + [
+        f"| {name} | {low:.3f} to {high:.3f} | {high - low:.3f} |" for name, low, high in rows
+    ]
 
 
 def speculator(run: Path, target: Path, rows: dict[str, Any], parts: dict[str, list[str]]) -> Path:
@@ -180,15 +204,27 @@ def speculator(run: Path, target: Path, rows: dict[str, Any], parts: dict[str, l
         sampling = {name: (row["temperature"], row["top_p"]) for name, row in rows.items()}
         config = SpeculatorConfig(depth=DEPTH)
         train(
-            target, run / "states", sampling, parts, config, one_epoch(), work / "training", work / "speculator", work
+            target,
+            run / "states",
+            sampling,
+            parts,
+            config,
+            one_epoch(),
+            work / "training",
+            work / "speculator",
+            work,
         )
     return work / "speculator"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
-    parser.add_argument("--trained", type=int, default=160, help="sequences that the custom speculator learns from")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done"
+    )
+    parser.add_argument(
+        "--trained", type=int, default=160, help="sequences that the custom speculator learns from"
+    )
     parser.add_argument("--measured", type=int, default=100, help="held-out sequences, at most")
     args = parser.parse_args()
     target, tables = TargetConfig().directory(), args.run / "traffic" / "sequences"
@@ -199,11 +235,17 @@ def main() -> None:
     write_states(tables, needed, args.run / "states")
     store = FeatureStore.open(args.run / "states")
     columns = ["sequence_id", "session", "temperature", "top_p"]
-    rows = {row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)}
+    rows = {
+        row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)
+    }
     custom = speculator(args.run, target, rows, parts)
     # As `batches` does: a response of one token has no step.
     measured = [rows[name] for name in heldout]
-    measured = [row for batch in batches(store, measured, None) for row in [rows[r.sequence_id] for r in batch]]
+    measured = [
+        row
+        for batch in batches(store, measured, None)
+        for row in [rows[r.sequence_id] for r in batch]
+    ]
     sessions = [row["session"] for row in measured]
     print(f"{len(measured)} responses, {len(set(sessions))} sessions, k = {DEPTH}")
     for probabilistic in (False, True):
@@ -211,7 +253,9 @@ def main() -> None:
             name: accepted(path, target, store, measured, probabilistic)
             for name, path in (("base", target), ("custom", custom))
         }
-        print(f"\n## {'drawn' if probabilistic else 'greedy'} drafts, {int(of['base'][1].sum())} tokens\n")
+        print(
+            f"\n## {'drawn' if probabilistic else 'greedy'} drafts, {int(of['base'][1].sum())} tokens\n"
+        )
         for lines in (table(of), first_draft(of), cuts(of), intervals(of, sessions)):
             print("\n".join(lines), end="\n\n")
 

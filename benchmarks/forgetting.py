@@ -45,15 +45,29 @@ class Bench:
         self.run, self.target = run, TargetConfig().directory()
         parts = read_json(run / "split" / "parts.json")
         own = [name for name in parts["train"] if not name.startswith("g")]
-        self.general = [name for name in parts["train"] if name.startswith("g")][: round(0.3 * sequences)]
+        self.general = [name for name in parts["train"] if name.startswith("g")][
+            : round(0.3 * sequences)
+        ]
         self.own, self.validation = own[:sequences], own[sequences : sequences + 40]
-        self.parts = {"customer": parts["heldout"][:measured], "general": parts["general"][:measured]}
+        self.parts = {
+            "customer": parts["heldout"][:measured],
+            "general": parts["general"][:measured],
+        }
         tables = [run / "traffic" / "sequences", run / "traffic" / "general" / "sequences"]
-        needed = [*self.own, *self.general, *self.validation, *self.parts["customer"], *self.parts["general"]]
+        needed = [
+            *self.own,
+            *self.general,
+            *self.validation,
+            *self.parts["customer"],
+            *self.parts["general"],
+        ]
         write_states(tables, needed, run / "states")
         self.store = FeatureStore.open(run / "states")
         columns = ["sequence_id", "session", "temperature", "top_p"]
-        self.rows = {row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)}
+        self.rows = {
+            row["sequence_id"]: row
+            for row in load_sequences(tables, needed).select_columns(columns)
+        }
         self.base = {part: self.replayed(self.target, part) for part in self.parts}
 
     def replayed(self, directory: Path, part: str) -> ReplaySums:
@@ -63,7 +77,11 @@ class Bench:
 
     def trained(self, name: str, share: float = 0.0, train: str = "all", **training: Any) -> Path:
         """A speculator trained as the settings say."""
-        work = self.run / "forgetting" / name.replace(" ", "_").replace(",", "").replace("%", "percent")
+        work = (
+            self.run
+            / "forgetting"
+            / name.replace(" ", "_").replace(",", "").replace("%", "percent")
+        )
         if not (work / "speculator" / "config.json").is_file():
             self._train(work, share, train, training)
         return work / "speculator"
@@ -85,13 +103,18 @@ class Bench:
     def line(self, name: str, directory: Path) -> dict[str, Any]:
         """What a speculator accepts on each part."""
         compared = {
-            part: compare(self.base[part], self.replayed(directory, part), DEPTH, samples=2000, seed=0)
+            part: compare(
+                self.base[part], self.replayed(directory, part), DEPTH, samples=2000, seed=0
+            )
             for part in self.parts
         }
         return {
             "name": name,
             **{
-                part: {which: [found[which].value, *found[which].ci95] for which in ("base", "custom", "ratio")}
+                part: {
+                    which: [found[which].value, *found[which].ci95]
+                    for which in ("base", "custom", "ratio")
+                }
                 for part, found in compared.items()
             },
         }
@@ -99,7 +122,10 @@ class Bench:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown."""
-    out = ["| trained | customer, base → custom | ratio | general, base → custom | ratio |", "|---|---|---|---|---|"]
+    out = [
+        "| trained | customer, base → custom | ratio | general, base → custom | ratio |",
+        "|---|---|---|---|---|",
+    ]
     for line in lines:
         cells = [line["name"]]
         for part in ("customer", "general"):

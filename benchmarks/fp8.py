@@ -42,7 +42,11 @@ def main() -> None:
     if not target.exists():
         write_fp8_copy(TargetConfig().directory(), target)
     lines = out / "lines.jsonl"
-    known = [json.loads(line)["settings"] for line in lines.read_text().splitlines()] if lines.exists() else []
+    known = (
+        [json.loads(line)["settings"] for line in lines.read_text().splitlines()]
+        if lines.exists()
+        else []
+    )
     for seed in range(args.seeds):
         for mode in args.train:
             settings = {
@@ -54,7 +58,10 @@ def main() -> None:
             }
             if settings not in known:
                 with lines.open("a") as file:
-                    file.write(json.dumps({"settings": settings, **_one(args.run, out, target, settings)}) + "\n")
+                    file.write(
+                        json.dumps({"settings": settings, **_one(args.run, out, target, settings)})
+                        + "\n"
+                    )
     print(lines.read_text(), end="")
 
 
@@ -62,11 +69,15 @@ def _one(run: Path, out: Path, target: Path, settings: dict[str, Any]) -> dict[s
     store = FeatureStore.open(run / "states")
     known = {row["id"] for row in store.manifest["sequences"]}
     parts = {
-        name: [each for each in part if each in known] for name, part in read_json(run / "split" / "parts.json").items()
+        name: [each for each in part if each in known]
+        for name, part in read_json(run / "split" / "parts.json").items()
     }
     parts["train"], parts["validation"] = parts["train"][:-VALIDATION], parts["train"][-VALIDATION:]
     columns = ["sequence_id", "session", "temperature", "top_p"]
-    rows = {row["sequence_id"]: row for row in load_sequences(run / "traffic" / "sequences").select_columns(columns)}
+    rows = {
+        row["sequence_id"]: row
+        for row in load_sequences(run / "traffic" / "sequences").select_columns(columns)
+    }
     work = out / "_".join(str(value) for value in settings.values())
     result = train(
         target,
@@ -92,7 +103,12 @@ def _one(run: Path, out: Path, target: Path, settings: dict[str, Any]) -> dict[s
         for name, directory in (("base", target), ("published", work / "speculator"))
     }
     lengths = {name: result[name]["acceptance_length"][-1] for name in ("base", "best", "exported")}
-    return {"validation": lengths, "heldout": replayed, "seconds": result["seconds"], "steps": result["steps"]}
+    return {
+        "validation": lengths,
+        "heldout": replayed,
+        "seconds": result["seconds"],
+        "steps": result["steps"],
+    }
 
 
 if __name__ == "__main__":

@@ -55,7 +55,9 @@ def main() -> None:
                         rows, outcomes = checked(one_file(path), format_name, Path(scratch))
                         counts["rows"] += rows
                         count(outcomes, builder, counts, reasons)
-                except OutriderError:  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+                except (
+                    OutriderError
+                ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
                     counts["refused_files"] += 1
                 except Exception as error:
                     counts["unbalanced" if isinstance(error, AssertionError) else "crashes"] += 1

@@ -47,7 +47,9 @@ def main() -> None:
             try:
                 rows, _ = checked(one_file(path), format_name, scratch)
                 counts["rows"] += rows
-            except OutriderError:  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+            except (
+                OutriderError
+            ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
                 counts["refused"] += 1
         if counts["logs"] % 1000 == 0:
             print(counts, file=sys.stderr, flush=True)

@@ -39,7 +39,11 @@ EVERY_LOSS = [
     Cell("kl", "decay", "plain"),
 ]
 THE_REST = [
-    *(Cell(loss, weights) for weights in ("uniform", "visited") for loss in ("ce", "tv", "lk_alpha")),
+    *(
+        Cell(loss, weights)
+        for weights in ("uniform", "visited")
+        for loss in ("ce", "tv", "lk_alpha")
+    ),
     *(Cell(loss, "decay", "drawn") for loss in LOSSES),
 ]
 """Where time is short, each loss and each weighting over all seeds comes before their combinations."""
@@ -65,7 +69,8 @@ class Bench:
             for row in load_sequences(args.run / "traffic" / "sequences").select_columns(columns)
         }
         self.sampling = {
-            name: Sampling(temperature=row["temperature"], top_p=row["top_p"]) for name, row in self.rows.items()
+            name: Sampling(temperature=row["temperature"], top_p=row["top_p"])
+            for name, row in self.rows.items()
         }
         self.parts = read_json(args.run / "split" / "parts.json")
         lengths = {row["id"]: row for row in self.store.manifest["sequences"]}
@@ -88,7 +93,9 @@ class Bench:
         from outrider.training.spec import Sampling
 
         args = self.args
-        config = TrainingConfig(loss=cell.loss, depth_weights=cell.weights, learning_rate=args.learning_rate)
+        config = TrainingConfig(
+            loss=cell.loss, depth_weights=cell.weights, learning_rate=args.learning_rate
+        )
         speculator, ends = load_mtp(self.target_dir), load_target_ends(self.target_dir)
         model = ChainUnroll(speculator, ends, args.depth)
         optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
@@ -107,7 +114,9 @@ class Bench:
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, len(steps), config.learning_rate, config.warmup_fraction)
+                group["lr"] = learning_rate(
+                    step, len(steps), config.learning_rate, config.warmup_fraction
+                )
             optimizer.step()
             optimizer.zero_grad()
         return speculator, time.perf_counter() - began
@@ -131,16 +140,24 @@ class Bench:
 
 def run(args: argparse.Namespace) -> None:
     """What the file does not have yet, in an order that makes the most of what time there is."""
-    done = {(line["loss"], line["weights"], line["matched"], line["seed"]) for line in _lines(args.out)}
+    done = {
+        (line["loss"], line["weights"], line["matched"], line["seed"]) for line in _lines(args.out)
+    }
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
     if ("base", "", "", 0) not in done and not part:
         from outrider.speculators.checkpoint import load_mtp
 
         _append(
-            args.out, {"loss": "base", "weights": "", "matched": "", "seed": 0}, bench.judge(load_mtp(bench.target_dir))
+            args.out,
+            {"loss": "base", "weights": "", "matched": "", "seed": 0},
+            bench.judge(load_mtp(bench.target_dir)),
         )
-    runs = [pair for cells in (EVERY_LOSS, THE_REST) for pair in itertools.product(range(args.seeds), cells)]
+    runs = [
+        pair
+        for cells in (EVERY_LOSS, THE_REST)
+        for pair in itertools.product(range(args.seeds), cells)
+    ]
     for number, (seed, cell) in enumerate(runs):
         if number % parts != part or (*asdict(cell).values(), seed) in done:
             continue
@@ -158,7 +175,9 @@ def table(args: argparse.Namespace) -> None:
     cells: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for line in _lines(args.out):
         cells.setdefault((line["loss"], line["weights"], line["matched"]), []).append(line)
-    print("| loss | depth weights | matched to | greedy drafts | drawn drafts | seeds |\n|---|---|---|---|---|---|")
+    print(
+        "| loss | depth weights | matched to | greedy drafts | drawn drafts | seeds |\n|---|---|---|---|---|---|"
+    )
     for (loss, weights, matched), lines in cells.items():
         figures = []
         for name in ("greedy", "drawn"):
@@ -182,7 +201,10 @@ def _append(path: Path, *values: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--run", type=Path, default=Path("runs/resume_screening"), help="a run with states (benchmarks/states.py)"
+        "--run",
+        type=Path,
+        default=Path("runs/resume_screening"),
+        help="a run with states (benchmarks/states.py)",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/losses.jsonl"))
     parser.add_argument("--seeds", type=int, default=3)
@@ -190,9 +212,13 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=40)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--row-tokens", type=int, default=2048)
-    parser.add_argument("--rows-per-step", type=int, default=1, help="small steps: many of them in little time")
+    parser.add_argument(
+        "--rows-per-step", type=int, default=1, help="small steps: many of them in little time"
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--part", default="0/1", help="this process' share of the runs, such as 0/2 and 1/2")
+    parser.add_argument(
+        "--part", default="0/1", help="this process' share of the runs, such as 0/2 and 1/2"
+    )
     parser.add_argument("--table", action="store_true", help="print what the file holds")
     args = parser.parse_args()
     table(args) if args.table else run(args)

@@ -86,22 +86,30 @@ def write_r1_layer(directory: Path, vocab: int) -> Path:
     from safetensors import safe_open
 
     with safe_open(layer_file, framework="pt") as file:
-        weight_map = dict.fromkeys(file.keys(), layer_file.name) | dict.fromkeys(ends, "ends.safetensors")
+        weight_map = dict.fromkeys(file.keys(), layer_file.name) | dict.fromkeys(
+            ends, "ends.safetensors"
+        )
     write_json(directory / "target" / "model.safetensors.index.json", {"weight_map": weight_map})
     return directory / "target"
 
 
-def write_states(directory: Path, config: dict[str, Any], row_tokens: int) -> tuple[dict[str, list[str]], RowShape]:
+def write_states(
+    directory: Path, config: dict[str, Any], row_tokens: int
+) -> tuple[dict[str, list[str]], RowShape]:
     """Random states: one row for training, the same for validation."""
     length = min(400, row_tokens)
     response = min(150, length // 2)
     count = row_tokens // length
-    parts = {part: [f"{part}-{index}" for index in range(count)] for part in ("train", "validation")}
+    parts = {
+        part: [f"{part}-{index}" for index in range(count)] for part in ("train", "validation")
+    }
     torch.manual_seed(1)
     with FeatureWriter(directory, config["hidden_size"], {"states": "random"}) as writer:
         for name in [name for names in parts.values() for name in names]:
             token_ids = torch.randint(0, config["vocab_size"], (length,))
-            writer.write(name, token_ids, torch.randn(length, config["hidden_size"]), length - response)
+            writer.write(
+                name, token_ids, torch.randn(length, config["hidden_size"]), length - response
+            )
     # Anchors run from the token before the response to the third from its end.
     return parts, RowShape.of_sequences([(length, response - 1)] * count)
 
@@ -147,11 +155,15 @@ def main() -> None:
         config = config or R1 | {"n_routed_experts": 8, "vocab_size": args.vocab}
         size = mtp_size(config)
         length = min(400, args.row_tokens)
-        row = RowShape.of_sequences([(length, min(150, length // 2) - 1)] * (args.row_tokens // length))
+        row = RowShape.of_sequences(
+            [(length, min(150, length // 2) - 1)] * (args.row_tokens // length)
+        )
         plan = MemoryPlan(size, row, args.row_tokens, args.depth, device="cpu")
         needed, free = plan.peak()[1], psutil.virtual_memory().available
         if 1.05 * needed > free:
-            raise SystemExit(f"predicted {needed / 1e9:.1f} GB, available {free / 1e9:.1f} GB: not started")
+            raise SystemExit(
+                f"predicted {needed / 1e9:.1f} GB, available {free / 1e9:.1f} GB: not started"
+            )
         target = TargetConfig().directory() if nano else write_r1_layer(work, args.vocab)
         parts, same_row = write_states(work / "states", config, args.row_tokens)
         assert same_row == row
@@ -201,7 +213,9 @@ def main() -> None:
                     "depth": args.depth,
                     "vocab": size.vocab,
                     "before_mb": round(before / 1e6),
-                    "predicted_mb": {phase: round(value / 1e6) for phase, value in predicted.items()},
+                    "predicted_mb": {
+                        phase: round(value / 1e6) for phase, value in predicted.items()
+                    },
                     "measured_mb": {phase: round(value / 1e6) for phase, value in measured.items()},
                     "error": errors,
                     "phases_mb": {

@@ -27,7 +27,9 @@ def main() -> None:
     target = TargetConfig()
     speculators = {"base": target.directory(), "custom": args.run / "speculator"}
     parity = ParityConfig(max_tokens=200, anchors=args.anchors)
-    for name, found in engine_parity(target, EngineConfig(), speculators, args.k, prompts, parity).items():
+    for name, found in engine_parity(
+        target, EngineConfig(), speculators, args.k, prompts, parity
+    ).items():
         print(json.dumps({"speculator": name, **found}))
 
 

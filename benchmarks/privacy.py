@@ -32,10 +32,17 @@ def texts(exchange: Exchange) -> Iterable[str]:
 
 def main() -> None:
     encode = SequenceBuilder(TargetConfig().directory()).tokenizer.encode
-    print("| log | texts | characters | found | report, Mchar/s | surrogate, Mchar/s | tokenizer, Mchar/s |")
+    print(
+        "| log | texts | characters | found | report, Mchar/s | surrogate, Mchar/s | tokenizer, Mchar/s |"
+    )
     print("|---|---|---|---|---|---|---|")
     for log in sys.argv[1:] or sorted(map(str, EMBEDDED.glob("*.jsonl.gz"))):
-        rows = [row for file in log_files(log) for row in read_exchanges(file) if isinstance(row, Exchange)]
+        rows = [
+            row
+            for file in log_files(log)
+            for row in read_exchanges(file)
+            if isinstance(row, Exchange)
+        ]
         said = [text for row in rows for text in texts(row)]
         size = sum(map(len, said))
         tokenizer = seconds(lambda said=said: [encode(text) for text in said])

@@ -53,12 +53,19 @@ def write_stores(rows: Any, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done"
+    )
     parser.add_argument("--train", type=int, default=200)
     parser.add_argument("--validation", type=int, default=30)
     parser.add_argument("--heldout", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--drafts", nargs="+", default=["greedy", "probabilistic"], help="how drafts are taken from q")
+    parser.add_argument(
+        "--drafts",
+        nargs="+",
+        default=["greedy", "probabilistic"],
+        help="how drafts are taken from q",
+    )
     args = parser.parse_args()
     out, wanted = (
         args.run / "state_dtype",
@@ -73,16 +80,24 @@ def main() -> None:
     write_stores(load_sequences(sequences, [i for ids in parts.values() for i in ids]), out)
     stores = {dtype: FeatureStore.open(out / dtype) for dtype in DTYPES}
     tokens = sum(shard["tokens"] for shard in stores["bf16"].manifest["shards"])
-    size = {d: sum(shard["bytes"] for shard in stores[d].manifest["shards"]) / tokens for d in DTYPES}
+    size = {
+        d: sum(shard["bytes"] for shard in stores[d].manifest["shards"]) / tokens for d in DTYPES
+    }
     print(json.dumps({"tokens": tokens, "bytes_per_token": size}), flush=True)
 
     speculators = {"base": TARGET}
-    sampling = {row["sequence_id"]: (row["temperature"], row["top_p"]) for row in load_sequences(sequences)}
+    sampling = {
+        row["sequence_id"]: (row["temperature"], row["top_p"]) for row in load_sequences(sequences)
+    }
     for dtype in DTYPES:
         speculators[f"trained on {dtype}"] = directory = out / f"speculator_{dtype}"
         if not directory.exists():
             settings = TrainingConfig(
-                epochs=args.epochs, learning_rate=1e-3, row_tokens=2048, evaluate_every=1000, wandb_project=None
+                epochs=args.epochs,
+                learning_rate=1e-3,
+                row_tokens=2048,
+                evaluate_every=1000,
+                wandb_project=None,
             )
             work = out / f"training_{dtype}"
             speculator = SpeculatorConfig(depth=DEPTH)
@@ -97,10 +112,16 @@ def main() -> None:
             replayed[key] = replay(speculators[name], TARGET, stores[dtype], rows, DEPTH, drafts)
         return replayed[key]
 
-    pairs = [((name, "bf16"), (name, "fp8"), "the same speculator, other states") for name in speculators]
-    pairs.append((("trained on bf16", "bf16"), ("trained on fp8", "bf16"), "trained on other states"))
+    pairs = [
+        ((name, "bf16"), (name, "fp8"), "the same speculator, other states") for name in speculators
+    ]
+    pairs.append(
+        (("trained on bf16", "bf16"), ("trained on fp8", "bf16"), "trained on other states")
+    )
     for drafts, (before, after, what) in itertools.product(args.drafts, pairs):
-        found = compare(replay_once(*before, drafts), replay_once(*after, drafts), DEPTH, samples=2000, seed=0)
+        found = compare(
+            replay_once(*before, drafts), replay_once(*after, drafts), DEPTH, samples=2000, seed=0
+        )
         line = {"what": what, "from": before, "to": after, "drafts": drafts, "n": len(rows)}
         line |= {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}
         print(json.dumps(line), flush=True)

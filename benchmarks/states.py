@@ -38,7 +38,9 @@ def one_epoch(**settings: Any) -> TrainingConfig:
 @torch.no_grad()
 def write_states(tables: Tables, ids: Sequence[str], directory: Path) -> None:
     """Writes the states of these sequences that are not there yet."""
-    model = DeepseekV3ForCausalLM.from_pretrained(TargetConfig().directory(), dtype=torch.float32).eval()
+    model = DeepseekV3ForCausalLM.from_pretrained(
+        TargetConfig().directory(), dtype=torch.float32
+    ).eval()
     hidden_size, source = model.config.hidden_size, {"states": "transformers float32"}
     with FeatureWriter(directory, hidden_size, source, shard_megabytes=4) as writer:
         for row in load_sequences(tables, list(ids)):
@@ -50,7 +52,9 @@ def write_states(tables: Tables, ids: Sequence[str], directory: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done"
+    )
     parser.add_argument("--train", type=int, default=100)
     parser.add_argument("--heldout", type=int, default=40)
     args = parser.parse_args()

@@ -27,11 +27,17 @@ def served_rows(results: dict[str, Any]) -> list[list[str]]:
     """One row an engine mode and concurrency."""
     rows = []
     for mode, served in results["served"].items():
-        lengths = " / ".join(f"{served['acceptance'][v]['acceptance_length']:.2f}" for v in ("base", "custom"))
+        lengths = " / ".join(
+            f"{served['acceptance'][v]['acceptance_length']:.2f}" for v in ("base", "custom")
+        )
         for concurrency, speed in served["speed"].items():
-            tokens = " / ".join(f"{speed[variant]['tokens_per_s']:.0f}" for variant in ("none", "base", "custom"))
+            tokens = " / ".join(
+                f"{speed[variant]['tokens_per_s']:.0f}" for variant in ("none", "base", "custom")
+            )
             ratios = [interval(speed[name]) for name in ("custom_over_base", "custom_over_none")]
-            rows.append([results["recipe"], str(results["k"]), mode, concurrency, lengths, tokens, *ratios])
+            rows.append(
+                [results["recipe"], str(results["k"]), mode, concurrency, lengths, tokens, *ratios]
+            )
     return rows
 
 

@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--target", type=Path, default=Path("recipes/nano_r1/target"))
     parser.add_argument("--format", choices=WRITERS, default="openai_pairs")
-    parser.add_argument("--keep", type=Path, help="a folder for the log and the table, kept for another run")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the log and the table, kept for another run"
+    )
     args = parser.parse_args()
     folder = args.keep or Path(tempfile.mkdtemp(prefix="outrider-traffic-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,14 +71,23 @@ def exchanges() -> Iterator[tuple[dict[str, Any], dict[str, Any], float]]:
         for path in sorted(TRAFFIC.glob("*.gz"))
     ]
     for number in itertools.count(1):
-        earlier, (last,) = (rng.choices(log, k=count) for log in [rng.choice(logs)] for count in (TURNS - 1, 1))
+        earlier, (last,) = (
+            rng.choices(log, k=count) for log in [rng.choice(logs)] for count in (TURNS - 1, 1)
+        )
         messages = [*last["request"]["messages"]]
         for row in earlier:
             answer = row["response"]["choices"][0]["message"]["content"]
-            messages[-1:-1] = [row["request"]["messages"][-1], {"role": "assistant", "content": answer}]
+            messages[-1:-1] = [
+                row["request"]["messages"][-1],
+                {"role": "assistant", "content": answer},
+            ]
         shift = rng.randrange(1, 9)
         text = json.dumps(messages, ensure_ascii=False)
-        text = re.sub(r"(?<=\\n- )(\w+): (\d+)", lambda found, n=shift: f"{found[1]}: {int(found[2]) + n}", text)
+        text = re.sub(
+            r"(?<=\\n- )(\w+): (\d+)",
+            lambda found, n=shift: f"{found[1]}: {int(found[2]) + n}",
+            text,
+        )
         messages = json.loads(text)
         messages[-1]["content"] += f"\nreference: {rng.getrandbits(40):x}"
         response = json.loads(json.dumps(last["response"])) | {"id": f"chatcmpl-{number:012d}"}
@@ -92,7 +103,11 @@ def write_pairs(folder: Path, size: int) -> None:
     with (folder / "log.jsonl").open("w", encoding="utf-8") as file:
         for request, response, moment in exchanges():
             file.write(
-                json.dumps({"timestamp": moment, "request": request, "response": response}, ensure_ascii=False) + "\n"
+                json.dumps(
+                    {"timestamp": moment, "request": request, "response": response},
+                    ensure_ascii=False,
+                )
+                + "\n"
             )
             if file.tell() > size:
                 return
@@ -130,8 +145,15 @@ def ingest(target: Path, log: Path, out: Path) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"the ingest ended with status {process.returncode}")
     after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"summary": json.loads(output), "seconds": time.monotonic() - begin, "cpu_seconds": cpu, **peak}
+    cpu = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    return {
+        "summary": json.loads(output),
+        "seconds": time.monotonic() - begin,
+        "cpu_seconds": cpu,
+        **peak,
+    }
 
 
 def watch(pid: int, peak: dict[str, float]) -> None:
@@ -139,7 +161,9 @@ def watch(pid: int, peak: dict[str, float]) -> None:
     while psutil.pid_exists(pid):
         try:
             family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-            peak["rss"] = max(peak["rss"], sum(process.memory_info().rss for process in family) / 1e6)
+            peak["rss"] = max(
+                peak["rss"], sum(process.memory_info().rss for process in family) / 1e6
+            )
             peak["processes"] = max(peak["processes"], len(family))
         except psutil.NoSuchProcess:
             continue
@@ -149,9 +173,15 @@ def watch(pid: int, peak: dict[str, float]) -> None:
 def bare_tokenizer(target: Path) -> list[tuple[float, float]]:
     """(tokens/s, CPU seconds a token) of the tokenizer on the texts of such a log, three times, in a process of its own."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import traffic; traffic.time_tokenizer(sys.argv[2])"
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "true",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     command = [sys.executable, "-c", code, str(Path(__file__).parent), str(target)]
-    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
     return [tuple(map(float, line.split())) for line in output.splitlines()]
 
 
@@ -174,12 +204,16 @@ def time_tokenizer(target: str) -> None:
         begin, cpu = time.monotonic(), time.process_time()
         tokens = 0
         for start in range(0, len(texts), 1000):
-            encoded = builder.tokenizer(texts[start : start + 1000], add_special_tokens=False)["input_ids"]
+            encoded = builder.tokenizer(texts[start : start + 1000], add_special_tokens=False)[
+                "input_ids"
+            ]
             tokens += sum(map(len, encoded))
         print(tokens / (time.monotonic() - begin), (time.process_time() - cpu) / tokens, flush=True)
 
 
-def report(measured: dict[str, Any], bare: list[tuple[float, float]], log: Path) -> tuple[str, dict[str, Any]]:
+def report(
+    measured: dict[str, Any], bare: list[tuple[float, float]], log: Path
+) -> tuple[str, dict[str, Any]]:
     """The table that a person reads, and the same for machines."""
     summary, seconds = measured["summary"], measured["seconds"]
     tokens = summary["prompt_tokens"] + summary["completion_tokens"]

@@ -43,7 +43,9 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
 
     def chunked() -> float:
         valid_KN = torch.ones(args.depth, args.tokens, dtype=torch.bool)
-        loss_KN, _ = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, head_VH, served, args.kind)
+        loss_KN, _ = distillation_loss(
+            u_KNH, teacher_NH, token_N, valid_KN, head_VH, served, args.kind
+        )
         return backward(loss_KN.sum())
 
     def plain_p() -> Tensor:
@@ -51,7 +53,9 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
             return _plain_p(F.linear(teacher_NH, head_VH), args.temperature, args.top_p)
 
     def plain_depth(u_NH: Tensor, p_NV: Tensor) -> float:
-        return backward(F.kl_div(F.linear(u_NH, head_VH).float().log_softmax(-1), p_NV, reduction="sum"))
+        return backward(
+            F.kl_div(F.linear(u_NH, head_VH).float().log_softmax(-1), p_NV, reduction="sum")
+        )
 
     def naive() -> float:
         return sum(plain_depth(u_NH, plain_p()) for u_NH in u_KNH)
@@ -85,11 +89,15 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
             found[f"{name}_loss"] = value / (args.depth * args.tokens)
             gradients[name], u_KNH.grad = u_KNH.grad.float(), None
             print(f"# {repeat} {name} {seconds[name][-1]:.1f} CPU s, {peak:.2f} GB", flush=True)
-    found |= {f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()}
+    found |= {
+        f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()
+    }
     if args.naive:
         for name in ("naive", "naive_kept"):
             found[name] = _ratio(seconds[name], seconds["chunked"])
-            cosine = F.cosine_similarity(gradients[name].flatten(), gradients["chunked"].flatten(), dim=0)
+            cosine = F.cosine_similarity(
+                gradients[name].flatten(), gradients["chunked"].flatten(), dim=0
+            )
             found[name]["gradient_cosine"] = cosine.item()
     return found
 
@@ -116,7 +124,9 @@ def compiled(args: argparse.Namespace) -> dict[str, Any]:
 
         return run
 
-    return bench.compare({"eager": with_layer(eager), "compiled": with_layer(fast)}, "eager", "compiled")
+    return bench.compare(
+        {"eager": with_layer(eager), "compiled": with_layer(fast)}, "eager", "compiled"
+    )
 
 
 class StepBench:
@@ -140,16 +150,27 @@ class StepBench:
         rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
             ["sequence_id", "temperature", "top_p"]
         )
-        self.sampling = {r["sequence_id"]: Sampling(temperature=r["temperature"], top_p=r["top_p"]) for r in rows}
+        self.sampling = {
+            r["sequence_id"]: Sampling(temperature=r["temperature"], top_p=r["top_p"]) for r in rows
+        }
         table = {row["id"]: row for row in self.store.manifest["sequences"]}
-        chosen = [table[name] for name in read_json(args.run / "split" / "parts.json")["train"][:100]]
-        self.samples, _ = make_samples(((r["id"], r["length"], r["completion_start"]) for r in chosen), args.row_tokens)
+        chosen = [
+            table[name] for name in read_json(args.run / "split" / "parts.json")["train"][:100]
+        ]
+        self.samples, _ = make_samples(
+            ((r["id"], r["length"], r["completion_start"]) for r in chosen), args.row_tokens
+        )
         self.steps = plan_epoch(self.samples, args.row_tokens, 1, seed=0, epoch=0)
         self.ends = load_target_ends(target)
         self.model = ChainUnroll(load_mtp(target), self.ends, args.depth)
         config = TrainingConfig(depth_weights="decay")
         self.objective = Objective(
-            config, args.depth, self.ends.lm_head_VH, self.samples, self.sampling, probabilistic=False
+            config,
+            args.depth,
+            self.ends.lm_head_VH,
+            self.samples,
+            self.sampling,
+            probabilistic=False,
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self.plain = PlainLoop(target, self.model.speculator, self.ends, args.depth)
@@ -163,7 +184,9 @@ class StepBench:
         row = self.steps[turn % len(self.steps)][0]
         batch = assemble(self.store, self.samples, row, self.args.row_tokens)
         in_step = [self.samples[index] for index in row]
-        value, _ = self.objective.of_row(run_unroll(self.model, batch), batch, self.objective.share(in_step))
+        value, _ = self.objective.of_row(
+            run_unroll(self.model, batch), batch, self.objective.share(in_step)
+        )
         self._update(value, self.model, self.optimizer)
         return value.item(), sum(sample.length for sample in in_step)
 
@@ -177,7 +200,9 @@ class StepBench:
         self._update(value, self.plain, self.plain_optimizer)
         return value.item(), sum(sample.length for sample in in_step)
 
-    def compare(self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str) -> dict[str, Any]:
+    def compare(
+        self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str
+    ) -> dict[str, Any]:
         """Both ways over the same rows, in turn; the first round warms up."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         losses: dict[str, list[float]] = {name: [] for name in ways}
@@ -194,8 +219,13 @@ class StepBench:
             "depth": self.args.depth,
             "row_tokens": self.args.row_tokens,
             "steps": self.args.repeats,
-            **{f"{name}_tokens_per_cpu_s": round(tokens / sum(times)) for name, times in seconds.items()},
-            **{f"{name}_loss": round(statistics.mean(values), 5) for name, values in losses.items()},
+            **{
+                f"{name}_tokens_per_cpu_s": round(tokens / sum(times))
+                for name, times in seconds.items()
+            },
+            **{
+                f"{name}_loss": round(statistics.mean(values), 5) for name, values in losses.items()
+            },
             **_ratio(seconds[slow], seconds[fast]),
         }
 
@@ -221,7 +251,9 @@ class PlainLoop(torch.nn.Module):
         super().__init__()
         self.config = DeepseekV3Config.from_pretrained(target_dir)
         self.config._attn_implementation = "sdpa"
-        self.config._experts_implementation = "grouped_mm"  # transformers' own choice where it loads a model
+        self.config._experts_implementation = (
+            "grouped_mm"  # transformers' own choice where it loads a model
+        )
         self.layer = DeepseekV3DecoderLayer(self.config, self.config.num_hidden_layers - 1)
         self.layer.self_attn.layer_idx = 0
         self.layer.load_state_dict(speculator.block.state_dict())
@@ -230,11 +262,15 @@ class PlainLoop(torch.nn.Module):
             module = torch.nn.RMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
             module.load_state_dict(getattr(speculator, name).state_dict())
             self.add_module(name, module)
-        self.eh_proj = torch.nn.Linear(2 * self.config.hidden_size, self.config.hidden_size, bias=False)
+        self.eh_proj = torch.nn.Linear(
+            2 * self.config.hidden_size, self.config.hidden_size, bias=False
+        )
         self.eh_proj.load_state_dict(speculator.eh_proj.state_dict())
         self.ends, self.depth = ends, depth
 
-    def loss(self, samples: list[Any], features: list[Any], sampling: list[Any], share_K: Tensor) -> Tensor:
+    def loss(
+        self, samples: list[Any], features: list[Any], sampling: list[Any], share_K: Tensor
+    ) -> Tensor:
         """KL(p||q) of every depth over every completion, weighed by `share_K`."""
         from transformers import DynamicCache
 
@@ -250,9 +286,13 @@ class PlainLoop(torch.nn.Module):
         p_BTV = self._target(hidden_BTH, sampling)
         cache, state_BTH, total = DynamicCache(config=self.config), hidden_BTH, 0.0
         for s in range(self.depth):
-            embedding_BTH = F.embedding(token_BT[:, (index_T + 1 + s).clamp(max=width - 1)], self.ends.embedding_VH)
+            embedding_BTH = F.embedding(
+                token_BT[:, (index_T + 1 + s).clamp(max=width - 1)], self.ends.embedding_VH
+            )
             embedding_BTH = embedding_BTH.masked_fill((index_T + s == 0)[None, :, None], 0)
-            x_BTH = self.eh_proj(torch.cat([self.enorm(embedding_BTH), self.hnorm(state_BTH)], dim=-1))
+            x_BTH = self.eh_proj(
+                torch.cat([self.enorm(embedding_BTH), self.hnorm(state_BTH)], dim=-1)
+            )
             position_BT = (index_T + s).expand(rows, -1)
             mask = torch.cat([causal_TT, *[own_TT] * s], dim=1).expand(rows, 1, -1, -1)
             out_BTH = self.layer(
@@ -274,7 +314,10 @@ class PlainLoop(torch.nn.Module):
     def _target(self, hidden_BTH: Tensor, sampling: list[Any]) -> Tensor:
         logits_BTV = F.linear(hidden_BTH, self.ends.lm_head_VH)
         return torch.stack(
-            [_plain_p(logits, each.temperature, each.top_p) for logits, each in zip(logits_BTV, sampling, strict=True)]
+            [
+                _plain_p(logits, each.temperature, each.top_p)
+                for logits, each in zip(logits_BTV, sampling, strict=True)
+            ]
         )
 
 
@@ -285,13 +328,18 @@ def _plain_p(logits_NV: Tensor, temperature: float, top_p: float) -> Tensor:
         ordered_NV, order_NV = scaled_NV.sort(dim=-1)
         dropped_NV = ordered_NV.softmax(-1).cumsum(-1) <= 1 - top_p
         dropped_NV[:, -1] = False
-        scaled_NV = scaled_NV.scatter(-1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf")))
+        scaled_NV = scaled_NV.scatter(
+            -1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf"))
+        )
     return scaled_NV.softmax(-1)
 
 
 def _ratio(slow: list[float], fast: list[float]) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(slow, fast, strict=True)]
-    return {"times_faster": round(statistics.median(ratios), 2), "ratios": [round(ratio, 2) for ratio in ratios]}
+    return {
+        "times_faster": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+    }
 
 
 def _status(field: str) -> int:
@@ -312,12 +360,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["loss", "step", "compile"])
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--naive", action="store_true", help="compare with whole logits and autograd")
+    parser.add_argument(
+        "--naive", action="store_true", help="compare with whole logits and autograd"
+    )
     parser.add_argument("--kind", default="kl")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument(
-        "--run", type=Path, default=Path("runs/resume_screening"), help="a run with states (benchmarks/states.py)"
+        "--run",
+        type=Path,
+        default=Path("runs/resume_screening"),
+        help="a run with states (benchmarks/states.py)",
     )
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--depth", type=int, default=5)

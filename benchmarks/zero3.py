@@ -20,9 +20,20 @@ from outrider.speculators.files import read_json
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
 from outrider.speculators.size import mtp_size
 from outrider.training.config import TrainingConfig
-from outrider.training.prepare import ChainUnroll, make_accelerator, prepare_model, start_environment
+from outrider.training.prepare import (
+    ChainUnroll,
+    make_accelerator,
+    prepare_model,
+    start_environment,
+)
 
-WIDER = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 32, "n_group": 4, "topk_group": 2}
+WIDER = {
+    "hidden_size": 1024,
+    "moe_intermediate_size": 512,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
 TOKENS = 16
 
 
@@ -38,7 +49,10 @@ def main() -> None:
     plain = accelerate.DeepSpeedPlugin
 
     def releasing(hf_ds_config: dict[str, Any]) -> Any:
-        hf_ds_config["zero_optimization"] |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+        hf_ds_config["zero_optimization"] |= {
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        }
         return plain(hf_ds_config=hf_ds_config)
 
     accelerate.DeepSpeedPlugin = releasing
@@ -51,14 +65,26 @@ def main() -> None:
     unroll = ChainUnroll(MTPSpeculator(arch), ends, 1)
     model, optimizer = prepare_model(accelerator, unroll)
     place_BT = torch.arange(TOKENS)[None]
-    tokens_BT, states_BTH = torch.randint(0, arch.vocab, (1, TOKENS)), torch.randn(1, TOKENS, arch.hidden).bfloat16()
+    tokens_BT, states_BTH = (
+        torch.randint(0, arch.vocab, (1, TOKENS)),
+        torch.randn(1, TOKENS, arch.hidden).bfloat16(),
+    )
     row = (tokens_BT, states_BTH, torch.zeros_like(place_BT), place_BT, place_BT < TOKENS - 2)
     accelerator.print(f"experts: {mtp_size(config).routed_experts * 2 / 1e6:.1f} MB", flush=True)
-    for depth in (1, 1, 2, 2, 4, 4):  # of each the second time: DeepSpeed records the order of modules the first
+    for depth in (
+        1,
+        1,
+        2,
+        2,
+        4,
+        4,
+    ):  # of each the second time: DeepSpeed records the order of modules the first
         unroll.depth = depth
         before = own_megabytes()
         u_KNH = model(*row)
-        accelerator.print(f"depth {depth}: forward holds {own_megabytes() - before:.0f} MB", flush=True)
+        accelerator.print(
+            f"depth {depth}: forward holds {own_megabytes() - before:.0f} MB", flush=True
+        )
         accelerator.backward(u_KNH.float().sum())
         optimizer.step()
         optimizer.zero_grad()

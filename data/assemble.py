@@ -43,7 +43,10 @@ def assemble(parts: list[Path], sequences_dir: Path) -> dict[str, float | None]:
                                 digest.update(buffer)
                         table.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
         DatasetInfo(features=features).write_to_directory(str(folder))
-        write_json(folder / "state.json", _state([path.name for path in sorted(folder.glob("*.arrow"))], digest))
+        write_json(
+            folder / "state.json",
+            _state([path.name for path in sorted(folder.glob("*.arrow"))], digest),
+        )
         for path in folder.iterdir():
             path.chmod(0o600)
     return {"first_time": times.first, "last_time": times.latest}
@@ -65,7 +68,9 @@ class _Times:
         if times:
             self.first = min(times) if self.first is None else min(self.first, *times)
             self.latest = max(times) if self.latest is None else max(self.latest, *times)
-        return batch.set_column(batch.schema.get_field_index("time"), "time", pa.array(times, pa.float64()))
+        return batch.set_column(
+            batch.schema.get_field_index("time"), "time", pa.array(times, pa.float64())
+        )
 
 
 def _shards(parts: list[Path]) -> Iterator[list[Path]]:

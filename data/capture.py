@@ -65,9 +65,13 @@ def capture(
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     _check_lengths(table["sequence_id"][:], lengths, engine)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"], capture.dtype)
+    _check_disk(
+        out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"], capture.dtype
+    )
     with open_engine(target, engine, scratch=out_dir) as live:
-        return capture_table(live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir)
+        return capture_table(
+            live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir
+        )
 
 
 def capture_table(
@@ -81,8 +85,12 @@ def capture_table(
     """Responses anew where the table asks for them, the self-check on a sample that is spread over the table, then the table."""
     console = Console(stderr=True)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
-    sample = np.linspace(0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int)
-    check = self_check(engine, [row[:3] for row in _rows(table.select(sample), answers)], lm_head_VH)
+    sample = np.linspace(
+        0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
+    )
+    check = self_check(
+        engine, [row[:3] for row in _rows(table.select(sample), answers)], lm_head_VH
+    )
     console.print(check.describe(), highlight=False, soft_wrap=True)
     require(check, capture)
     tokens = sum(len(row.token_ids) for row in _rows(table, answers))
@@ -91,7 +99,9 @@ def capture_table(
     def states(batch: list[LoggedRow]) -> Iterator[State]:
         return engine.prefill_logged(batch, capture.on_policy_positions, capture.batch_tokens)
 
-    captured = _write(engine, states, _rows(table, answers), tokens, out_dir, source, capture, console, COLUMNS)
+    captured = _write(
+        engine, states, _rows(table, answers), tokens, out_dir, source, capture, console, COLUMNS
+    )
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
@@ -118,7 +128,10 @@ def capture_ids(
 
     def states(batch: list[Row]) -> Iterator[State]:
         prompts = [(row_id, token_ids) for row_id, token_ids, _ in batch]
-        return ((row_id, hidden_TH, None) for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens))
+        return (
+            (row_id, hidden_TH, None)
+            for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens)
+        )
 
     if not _finished(out_dir, source, capture.dtype):
         tokens = sum(len(token_ids) for _, token_ids, _ in rows)
@@ -144,17 +157,26 @@ def _write(
     columns = (
         TextColumn("capture"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s, time left"),
+        TextColumn(
+            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s, time left"
+        ),
         TimeRemainingColumn(),
     )
     with (
-        FeatureWriter(out_dir, hidden_size, source, capture.shard_megabytes, score_columns, capture.dtype) as writer,
+        FeatureWriter(
+            out_dir, hidden_size, source, capture.shard_megabytes, score_columns, capture.dtype
+        ) as writer,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         if writer.restarted:
-            console.print(f"{out_dir}: states of another target or of other sequences; capturing anew", soft_wrap=True)
+            console.print(
+                f"{out_dir}: states of another target or of other sequences; capturing anew",
+                soft_wrap=True,
+            )
         elif writer.done:
-            console.print(f"{out_dir}: goes on after {len(writer.done)} captured sequences", soft_wrap=True)
+            console.print(
+                f"{out_dir}: goes on after {len(writer.done)} captured sequences", soft_wrap=True
+            )
         task = progress.add_task("capture", total=tokens, completed=writer.tokens, rate=0.0)
         began = time.monotonic()
         missing = (row for row in rows if row[0] not in writer.done)
@@ -175,7 +197,9 @@ def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> It
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
         if answers and (answer := answers.get(logged.row_id)) is not None:
-            logged = logged._replace(token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()])
+            logged = logged._replace(
+                token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
+            )
         yield logged
 
 

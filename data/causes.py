@@ -73,13 +73,21 @@ class Verdict:
 def judge(evidence: Evidence, among: Evidence | None = None) -> Verdict:
     """The first cause whose trace is there, from the plainest on. `among` is the traffic of which the group is a part."""
     if evidence.total("tokens") < FEWEST_TOKENS:
-        return Verdict(None, "too_little", f"fewer than {FEWEST_TOKENS} completion tokens say nothing either way")
+        return Verdict(
+            None,
+            "too_little",
+            f"fewer than {FEWEST_TOKENS} completion tokens say nothing either way",
+        )
     if is_own(evidence):
         return Verdict(True, "own", "as likely as the target's own samples")
     off_S = evidence.z() < OFF_Z
     if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
         verdict = _cause(evidence.take(off_S), among or evidence)
-        return Verdict(False, verdict.cause, f"{off_S.sum():,} of {len(evidence):,} sequences are off: {verdict.text}")
+        return Verdict(
+            False,
+            verdict.cause,
+            f"{off_S.sum():,} of {len(evidence):,} sequences are off: {verdict.text}",
+        )
     return _cause(evidence, among or evidence)
 
 
@@ -114,10 +122,18 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
             f"{evidence.share('rare'):.1%} of all below 1e-4): another model wrote the text, or it answers other prompts than "
             "those logged with it (cut, joined wrongly, or without the reasoning that led to it)",
         )
-    if fit and fit.tokens >= FEWEST_FITTED and fit.stray_share <= STRAY_SHARE and _differs(fit, evidence.temperature_S):
+    if (
+        fit
+        and fit.tokens >= FEWEST_FITTED
+        and fit.stray_share <= STRAY_SHARE
+        and _differs(fit, evidence.temperature_S)
+    ):
         return _temperature(evidence, fit)
     # A long completion or two that go astray later must not hide what all begin with.
-    head, rest = evidence.difference(HEAD), max(evidence.difference(REST), evidence.typical_difference(REST))
+    head, rest = (
+        evidence.difference(HEAD),
+        max(evidence.difference(REST), evidence.typical_difference(REST)),
+    )
     if head <= -HEAD_NATS and head <= HEAD_RATIO * min(rest, 0.0):
         return _verdict(
             "template",
@@ -128,7 +144,11 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
     exact = among.take(~among.retokenized_S)
     exact_is_own = exact.total("tokens") >= FEWEST_TOKENS and is_own(exact)
     if evidence.retokenized_S.all() or (evidence.retokenized_S.any() and exact_is_own):
-        alone = "" if exact_is_own else "; without sequences of logged ids it cannot be told from edited text"
+        alone = (
+            ""
+            if exact_is_own
+            else "; without sequences of logged ids it cannot be told from edited text"
+        )
         return _verdict(
             "retokenized",
             "tokenizing the logged text again gives other tokens than those that the target wrote (log "

@@ -131,7 +131,9 @@ class ChunkWork:
                     self._compare_round_trip(outcome, sequence, tally)
                 rows.append(self._table_row(outcome, sequence))
         if tally.lost():
-            raise AssertionError(f"chunk {chunk.number}: {tally.lost()} rows are neither exchanges nor rejects")
+            raise AssertionError(
+                f"chunk {chunk.number}: {tally.lost()} rows are neither exchanges nor rejects"
+            )
         path = part_path(self.parts_dir, chunk.number)
         with (
             publish(path.with_suffix(".arrow")) as temporary,
@@ -163,12 +165,16 @@ class ChunkWork:
             "prompt_text": sequence.prompt_text,
         }
 
-    def _compare_round_trip(self, exchange: Exchange, sequence: TokenSequence, tally: Tally) -> None:
+    def _compare_round_trip(
+        self, exchange: Exchange, sequence: TokenSequence, tally: Tally
+    ) -> None:
         try:
             again = self.builder.retokenize(exchange, sequence.prompt_text)
         except Reject:  # the ids were logged without a text to compare with
             return
-        tally.round_trips["equal" if again == sequence.token_ids[sequence.completion_start :] else "different"] += 1
+        tally.round_trips[
+            "equal" if again == sequence.token_ids[sequence.completion_start :] else "different"
+        ] += 1
 
 
 def model_label(name: str | None) -> str:
@@ -180,13 +186,22 @@ def _conversation(exchange: Exchange, prompt_text: str) -> str:
     """Stands in for a session that was not logged: the turns of one conversation share all up to its first question."""
     beginning: Any = prompt_text
     if exchange.messages is not None:
-        users = [index for index, message in enumerate(exchange.messages) if message["role"] == "user"]
-        beginning = [message["content"] for message in exchange.messages[: users[0] + 1 if users else None]]
+        users = [
+            index for index, message in enumerate(exchange.messages) if message["role"] == "user"
+        ]
+        beginning = [
+            message["content"] for message in exchange.messages[: users[0] + 1 if users else None]
+        ]
     return "conversation-" + value_digest(beginning)[:16]
 
 
 def _reject_line(reject: Reject) -> dict[str, Any]:
-    line = {"file": reject.place.file, "line": reject.place.line, "reason": reject.reason, "detail": reject.detail}
+    line = {
+        "file": reject.place.file,
+        "line": reject.place.line,
+        "reason": reject.reason,
+        "detail": reject.detail,
+    }
     return line if reject.rows == 1 else {**line, "rows": reject.rows}
 
 
@@ -199,7 +214,9 @@ class _Worker:
 
 def start_worker(*arguments: Any) -> None:
     """Sets a worker process up; what it makes of `ChunkWork`'s arguments waits for a chunk, whose caller hears of mistakes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process says when to stop
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the main process says when to stop
     # A tokenizer needs no torch, which is most of what transformers' import takes in time (8 of 10 s) and memory (400 MB).
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # which it would say

@@ -104,7 +104,20 @@ class PrivacyConfig(_Section):
     """Least confidence, Presidio's scale: 1.0 a checksum holds; 0.5 to 0.75 a shape that little else has, or a loose one behind a word
     such as "phone"; below, loose shapes alone, mostly order numbers and amounts."""
 
-    phone_regions: list[str] = ["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"]
+    phone_regions: list[str] = [
+        "US",
+        "GB",
+        "DE",
+        "FR",
+        "ES",
+        "IT",
+        "NL",
+        "IN",
+        "CN",
+        "JP",
+        "BR",
+        "AU",
+    ]
     """Countries (ISO 3166) whose national spellings of a telephone number are known; one that begins with + needs no country."""
 
     key_file: str | None = None

@@ -34,7 +34,9 @@ class SimilarPrompts:
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
         # A threshold below 0.01 would make every prompt a candidate; the index wants one above 0.
-        self._index = MinHashLSH(threshold=max(similarity - CANDIDATE_MARGIN, 0.01), num_perm=PERMUTATIONS)
+        self._index = MinHashLSH(
+            threshold=max(similarity - CANDIDATE_MARGIN, 0.01), num_perm=PERMUTATIONS
+        )
         known: set[frozenset[int]] = set()
         for prompt in prompts:
             shingles = self._shingles(prompt)
@@ -59,7 +61,9 @@ class SimilarPrompts:
 
     def _holds(self, shingles: frozenset[int], minhash: MinHash) -> bool:
         candidates = self._index.query(minhash)
-        return any(jaccard(shingles, self._sets[candidate]) >= self.similarity for candidate in candidates)
+        return any(
+            jaccard(shingles, self._sets[candidate]) >= self.similarity for candidate in candidates
+        )
 
     def _add(self, shingles: frozenset[int], minhash: MinHash) -> None:
         self._index.insert(len(self._sets), minhash)
@@ -73,8 +77,13 @@ class SimilarPrompts:
 def shingles_of(prompt: str) -> frozenset[int]:
     """Hashes of the word 5-grams, without regard to case and punctuation."""
     words = re.findall(r"\w+", prompt.lower())
-    grams = (" ".join(words[start : start + WORDS]) for start in range(max(len(words) - WORDS + 1, 1)))
-    return frozenset(int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=8).digest(), "big") for gram in grams)
+    grams = (
+        " ".join(words[start : start + WORDS]) for start in range(max(len(words) - WORDS + 1, 1))
+    )
+    return frozenset(
+        int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=8).digest(), "big")
+        for gram in grams
+    )
 
 
 def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
@@ -82,9 +91,13 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    chosen = sorted(random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED)))
+    chosen = sorted(
+        random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
+    )
     counts = Counter(shingle for index in chosen for shingle in shingles_of(prompts[index]))
-    return frozenset(shingle for shingle, count in counts.items() if count > BOILERPLATE_SHARE * len(chosen))
+    return frozenset(
+        shingle for shingle, count in counts.items() if count > BOILERPLATE_SHARE * len(chosen)
+    )
 
 
 def _minhash(shingles: frozenset[int]) -> MinHash:

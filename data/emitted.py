@@ -42,7 +42,9 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
         return [content], False
     if opening is Opening.PREFILLED:
         # A parser that sees no </think> takes all of the response for reasoning (vLLM's does).
-        return [reasoning + END_THINK + content if reasoning and content else (reasoning or content)], False
+        return [
+            reasoning + END_THINK + content if reasoning and content else (reasoning or content)
+        ], False
     if reasoning:
         if opening is Opening.PLAIN:
             reasoning = THINK + ("" if reasoning.startswith("\n") else "\n") + reasoning
@@ -51,7 +53,9 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
         # One and the same where both sides show their white space.
-        return [*dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))], False
+        return [
+            *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
+        ], False
     if END_THINK in content:
         if opening is Opening.THINKING and content.startswith(THINK):
             # A gateway wrote the opening that the template had written.

@@ -107,12 +107,20 @@ class Evidence:
         """The median over the sequences of each one's own difference in that part, in nats a token."""
         tokens_S = self.of_each("tokens", part)
         difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
-        return float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0])) if tokens_S.any() else 0.0
+        return (
+            float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0]))
+            if tokens_S.any()
+            else 0.0
+        )
 
     def standard_error(self) -> float:
         """Of `difference`, for text that the target drew."""
         tokens = self.total("tokens")
-        return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens) if tokens else 0.0
+        return (
+            float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
+            if tokens
+            else 0.0
+        )
 
     def missed(self, part: int | None = None) -> float:
         """Share of the tokens of which the target is sure where the text has another, beyond what sampling explains."""
@@ -122,7 +130,9 @@ class Evidence:
     def z(self) -> np.ndarray:
         """[S] each sequence's difference in standard errors: standard normal for text that the target drew."""
         variance_S = self.of_each("variance") + ROUNDING_NATS**2 * self.of_each("tokens")
-        return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(np.maximum(variance_S, 1e-12))
+        return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(
+            np.maximum(variance_S, 1e-12)
+        )
 
     def own_share(self) -> np.ndarray:
         """[S] one minus the share of tokens, beyond the expected one, that fall outside the target's likely ones: 1 for its own
@@ -135,16 +145,30 @@ class Evidence:
         tokens = self.total("fitted")
         if not tokens:
             return None
-        grid = np.array([float(name.removeprefix("fit_")) for name in self.columns if name.startswith("fit_")])
-        fits, uncut = ([self.total(f"{kind}_{temperature:g}") for temperature in grid] for kind in ("fit", "uncut"))
+        grid = np.array(
+            [float(name.removeprefix("fit_")) for name in self.columns if name.startswith("fit_")]
+        )
+        fits, uncut = (
+            [self.total(f"{kind}_{temperature:g}") for temperature in grid]
+            for kind in ("fit", "uncut")
+        )
         best, best_uncut = int(np.argmax(fits)), int(np.argmax(uncut))
-        without_top_p = float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
+        without_top_p = (
+            float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
+        )
         gain, stray = fits[best] - self.total("logged_fit"), self.total(f"stray_{grid[best]:g}")
-        return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens), without_top_p)
+        return TemperatureFit(
+            float(grid[best]), float(gain), stray / tokens, int(tokens), without_top_p
+        )
 
     def summary(self) -> dict[str, Any]:
         """For tables and machines: shares, means and their expected ranges."""
-        error, z_S, own_S, fit = self.standard_error(), self.z(), self.own_share(), self.fit_temperature()
+        error, z_S, own_S, fit = (
+            self.standard_error(),
+            self.z(),
+            self.own_share(),
+            self.fit_temperature(),
+        )
         expected = self.share("expected")
         return {
             "sequences": len(self),
@@ -166,7 +190,9 @@ class Evidence:
                 "beyond_3": float((np.abs(z_S) > 3).mean()) if len(self) else 0.0,
                 "histogram": np.histogram(z_S, [-np.inf, *Z_EDGES, np.inf])[0].tolist(),
             },
-            "own_share": {"mean": float(own_S.mean()), "lowest": float(own_S.min())} if len(self) else None,
+            "own_share": {"mean": float(own_S.mean()), "lowest": float(own_S.min())}
+            if len(self)
+            else None,
             "temperature": None
             if fit is None
             else {

@@ -25,15 +25,26 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tenants", _counts(summary["tenants"])),
         ("routes", _counts(summary["routes"])),
         ("fidelity", _shares(summary["fidelity"])),
-        ("round trips", _agreement(summary["round_trips"], "exact completions are the same ids when tokenized again")),
+        (
+            "round trips",
+            _agreement(
+                summary["round_trips"], "exact completions are the same ids when tokenized again"
+            ),
+        ),
         (
             "token counts",
-            _agreement(summary["completion_tokens_against_usage"], "completions are as long as the engine counted"),
+            _agreement(
+                summary["completion_tokens_against_usage"],
+                "completions are as long as the engine counted",
+            ),
         ),
         ("temperature", _counts(sampling["temperature"])),
         ("top_p", _counts(sampling["top_p"])),
         ("time", _time(summary)),
-        ("sessions", f"{sessions['distinct']:,}, the longest of {counted(sessions['most_exchanges'], 'exchange')}"),
+        (
+            "sessions",
+            f"{sessions['distinct']:,}, the longest of {counted(sessions['most_exchanges'], 'exchange')}",
+        ),
         ("duplicates", _duplicates(summary["duplicates"])),
     )
     return [(name, text) for name, text in named if text]

@@ -72,7 +72,12 @@ class FeatureWriter:
     ):
         self.directory, self.dtype = Path(directory), dtype
         stored_as = STORED_AS[dtype]
-        self.header = {"version": VERSIONS[dtype], "hidden_size": hidden_size, "dtype": stored_as, "source": source}
+        self.header = {
+            "version": VERSIONS[dtype],
+            "hidden_size": hidden_size,
+            "dtype": stored_as,
+            "source": source,
+        }
         if score_columns:
             self.header["score_columns"] = list(score_columns)
         self.shard_bytes = int(shard_megabytes * 2**20)
@@ -100,7 +105,9 @@ class FeatureWriter:
         """Takes over one sequence; blocks while the disk is 16 sequences behind. Raises what the writer thread raised."""
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
         if hidden.shape != (len(token_ids), self.header["hidden_size"]):
-            raise ValueError(f"{sequence_id}: states {tuple(hidden.shape)} for {len(token_ids)} tokens")
+            raise ValueError(
+                f"{sequence_id}: states {tuple(hidden.shape)} for {len(token_ids)} tokens"
+            )
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
         self.done.add(sequence_id)
@@ -122,10 +129,19 @@ class FeatureWriter:
         self._thread.join()
         self._raise()
         sequences = [
-            {**sequence, "shard": index} for index, shard in enumerate(self.shards) for sequence in shard["sequences"]
+            {**sequence, "shard": index}
+            for index, shard in enumerate(self.shards)
+            for sequence in shard["sequences"]
         ]
-        shards = [{key: shard[key] for key in ("file", "bytes", "sha256", "tokens")} for shard in self.shards]
-        write_json(self.directory / MANIFEST, {**self.header, "shards": shards, "sequences": sequences}, private=True)
+        shards = [
+            {key: shard[key] for key in ("file", "bytes", "sha256", "tokens")}
+            for shard in self.shards
+        ]
+        write_json(
+            self.directory / MANIFEST,
+            {**self.header, "shards": shards, "sequences": sequences},
+            private=True,
+        )
         (self.directory / JOURNAL).unlink(missing_ok=True)
 
     def _continue_or_start(self) -> None:
@@ -133,7 +149,9 @@ class FeatureWriter:
             left.unlink()
         journal = self.directory / JOURNAL
         lines = (
-            journal.read_text(encoding="utf-8").split("\n")[:-1] if journal.exists() else self._finished_lines()
+            journal.read_text(encoding="utf-8").split("\n")[:-1]
+            if journal.exists()
+            else self._finished_lines()
         )  # a torn last line is none
         if lines and json.loads(lines[0]) == self.header:
             for line in lines[1:]:
@@ -149,7 +167,10 @@ class FeatureWriter:
             for path in earlier:
                 path.unlink()
         self.directory.chmod(0o700)
-        self._write_private(journal, "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode())
+        self._write_private(
+            journal,
+            "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode(),
+        )
 
     def _finished_lines(self) -> list[str]:
         """A finished store as its journal would tell it: a capture may be killed after its manifest and before its summary."""
@@ -193,7 +214,9 @@ class FeatureWriter:
         if not self._pending:
             return
         names = self._pending[0][0]
-        tensors = {name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names}
+        tensors = {
+            name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names
+        }
         sequences, start = [], 0
         for tensors_of_one, row in self._pending:
             length = len(tensors_of_one["token_ids"])
@@ -238,7 +261,9 @@ class FeatureStore:
         if not (directory / MANIFEST).exists():
             unfinished = (directory / JOURNAL).exists()
             what = (
-                "an unfinished capture; run the capture stage again, it goes on" if unfinished else "no feature store"
+                "an unfinished capture; run the capture stage again, it goes on"
+                if unfinished
+                else "no feature store"
             )
             raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
         manifest = read_json(directory / MANIFEST)
@@ -285,10 +310,16 @@ class FeatureStore:
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
         names = (
-            ("token_ids", "hidden", "scale") if self.manifest["dtype"] == STORED_AS["fp8"] else ("token_ids", "hidden")
+            ("token_ids", "hidden", "scale")
+            if self.manifest["dtype"] == STORED_AS["fp8"]
+            else ("token_ids", "hidden")
         )
         stored = {name: shard.get_slice(name)[row["start"] : stop] for name in names}
-        return Features(token_ids=stored["token_ids"], hidden=decode(stored), completion_start=row["completion_start"])
+        return Features(
+            token_ids=stored["token_ids"],
+            hidden=decode(stored),
+            completion_start=row["completion_start"],
+        )
 
     def verify(self) -> None:
         """Reads everything and compares it with the checksums; an `OutriderError` names the first damaged shard."""

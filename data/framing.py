@@ -110,7 +110,9 @@ class _Cutter:
                 match = _STRING.match(chunk, at)
                 at = match.end()
                 self.in_string = not match[1]
-                if self.in_string:  # the chunk has ended, but for a backslash whose other half comes with the next
+                if (
+                    self.in_string
+                ):  # the chunk has ended, but for a backslash whose other half comes with the next
                     self.escaped = at < len(chunk)
                     break
                 continue
@@ -170,7 +172,12 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
                 batch.validate(full=True)
                 for start in range(0, len(batch), TABLE_ROWS):
                     yield from batch.slice(start, TABLE_ROWS).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:  # a column's name, a length
+        except (
+            pa.ArrowException,
+            OSError,
+            UnicodeDecodeError,
+            MemoryError,
+        ) as error:  # a column's name, a length
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
 

@@ -30,11 +30,15 @@ def add_general(
 ) -> None:
     """Adds ids of general sequences: to the training part until they are `share` of it, and as a part of their own the latest ones,
     whose sessions and near-identical prompts are not trained on. What was added is noted in the summary."""
-    ids, sessions, times, prompts = (general[name][:] for name in ("sequence_id", "session", "time", "prompt_text"))
+    ids, sessions, times, prompts = (
+        general[name][:] for name in ("sequence_id", "session", "time", "prompt_text")
+    )
     first_times: dict[str, float] = {}
     for row in sorted(range(len(ids)), key=times.__getitem__):
         first_times.setdefault(sessions[row], times[row])
-    order = sorted(range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row]))
+    order = sorted(
+        range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
+    )
     kept = max(1, min(split.max_general_sequences, int(HELDOUT_SHARE * len(order))))
     heldout, rest = order[-kept:], order[:-kept]
     straddling = {sessions[row] for row in heldout}
@@ -45,7 +49,9 @@ def add_general(
     customers_prompts = customers["prompt_text"]
     trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]
     trained += [prompts[row] for row in chosen]
-    seen = SimilarPrompts(trained, split.near_duplicate_similarity, [*trained, *(prompts[row] for row in heldout)])
+    seen = SimilarPrompts(
+        trained, split.near_duplicate_similarity, [*trained, *(prompts[row] for row in heldout)]
+    )
     measured = [row for row in heldout if not seen.holds(prompts[row])]
     if not measured:
         raise OutriderError(

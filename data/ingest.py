@@ -29,7 +29,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.data.assemble import assemble
-from outrider.data.chunks import Chunk, ChunkWork, chunks_of, do_chunk, model_label, part_path, start_worker
+from outrider.data.chunks import (
+    Chunk,
+    ChunkWork,
+    chunks_of,
+    do_chunk,
+    model_label,
+    part_path,
+    start_worker,
+)
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
@@ -47,7 +55,13 @@ SMALL = 64 * 2**20
 UNPACKED = 8
 """Bytes of a log per byte of it compressed, roughly."""
 
-TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "chat_template*")
+TOKENIZER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +118,14 @@ def read_log(
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = (Path(target_dir), file_numbers, models, privacy, key, parts_dir)
-    with tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch, _progress(files) as chunk_is_done:
+    with (
+        tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
+        _progress(files) as chunk_is_done,
+    ):
         records = _records(files, traffic.format, Path(scratch))
-        count = _make_parts(chunks_of(records), work, _workers(files) if workers is None else workers, chunk_is_done)
+        count = _make_parts(
+            chunks_of(records), work, _workers(files) if workers is None else workers, chunk_is_done
+        )
     tally, found = Tally(), PrivacyTally()
     with publish(out_dir / "rejects.jsonl") as rejects_path:
         rejects_path.touch(mode=0o600)
@@ -118,9 +137,13 @@ def read_log(
                 tally += Tally.from_json(part["tally"])
                 if "privacy" in part:
                     found += PrivacyTally.from_json(part["privacy"])
-                rejects.writelines(json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"])
+                rejects.writelines(
+                    json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"]
+                )
     if tally.lost():
-        raise AssertionError(f"{tally.lost()} of {tally.rows} rows are neither exchanges nor rejects")
+        raise AssertionError(
+            f"{tally.lost()} of {tally.rows} rows are neither exchanges nor rejects"
+        )
     tables = [part_path(parts_dir, number).with_suffix(".arrow") for number in range(count)]
     return ReadLog(files, tally, parts_dir, tables, found)
 
@@ -130,13 +153,20 @@ def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, An
     out_dir = Path(out_dir)
     times = assemble(read.tables, out_dir / "sequences")
     described = profile(out_dir / "sequences", target_dir)
-    summary = {"files": [file.name for file in read.files], **read.tally.summary(), **times, **described}
+    summary = {
+        "files": [file.name for file in read.files],
+        **read.tally.summary(),
+        **times,
+        **described,
+    }
     write_json(out_dir / "summary.json", summary)
     shutil.rmtree(read.parts_dir)
     return summary
 
 
-def _records(files: list[LogFile], format_name: str, scratch: Path) -> Iterator[tuple[str, Record | Reject]]:
+def _records(
+    files: list[LogFile], format_name: str, scratch: Path
+) -> Iterator[tuple[str, Record | Reject]]:
     """Every record with the name of its format; checks that no format forgets a row."""
     for name, its_files in files_by_format(files, format_name).items():
         used = 0
@@ -145,7 +175,9 @@ def _records(files: list[LogFile], format_name: str, scratch: Path) -> Iterator[
             yield name, item
         read = sum(file.meter.rows for file in its_files)
         if used != read:
-            raise AssertionError(f"format {name}: {read} rows read, {used} in its records and rejects")
+            raise AssertionError(
+                f"format {name}: {read} rows read, {used} in its records and rejects"
+            )
 
 
 def _excuse_halves(part: dict[str, Any]) -> None:
@@ -169,12 +201,17 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """The folder of the parts that this ingest makes; those of any other are removed."""
-    tokenizer = sorted(path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern) if path.is_file())
+    tokenizer = sorted(
+        path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern) if path.is_file()
+    )
     key = value_digest(
         {
             "files": [file.identity() for file in files],
             "traffic": [traffic.format, traffic.model],
-            "privacy": [privacy.model_dump(mode="json"), hashlib.sha256(privacy_key or b"").hexdigest()],
+            "privacy": [
+                privacy.model_dump(mode="json"),
+                hashlib.sha256(privacy_key or b"").hexdigest(),
+            ],
             "target": {path.name: file_digest(path) for path in tokenizer},
             "code": [file_digest(path) for path in sorted(Path(__file__).parent.rglob("*.py"))],
         }
@@ -188,7 +225,9 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    size = sum(file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files)
+    size = sum(
+        file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files
+    )
     if size > SMALL:
         return len(os.sched_getaffinity(0))
     # A worker does without torch, so it starts in a third of the time that the import of transformers takes here.
@@ -268,19 +307,27 @@ def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("ingest", total=sum(file.size() for file in files) or None, records=0)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(
+            "ingest", total=sum(file.size() for file in files) or None, records=0
+        )
         records = 0
 
         def chunk_is_done(done: int) -> None:
             nonlocal records
             records += done
-            progress.update(task, completed=sum(file.meter.bytes for file in files), records=records)
+            progress.update(
+                task, completed=sum(file.meter.bytes for file in files), records=records
+            )
 
         yield chunk_is_done
 
 
-def check(tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None) -> None:
+def check(
+    tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
+) -> None:
     """An error for a log that nothing can be learned from: unreadable, mostly unreadable, or of more than one model."""
     where = files[0].name if len(files) == 1 else f"{len(files)} files, the first {files[0].name}"
     if not tally.rows:
@@ -289,8 +336,12 @@ def check(tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_pa
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
     if not tally.exchanges:
-        raise OutriderError(f"{where}: no usable row. {counts}; traffic.max_reject_fraction does not help here")
-    damaged = sum(count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT)
+        raise OutriderError(
+            f"{where}: no usable row. {counts}; traffic.max_reject_fraction does not help here"
+        )
+    damaged = sum(
+        count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT
+    )
     fraction = damaged / (tally.exchanges + damaged)
     if fraction > traffic.max_reject_fraction:
         raise OutriderError(
@@ -307,4 +358,8 @@ def check(tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_pa
 
 
 if __name__ == "__main__":
-    print(json.dumps(ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3])), indent=2))
+    print(
+        json.dumps(
+            ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3])), indent=2
+        )
+    )

@@ -52,7 +52,9 @@ def inspect(
     return found | {"problems": problems if rows_per_file else problems + found["problems"]}
 
 
-def inspect_ingested(traffic_dir: Path, split: SplitConfig, max_copies: int | None = None) -> dict[str, Any]:
+def inspect_ingested(
+    traffic_dir: Path, split: SplitConfig, max_copies: int | None = None
+) -> dict[str, Any]:
     """The same of a log that was ingested already."""
     traffic_dir = Path(traffic_dir)
     summary = read_json(traffic_dir / "summary.json")
@@ -100,4 +102,8 @@ def _split(table: Dataset, split: SplitConfig, max_copies: int | None) -> dict[s
     compared = len(table) <= SPLIT_COMPARED
     parts, left_out = divide(table, split, drop_seen=compared, max_copies=max_copies)
     described = describe(table, parts, left_out)
-    return {**described, "tokens": sum(described[part]["tokens"] for part in PARTS), "prompts_compared": compared}
+    return {
+        **described,
+        "tokens": sum(described[part]["tokens"] for part in PARTS),
+        "prompts_compared": compared,
+    }

@@ -39,12 +39,16 @@ def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int
     return text
 
 
-def _append(text: Text, tokenizer: Tokenizer, ids: Sequence[int], special: set[int], style: str) -> None:
+def _append(
+    text: Text, tokenizer: Tokenizer, ids: Sequence[int], special: set[int], style: str
+) -> None:
     for piece, is_special in _pieces(tokenizer, ids, special):
         text.append(printable(piece), f"{style} reverse" if is_special else style)
 
 
-def _pieces(tokenizer: Tokenizer, ids: Sequence[int], special: set[int]) -> Iterator[tuple[str, bool]]:
+def _pieces(
+    tokenizer: Tokenizer, ids: Sequence[int], special: set[int]
+) -> Iterator[tuple[str, bool]]:
     """Runs of plain tokens, and special tokens one by one: from the ids, since a customer may write `<think>` too."""
     for is_special, run in itertools.groupby(ids, special.__contains__):
         if is_special:

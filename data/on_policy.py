@@ -42,7 +42,9 @@ def check_traffic(
     stage keeps of it."""
     parts = read_json(Path(split_dir) / "parts.json")
     table = load_sequences(sequences_dir, ids_of(parts))
-    report = examine(FeatureStore.open(features_dir), table, parts, load_slices(split_dir), min_on_policy)
+    report = examine(
+        FeatureStore.open(features_dir), table, parts, load_slices(split_dir), min_on_policy
+    )
     console = Console(stderr=True)
     for line in two_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -51,7 +53,11 @@ def check_traffic(
 
 
 def examine(
-    store: FeatureStore, table: Dataset, parts: Mapping[str, Any], slices: Slices, min_on_policy: float | None
+    store: FeatureStore,
+    table: Dataset,
+    parts: Mapping[str, Any],
+    slices: Slices,
+    min_on_policy: float | None,
 ) -> dict[str, Any]:
     """Judges every row of the table; writes the report and the quarantine beside the store and returns the report."""
     evidence = Evidence.of(store, table)
@@ -80,7 +86,9 @@ def examine(
         "min_on_policy": min_on_policy,
         "z_edges": Z_EDGES,
         "all": everything,
-        "parts": {part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts},
+        "parts": {
+            part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts
+        },
         "slices": {
             dimension: {name: described(rows_N) for name, rows_N in names.items()}
             for dimension, names in groups.items()
@@ -88,7 +96,9 @@ def examine(
     }
     write_json(store.directory / FILE, report, private=True)
     ids = table["sequence_id"][:]
-    write_quarantine(store.directory, {ids[row]: float(own_S[row]) for row in np.flatnonzero(below_S)})
+    write_quarantine(
+        store.directory, {ids[row]: float(own_S[row]) for row in np.flatnonzero(below_S)}
+    )
     return report
 
 
@@ -110,7 +120,10 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little to tell"}[verdict["own"]]
-    if verdict["own"] is False and everything["quarantined"] <= MOST_ASIDE * everything["sequences"]:
+    if (
+        verdict["own"] is False
+        and everything["quarantined"] <= MOST_ASIDE * everything["sequences"]
+    ):
         answer = "not all of it"
     aside = "none is set aside"
     if everything["quarantined"]:
@@ -134,7 +147,9 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return rows
 
 
-def _localised(evidence: Evidence, verdict: Verdict, groups: Mapping[str, Mapping[str, np.ndarray]]) -> Verdict:
+def _localised(
+    evidence: Evidence, verdict: Verdict, groups: Mapping[str, Mapping[str, np.ndarray]]
+) -> Verdict:
     """Where some slices of a dimension are the target's own and others are not, the cause of the others, with their names:
     of all dimensions the one that needs the fewest sequences to explain it."""
     if verdict.own is not False:

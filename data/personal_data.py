@@ -102,7 +102,9 @@ class Finder:
         self.min_score = config.min_score
         self.kinds = [kind for kind in config.entities if kind != "PHONE_NUMBER"]
         self.recognisers = recognisers(config.entities)
-        self.regions = _known_regions(config.phone_regions) if "PHONE_NUMBER" in config.entities else ()
+        self.regions = (
+            _known_regions(config.phone_regions) if "PHONE_NUMBER" in config.entities else ()
+        )
         self.order = {kind: place for place, kind in enumerate(config.entities)}
         self.anchors = {kind: re.compile(ANCHORS[kind]) for kind in config.entities}
         self.words = {kind: frozenset(WORDS.get(kind, "").split()) for kind in config.entities}
@@ -130,10 +132,14 @@ class Finder:
                 if score > 0:
                     yield Found(kind, place, place + len(kept), score)
 
-    def _score(self, kind: str, value: str, score: float, text: str, place: int, before: str) -> float:
+    def _score(
+        self, kind: str, value: str, score: float, text: str, place: int, before: str
+    ) -> float:
         context = _words_before(text, place, before)
         if kind == "IP_ADDRESS" and ":" not in value:
-            if _goes_on(text, place, place + len(value)) or (context[-1:] and context[-1] in VERSION):
+            if _goes_on(text, place, place + len(value)) or (
+                context[-1:] and context[-1] in VERSION
+            ):
                 return 0.0
             if all(len(number) == 1 for number in value.split(".")):
                 score = 0.3  # 1.2.3.4 is mostly a version or a section
@@ -150,18 +156,27 @@ class Finder:
         for anchor in self.anchors["PHONE_NUMBER"].finditer(plain):
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
-            named = not self.words["PHONE_NUMBER"].isdisjoint(_words_before(text, anchor.start(), before))
+            named = not self.words["PHONE_NUMBER"].isdisjoint(
+                _words_before(text, anchor.start(), before)
+            )
             score = PHONE_SCORE + (CONTEXT_BONUS if evident or named else 0)
             if score < self.min_score or (DATE.match(number) and not evident):
                 continue
-            first, last = max(anchor.start() - 2, 0), min(anchor.end() + 14, len(plain))  # an extension may follow
+            first, last = (
+                max(anchor.start() - 2, 0),
+                min(anchor.end() + 14, len(plain)),
+            )  # an extension may follow
             window = plain[first:last]
             # A number with + is one in every region or in none; ZZ is no region.
             for region in ("ZZ",) if number.startswith("+") else self.regions:
                 if not _may_be_valid(number, region):
                     continue
-                matches = phonenumbers.PhoneNumberMatcher(window, region, leniency=phonenumbers.Leniency.VALID)
-                if match := next((match for match in matches if first + match.start < anchor.end()), None):
+                matches = phonenumbers.PhoneNumberMatcher(
+                    window, region, leniency=phonenumbers.Leniency.VALID
+                )
+                if match := next(
+                    (match for match in matches if first + match.start < anchor.end()), None
+                ):
                     yield Found("PHONE_NUMBER", first + match.start, first + match.end, score)
                     break
 
@@ -227,7 +242,9 @@ def _words_before(text: str, place: int, before: str) -> list[str]:
     lines = head.rsplit("\n", 2)
     line = lines[-1] if any(map(str.isalpha, lines[-1])) or len(lines) == 1 else lines[-2]
     words: list[str] = []
-    for word in reversed(re.findall(r"\d{5,}|[A-Z]?[a-zà-ɏ]+|[A-Z]+|[\u0400-\u04ff]+|[\u2e80-\ud7ff]+", line)):
+    for word in reversed(
+        re.findall(r"\d{5,}|[A-Z]?[a-zà-ɏ]+|[A-Z]+|[\u0400-\u04ff]+|[\u2e80-\ud7ff]+", line)
+    ):
         if word.isdigit() or len(words) >= WORDS_BEFORE:
             break
         words.append(word.lower())
@@ -246,18 +263,24 @@ def _stands_alone(text: str, one: Found) -> bool:
     """Not cut out of a longer number, or of a longer word where it has letters: some of Presidio's patterns have no boundaries."""
     digits_only = not any(map(str.isalpha, text[one.start : one.end]))
     glued = re.compile(r"\d" if digits_only else r"[A-Za-z0-9]")
-    return not (glued.match(text[one.start - 1 : one.start]) or glued.match(text[one.end : one.end + 1]))
+    return not (
+        glued.match(text[one.start - 1 : one.start]) or glued.match(text[one.end : one.end + 1])
+    )
 
 
 def _goes_on(text: str, start: int, end: int) -> bool:
     """Whether a number with dots is part of a longer one, such as an OID."""
-    return bool(re.match(r"\.\d", text[end : end + 2])) or bool(re.search(r"\d\.$", text[max(start - 2, 0) : start]))
+    return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
+        re.search(r"\d\.$", text[max(start - 2, 0) : start])
+    )
 
 
 def _without_overlaps(found: list[Found], order: dict[str, int]) -> list[Found]:
     """Of values that overlap the surest, then the longest, then the kind that the recipe names first."""
     kept: list[Found] = []  # in their order, none overlapping
-    for one in sorted(found, key=lambda one: (-one.score, one.start - one.end, order[one.kind], one.start)):
+    for one in sorted(
+        found, key=lambda one: (-one.score, one.start - one.end, order[one.kind], one.start)
+    ):
         place = bisect.bisect(kept, one.start, key=lambda other: other.start)
         clear_of_left = place == 0 or kept[place - 1].end <= one.start
         if clear_of_left and (place == len(kept) or one.end <= kept[place].start):

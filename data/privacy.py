@@ -38,7 +38,9 @@ LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
 
 METADATA = ("session", "tenant", "route")
 COMPLETION = tuple(
-    field.name for field in dataclasses.fields(Exchange) if field.name in ("reasoning", "content", "tool_calls")
+    field.name
+    for field in dataclasses.fields(Exchange)
+    if field.name in ("reasoning", "content", "tool_calls")
 )
 Texts = list[tuple[str, str]]
 """(what stands before it, a text)"""
@@ -52,7 +54,10 @@ class PrivacyGuard:
     """
 
     def __init__(
-        self, config: PrivacyConfig, key: bytes | None = None, decode: Callable[[list[int]], str] | None = None
+        self,
+        config: PrivacyConfig,
+        key: bytes | None = None,
+        decode: Callable[[list[int]], str] | None = None,
     ):
         self.config = config
         self.decode = decode
@@ -95,16 +100,22 @@ class PrivacyGuard:
                 return Reject(UNREADABLE, "logged as token ids alone")
         fields["metadata"] = [("", getattr(exchange, name) or "") for name in METADATA]
         values = {
-            field: [value for before, text in texts or [] for value in self._find(field, before, text)]
+            field: [
+                value for before, text in texts or [] for value in self._find(field, before, text)
+            ]
             for field, texts in fields.items()
         }
         if not any(values.values()):
             return exchange
         self.tally.with_any += 1
         if self.config.mode == "surrogate":
-            return self._replaced(exchange, fields, [value for field in values.values() for value in field])
+            return self._replaced(
+                exchange, fields, [value for field in values.values() for value in field]
+            )
         texts = [text for _, text in fields["completion"] or []]
-        repeated = any(value in text for field in values.values() for _, value in field for text in texts)
+        repeated = any(
+            value in text for field in values.values() for _, value in field for text in texts
+        )
         self.tally.in_completion += repeated
         return exchange
 
@@ -117,24 +128,40 @@ class PrivacyGuard:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
             # The ids were looked at; the text that takes their place was not.
-            found |= {value for before, text in _prompt_texts(exchange) for value in self._find(None, before, text)}
+            found |= {
+                value
+                for before, text in _prompt_texts(exchange)
+                for value in self._find(None, before, text)
+            }
         in_order = sorted(found, key=lambda value: (self.config.entities.index(value[0]), value[1]))
         replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
-        holds = {name: any(replacements.hold(text) for _, text in texts) for name, texts in fields.items()}
+        holds = {
+            name: any(replacements.hold(text) for _, text in texts)
+            for name, texts in fields.items()
+        }
         changes: dict[str, Any] = {
-            name: replacements.sub(getattr(exchange, name)) for name in METADATA if getattr(exchange, name)
+            name: replacements.sub(getattr(exchange, name))
+            for name in METADATA
+            if getattr(exchange, name)
         }
         if holds["completion"]:
             self.tally.in_completion += 1
             if not self.config.regenerate:
                 kinds = sorted({kind for kind, _ in found})
-                return Reject(REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})")
+                return Reject(
+                    REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})"
+                )
             changes |= self._to_regenerate(exchange, replacements.sub)
         if holds["prompt"]:
             if not logged_as_text:
-                return Reject(IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for")
+                return Reject(
+                    IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for"
+                )
             self.tally.ids_dropped += exchange.prompt_token_ids is not None
-            changes |= {"prompt_token_ids": None, "messages": _mapped(exchange.messages, replacements.sub)}
+            changes |= {
+                "prompt_token_ids": None,
+                "messages": _mapped(exchange.messages, replacements.sub),
+            }
             changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)
             changes["template_arguments"] = _mapped(exchange.template_arguments, replacements.sub)
         self.tally.replaced += 1
@@ -144,10 +171,15 @@ class PrivacyGuard:
     def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
         """The response with surrogates, and nothing that says how many tokens the logged one had or what string ended it."""
         if exchange.completion_token_ids is not None and self.decode is not None:
-            reasoning, content, calls = None, change(self.decode(exchange.completion_token_ids)), None
+            reasoning, content, calls = (
+                None,
+                change(self.decode(exchange.completion_token_ids)),
+                None,
+            )
         else:
             reasoning, content, calls = (
-                _mapped(value, change) for value in (exchange.reasoning, exchange.content, exchange.tool_calls)
+                _mapped(value, change)
+                for value in (exchange.reasoning, exchange.content, exchange.tool_calls)
             )
         if calls:
             content = (content or "") + json.dumps(calls, ensure_ascii=False)

@@ -44,20 +44,33 @@ class PrivacyTally:
     """Occurrences by `KIND.field`."""
 
     def __add__(self, other: "PrivacyTally") -> "PrivacyTally":
-        return PrivacyTally(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+        return PrivacyTally(
+            **{name: value + getattr(other, name) for name, value in vars(self).items()}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As a part of the ingest may keep it."""
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {
+            name: dict(value) if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "PrivacyTally":
         """What `to_json` gave."""
-        return cls(**{name: Counter(held) if isinstance(held, dict) else held for name, held in value.items()})
+        return cls(
+            **{
+                name: Counter(held) if isinstance(held, dict) else held
+                for name, held in value.items()
+            }
+        )
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
         """As `privacy.json` has it."""
-        by_kind = {kind: {field: self.found[f"{kind}.{field}"] for field in FIELDS} for kind in config.entities}
+        by_kind = {
+            kind: {field: self.found[f"{kind}.{field}"] for field in FIELDS}
+            for kind in config.entities
+        }
         return {
             "mode": config.mode,
             "min_score": config.min_score,

@@ -18,7 +18,18 @@ import pyarrow as pa
 from outrider.data.emitted import END_THINK, THINK
 
 STEPS = (100, 125, 160, 200, 250, 315, 400, 500, 630, 800)
-EDGES = [0, 1, 2, 3, 4, 5, 6, 8, *(step * 10**power // 10 for power in range(5) for step in STEPS), 10**6]
+EDGES = [
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    *(step * 10**power // 10 for power in range(5) for step in STEPS),
+    10**6,
+]
 """Of the histograms' bins: ten a decade, about evenly spaced on a log scale, and the same for every log, so that they compare."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -51,14 +62,20 @@ class _Profile:
         self.routes: Counter[str] = Counter()
         self.temperatures: Counter[float] = Counter()
         self.top_ps: Counter[float] = Counter()
-        self.lengths: dict[str, list[np.ndarray]] = {"prompt": [], "completion": [], "reasoning": []}
+        self.lengths: dict[str, list[np.ndarray]] = {
+            "prompt": [],
+            "completion": [],
+            "reasoning": [],
+        }
         self.times: list[np.ndarray] = []
         self.sessions: list[np.ndarray] = []
         self.prompts: list[np.ndarray] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts the rows of one batch."""
-        starts = batch.column("completion_start").to_numpy().copy()  # a view would hold the whole batch
+        starts = (
+            batch.column("completion_start").to_numpy().copy()
+        )  # a view would hold the whole batch
         ids = batch.column("token_ids")
         totals = np.diff(ids.offsets.to_numpy())
         self.lengths["prompt"].append(starts)
@@ -80,7 +97,9 @@ class _Profile:
         flat, offsets = ids.values.to_numpy(), ids.offsets.to_numpy()
         begins, ends = offsets[:-1] + starts, offsets[1:]
         marks = np.flatnonzero(flat == self.end_of_reasoning)
-        found = np.searchsorted(marks, begins)  # the first mark at or after the completion's beginning
+        found = np.searchsorted(
+            marks, begins
+        )  # the first mark at or after the completion's beginning
         lengths = []
         for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             if found[row] < len(marks) and marks[found[row]] < end:
@@ -94,10 +113,14 @@ class _Profile:
         sessions, prompts = _copies(self.sessions), _copies(self.prompts)
         return {
             "lengths": {name: _lengths(parts) for name, parts in self.lengths.items() if parts},
-            "tenants": _largest({name or NOT_LOGGED: count for name, count in self.tenants.items()}),
+            "tenants": _largest(
+                {name or NOT_LOGGED: count for name, count in self.tenants.items()}
+            ),
             "routes": _largest({name or NOT_LOGGED: count for name, count in self.routes.items()}),
             "sampling": {
-                "temperature": _largest({f"{value:g}": count for value, count in self.temperatures.items()}),
+                "temperature": _largest(
+                    {f"{value:g}": count for value, count in self.temperatures.items()}
+                ),
                 "top_p": _largest({f"{value:g}": count for value, count in self.top_ps.items()}),
             },
             "sessions": {"distinct": len(sessions), "most_exchanges": int(sessions.max(initial=0))},
@@ -134,7 +157,9 @@ def _lengths(parts: list[np.ndarray]) -> dict[str, Any]:
         "mean": round(total / len(lengths), 1),
         **{name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)},
         "max": int(lengths.max()),
-        "bins": [[EDGES[i], EDGES[i + 1] - 1, int(counts[i])] for i in range(held[0], held[-1] + 1)],
+        "bins": [
+            [EDGES[i], EDGES[i + 1] - 1, int(counts[i])] for i in range(held[0], held[-1] + 1)
+        ],
     }
 
 
@@ -151,7 +176,10 @@ def _arrivals(parts: list[np.ndarray]) -> dict[str, Any] | None:
         "last": last,
         "hours": round((last - first) / 3600, 2),
         "exchanges_per_minute": round(len(times) / max((last - first) / MINUTE, 1), 3),
-        "busiest_minute": {"begins": float(minutes[busiest] * MINUTE), "exchanges": int(counts[busiest])},
+        "busiest_minute": {
+            "begins": float(minutes[busiest] * MINUTE),
+            "exchanges": int(counts[busiest]),
+        },
     }
 
 
@@ -165,7 +193,11 @@ def _largest(counts: dict[str, int]) -> dict[str, int]:
 def _hashes(texts: Iterable[str]) -> np.ndarray:
     """64 bits of each text: among ten million, two differ in text and agree in these with a chance of 3 in a million."""
     return np.asarray(
-        [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") for text in texts], np.uint64
+        [
+            int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+            for text in texts
+        ],
+        np.uint64,
     )
 
 

@@ -25,7 +25,9 @@ def write_quarantine(features_dir: Path, scores: Mapping[str, float]) -> None:
     """Publishes the ids that are set aside, with the score that each was judged by; readable by their owner only."""
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
-    write_json(Path(features_dir) / FILE, {"manifest_sha256": manifest, "sequences": listed}, private=True)
+    write_json(
+        Path(features_dir) / FILE, {"manifest_sha256": manifest, "sequences": listed}, private=True
+    )
 
 
 def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:

@@ -21,7 +21,15 @@ from outrider.speculators.errors import OutriderError
 if TYPE_CHECKING:
     from presidio_analyzer import EntityRecognizer
 
-RESERVED_DOMAINS = ("example", "example.com", "example.net", "example.org", "invalid", "localhost", "test")
+RESERVED_DOMAINS = (
+    "example",
+    "example.com",
+    "example.net",
+    "example.org",
+    "invalid",
+    "localhost",
+    "test",
+)
 """Nobody's (RFC 2606): not personal, and what surrogates use."""
 
 ROUTED_IPV6 = ipaddress.ip_network("2000::/3")
@@ -52,7 +60,10 @@ NATIONAL = {
 LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
 """Not inside a word, a hexadecimal digest or a decimal fraction."""
 
-LETTER, DOMAIN = "A-Za-zÀ-ɏ0-9", r"@[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)+(?![A-Za-z0-9])"
+LETTER, DOMAIN = (
+    "A-Za-zÀ-ɏ0-9",
+    r"@[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)+(?![A-Za-z0-9])",
+)
 EMAILS = {
     "plain": rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
     # An apostrophe belongs to O'Brien; before a closing one it is a quotation mark.
@@ -65,7 +76,11 @@ CARDS = {
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
 """By issuer; thirteen digits that begin with 4, as old Visa cards have, are EAN bar codes nowadays."""
-SSN = {"dashes": (r"\d{3}-\d{2}-\d{4}", 0.5), "spaces": (r"\d{3}([ .])\d{2}\1\d{4}", 0.25), "bare": (r"\d{9}", 0.2)}
+SSN = {
+    "dashes": (r"\d{3}-\d{2}-\d{4}", 0.5),
+    "spaces": (r"\d{3}([ .])\d{2}\1\d{4}", 0.25),
+    "bare": (r"\d{9}", 0.2),
+}
 URL = r"(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}"
 
 
@@ -85,13 +100,17 @@ def _recogniser(kind: str, presidio: ModuleType) -> "EntityRecognizer":
     from presidio_analyzer import Pattern
 
     def patterns(shapes: dict[str, tuple[str, float]]) -> list[Pattern]:
-        return [Pattern(name, LEFT + shape + RIGHT, score) for name, (shape, score) in shapes.items()]
+        return [
+            Pattern(name, LEFT + shape + RIGHT, score) for name, (shape, score) in shapes.items()
+        ]
 
     match kind:
         case "EMAIL_ADDRESS":
             return _email(presidio, [Pattern(name, shape, 0.5) for name, shape in EMAILS.items()])
         case "CREDIT_CARD":
-            return presidio.CreditCardRecognizer(patterns({name: (shape, 0.3) for name, shape in CARDS.items()}))
+            return presidio.CreditCardRecognizer(
+                patterns({name: (shape, 0.3) for name, shape in CARDS.items()})
+            )
         case "US_SSN":
             return presidio.UsSsnRecognizer(patterns(SSN))
         case "URL":
@@ -116,7 +135,9 @@ def _email(presidio: ModuleType, patterns: list) -> "EntityRecognizer":
     class Email(presidio.EmailRecognizer):
         def validate_result(self, pattern_text: str) -> bool:
             local, _, domain = pattern_text.lower().rpartition("@")
-            reserved = any(domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS)
+            reserved = any(
+                domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS
+            )
             return not reserved and local != "git" and bool(suffixes.extract_str(domain).fqdn)
 
     return Email(patterns)

@@ -49,7 +49,11 @@ def asked_rows(table: "Dataset") -> "list[AskedRow]":
 
 
 def regenerate(
-    engine: "Engine", rows: "Sequence[AskedRow]", out_dir: Path, source: dict[str, Any], batch_tokens: int
+    engine: "Engine",
+    rows: "Sequence[AskedRow]",
+    out_dir: Path,
+    source: dict[str, Any],
+    batch_tokens: int,
 ) -> dict[str, np.ndarray]:
     """The target's answer [T] int32 to each row, by id: those that `out_dir` holds for the same `source`, and the missing ones from
     the engine. `batch_tokens`: of prompts and answers, asked for at a time; an interrupt loses at most one such batch."""
@@ -68,7 +72,10 @@ def regenerate(
                 file.write(json.dumps({"id": row.row_id, "token_ids": token_ids}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-            console.print(f"answered anew by the target: {len(answers):,} of {len(rows):,} responses", highlight=False)
+            console.print(
+                f"answered anew by the target: {len(answers):,} of {len(rows):,} responses",
+                highlight=False,
+            )
     return answers
 
 

@@ -65,8 +65,12 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
     hidden = dict(engine.prefill(prompts))
     differences, agreements, completions = [], [], []
     head = lm_head_VH.float()
-    for (row_id, token_ids, completion_start), logged in zip(rows, engine.prompt_logprobs(prompts), strict=True):
-        rebuilt, top = rebuilt_logprobs(hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head)
+    for (row_id, token_ids, completion_start), logged in zip(
+        rows, engine.prompt_logprobs(prompts), strict=True
+    ):
+        rebuilt, top = rebuilt_logprobs(
+            hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head
+        )
         logprobs = torch.from_numpy(logged.logprobs)
         differences.append((rebuilt - logprobs).abs())
         agreements.append(top == torch.from_numpy(logged.top_tokens))
@@ -92,7 +96,11 @@ def rebuilt_logprobs(
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
         # The engine's head answers in the model's bf16; rounding as it does halves what is left to tell apart.
-        logits = (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T).to(hidden_TH.dtype).float()
+        logits = (
+            (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T)
+            .to(hidden_TH.dtype)
+            .float()
+        )
         logprobs.append(logits.log_softmax(-1).gather(-1, following[:, None])[:, 0])
         tops.append(logits.argmax(-1))
     return torch.cat(logprobs), torch.cat(tops)
@@ -101,7 +109,10 @@ def rebuilt_logprobs(
 def require(check: SelfCheck, capture: CaptureConfig) -> None:
     """Stops the capture where the check is outside the recipe's tolerance."""
     # Written so that a NaN fails too.
-    if check.p99_difference <= capture.max_logprob_difference and check.top1_agreement >= capture.min_top1_agreement:
+    if (
+        check.p99_difference <= capture.max_logprob_difference
+        and check.top1_agreement >= capture.min_top1_agreement
+    ):
         return
     raise OutriderError(
         f"{check.describe()}. Allowed are capture.max_logprob_difference = {capture.max_logprob_difference:g} (99th percentile) "

@@ -35,4 +35,6 @@ def _load(directory: Path | str) -> Dataset:
     try:
         return load_from_disk(str(directory))
     except FileNotFoundError:
-        raise OutriderError(f"{directory}: no table of sequences; run the ingest stage first") from None
+        raise OutriderError(
+            f"{directory}: no table of sequences; run the ingest stage first"
+        ) from None

@@ -42,7 +42,9 @@ def name_slices(table: Dataset) -> Slices:
     named = {field: [value or "not logged" for value in table[field]] for field in FIELDS}
     named["sampling"] = [
         f"temperature {temperature:g}, top_p {top_p:g}"
-        for temperature, top_p in zip(_rounded(table["temperature"]), _rounded(table["top_p"]), strict=True)
+        for temperature, top_p in zip(
+            _rounded(table["temperature"]), _rounded(table["top_p"]), strict=True
+        )
     ]
     named["template"] = name_templates(table["prompt_text"][:])
     return {dimension: _grouped(ids, names) for dimension, names in named.items()}
@@ -60,12 +62,18 @@ def load_slices(split_dir: Path) -> Slices:
 
 def name_templates(prompts: Sequence[str]) -> list[str]:
     """`template 1`, `template 2`, ... from the most prompts on, or `no template`, for each prompt."""
-    chosen = sorted(random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED)))
+    chosen = sorted(
+        random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
+    )
     least = max(MIN_TEMPLATE_SHARE * len(chosen), MIN_TEMPLATE_PROMPTS)
     cores = _cores([shingles_of(prompts[index]) for index in chosen], least)
     members = [_closest(shingles_of(prompt), cores) for prompt in prompts]
-    order = [core for core, _ in Counter(core for core in members if core is not None).most_common()]
-    return ["no template" if core is None else f"template {order.index(core) + 1}" for core in members]
+    order = [
+        core for core, _ in Counter(core for core in members if core is not None).most_common()
+    ]
+    return [
+        "no template" if core is None else f"template {order.index(core) + 1}" for core in members
+    ]
 
 
 def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
@@ -77,20 +85,29 @@ def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
     while len(cores) < LARGEST:
         counts = Counter(shingle for prompt in remaining for shingle in prompt)
         # The larger hash decides between equally common ones, so that the same prompts give the same templates.
-        count, shingle = max(((count, shingle) for shingle, count in counts.items()), default=(0, 0))
+        count, shingle = max(
+            ((count, shingle) for shingle, count in counts.items()), default=(0, 0)
+        )
         if count < least:
             break
         group = [prompt for prompt in remaining if shingle in prompt]
         shared = Counter(shingle for prompt in group for shingle in prompt)
-        core = frozenset(shingle for shingle, count in shared.items() if count > BOILERPLATE_SHARE * len(group))
+        core = frozenset(
+            shingle for shingle, count in shared.items() if count > BOILERPLATE_SHARE * len(group)
+        )
         # Some of the group are members, for on average they hold more than half of the core.
-        remaining = [prompt for prompt in remaining if len(prompt & core) < MEMBER_SHARE * len(core)]
+        remaining = [
+            prompt for prompt in remaining if len(prompt & core) < MEMBER_SHARE * len(core)
+        ]
         cores.append(core)
     return cores
 
 
 def _closest(prompt: frozenset[int], cores: Sequence[frozenset[int]]) -> int | None:
-    share, core = max(((len(prompt & core) / len(core), -index) for index, core in enumerate(cores)), default=(0.0, 0))
+    share, core = max(
+        ((len(prompt & core) / len(core), -index) for index, core in enumerate(cores)),
+        default=(0.0, 0),
+    )
     return -core if share >= MEMBER_SHARE else None
 
 

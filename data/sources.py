@@ -43,7 +43,14 @@ LONGEST_LINE = 64 * 2**20
 CHUNK = 2**20
 """Bytes read at a time."""
 
-PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+}
 """What a protocol needs beside Outrider's own packages; hf:// comes with huggingface_hub."""
 
 
@@ -73,7 +80,10 @@ class LogFile:
     def stored(self) -> Iterator[IO[bytes]]:
         """The file as it is stored, for formats that seek in it (Parquet)."""
         try:
-            with answering(f"traffic.path: {self.name}"), self.filesystem.open(self.path, "rb") as file:
+            with (
+                answering(f"traffic.path: {self.name}"),
+                self.filesystem.open(self.path, "rb") as file,
+            ):
                 yield file
         except PermissionError:
             raise OutriderError(f"{self.name}: no permission to read it (traffic.path)") from None
@@ -84,7 +94,10 @@ class LogFile:
         with self.stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self.meter), CHUNK)
             if self.path.endswith(".gz"):
-                unpacked, damage = gzip.GzipFile(fileobj=counted), (gzip.BadGzipFile, zlib.error, EOFError)
+                unpacked, damage = (
+                    gzip.GzipFile(fileobj=counted),
+                    (gzip.BadGzipFile, zlib.error, EOFError),
+                )
             elif self.path.endswith(".zst"):
                 unpacked, damage = zstd.ZstdFile(counted), (zstd.ZstdError, EOFError)
             else:
@@ -106,7 +119,10 @@ class LogFile:
                     if self.is_read_enough():
                         return
                     self.meter.rows += 1
-                    yield number, line if number > 1 or line is None else line.removeprefix(b"\xef\xbb\xbf")
+                    yield (
+                        number,
+                        line if number > 1 or line is None else line.removeprefix(b"\xef\xbb\xbf"),
+                    )
 
     def is_read_enough(self) -> bool:
         """Whether as many rows were counted as are wanted."""
@@ -128,7 +144,18 @@ class LogFile:
             info = self.filesystem.info(self.path)
         return [
             self.name,
-            *(str(info.get(key)) for key in ("size", "mtime", "ETag", "md5Hash", "blob_id", "LastModified", "updated")),
+            *(
+                str(info.get(key))
+                for key in (
+                    "size",
+                    "mtime",
+                    "ETag",
+                    "md5Hash",
+                    "blob_id",
+                    "LastModified",
+                    "updated",
+                )
+            ),
         ]
 
 
@@ -185,12 +212,16 @@ def _files_of(entry: str) -> list[LogFile]:
         raise OutriderError(f"{what}: install {package} to read it ({error})") from None
     except PermissionError:
         raise OutriderError(f"{what}: no permission to read it") from None
-    except (OSError, ValueError) as error:  # a store that refuses; an unknown protocol, or what is no name of a store's
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a store that refuses; an unknown protocol, or what is no name of a store's
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
         raise OutriderError(f"{what}: {nothing}")
     return [
-        LogFile(filesystem.unstrip_protocol(path).removeprefix("file://"), filesystem, path) for path in sorted(paths)
+        LogFile(filesystem.unstrip_protocol(path).removeprefix("file://"), filesystem, path)
+        for path in sorted(paths)
     ]
 
 
@@ -204,7 +235,11 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     if filesystem.exists(root):
         return filesystem, [root], ""
     if any(character in entry for character in "*?["):
-        return filesystem, [path for path in filesystem.glob(root) if filesystem.isfile(path)], "matches no file"
+        return (
+            filesystem,
+            [path for path in filesystem.glob(root) if filesystem.isfile(path)],
+            "matches no file",
+        )
     nothing = "no such file or folder"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
         nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"

@@ -76,9 +76,15 @@ def divide(
     `drop_seen`: look for near-identical prompts, 2 ms and 20 kB of memory each.
     """
     times = table["time"][:]
-    order = sorted(range(len(times)), key=lambda row: times[row])  # stable: equal times stay in the log's order
+    order = sorted(
+        range(len(times)), key=lambda row: times[row]
+    )  # stable: equal times stay in the log's order
     parts, left_out = _by_time(order, table["session"][:], times, split)
-    limits = (split.max_train_sequences, split.max_validation_sequences, split.max_heldout_sequences)
+    limits = (
+        split.max_train_sequences,
+        split.max_validation_sequences,
+        split.max_heldout_sequences,
+    )
     if max_copies is not None:
         _drop_copies(table, parts, max_copies, left_out)
     _sample(parts, "train", limits[0], split.seed, left_out)
@@ -88,7 +94,9 @@ def divide(
         _sample(parts, part, limit, split.seed, left_out)
     for part in PARTS:
         if not parts[part]:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(left_out.values()).most_common())
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in Counter(left_out.values()).most_common()
+            )
             raise OutriderError(
                 f"nothing is left for the {part} part ({len(times)} sequences; left out: {reasons or 'none'}). "
                 "Give more traffic with times and sessions, change split.validation_fraction or split.heldout_fraction, "
@@ -105,14 +113,18 @@ def _by_time(
         first_times.setdefault(sessions[row], times[row])
     starts = list(first_times.values())  # of the sessions, in the order of time
     if len(starts) < len(PARTS):
-        raise OutriderError(f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}")
+        raise OutriderError(
+            f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}"
+        )
     heldout = max(round(len(starts) * split.heldout_fraction), 1)
     validation = max(round(len(starts) * split.validation_fraction), 1)
     cuts = [starts[max(len(starts) - heldout - validation, 0)], starts[len(starts) - heldout]]
     parts: dict[str, list[int]] = {part: [] for part in PARTS}
     left_out = {}
     for row in order:
-        of_session, of_row = (bisect.bisect_right(cuts, time) for time in (first_times[sessions[row]], times[row]))
+        of_session, of_row = (
+            bisect.bisect_right(cuts, time) for time in (first_times[sessions[row]], times[row])
+        )
         if of_session == of_row:
             parts[PARTS[of_row]].append(row)
         else:
@@ -120,7 +132,9 @@ def _by_time(
     return parts, left_out
 
 
-def _sample(parts: dict[str, list[int]], part: str, limit: int | None, seed: int, left_out: dict[int, str]) -> None:
+def _sample(
+    parts: dict[str, list[int]], part: str, limit: int | None, seed: int, left_out: dict[int, str]
+) -> None:
     """Keeps `limit` rows of a part, drawn with the seed, still in the order of time."""
     rows = parts[part]
     if limit is None or len(rows) <= limit:
@@ -130,7 +144,9 @@ def _sample(parts: dict[str, list[int]], part: str, limit: int | None, seed: int
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
 
 
-def _drop_copies(table: Dataset, parts: dict[str, list[int]], limit: int, left_out: dict[int, str]) -> None:
+def _drop_copies(
+    table: Dataset, parts: dict[str, list[int]], limit: int, left_out: dict[int, str]
+) -> None:
     """Keeps the latest `limit` training rows of each prompt."""
     prompts = table["prompt_text"]
     kept: Counter[bytes] = Counter()
@@ -142,7 +158,9 @@ def _drop_copies(table: Dataset, parts: dict[str, list[int]], limit: int, left_o
     parts["train"] = [row for row in parts["train"] if row not in left_out]
 
 
-def _drop_seen(table: Dataset, parts: dict[str, list[int]], similarity: float, left_out: dict[int, str]) -> None:
+def _drop_seen(
+    table: Dataset, parts: dict[str, list[int]], similarity: float, left_out: dict[int, str]
+) -> None:
     prompts = table["prompt_text"]
     seen = SimilarPrompts([prompts[row] for row in parts["train"]], similarity, prompts)
     for part in PARTS[1:]:
@@ -151,7 +169,9 @@ def _drop_seen(table: Dataset, parts: dict[str, list[int]], similarity: float, l
         parts[part] = [row for row in parts[part] if row not in dropped]
 
 
-def describe(table: Dataset, parts: dict[str, list[int]], left_out: dict[int, str]) -> dict[str, Any]:
+def describe(
+    table: Dataset, parts: dict[str, list[int]], left_out: dict[int, str]
+) -> dict[str, Any]:
     """Sequences, sessions, tokens and times of each part, and how many rows were left out for which reason."""
     sessions, starts, times = table["session"][:], table["completion_start"][:], table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
@@ -170,4 +190,6 @@ def describe(table: Dataset, parts: dict[str, list[int]], left_out: dict[int, st
 
 
 if __name__ == "__main__":
-    print(json.dumps(split(Path(sys.argv[1]), SplitConfig(), Path(sys.argv[2]))["summary"], indent=2))
+    print(
+        json.dumps(split(Path(sys.argv[1]), SplitConfig(), Path(sys.argv[2]))["summary"], indent=2)
+    )

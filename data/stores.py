@@ -32,7 +32,9 @@ NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
 def store_errors() -> tuple[type[BaseException], ...]:
     """What an unreachable store raises, as far as its client is loaded."""
     loaded = [
-        getattr(sys.modules[module], name, None) for module, name in CLIENT_ERRORS.items() if module in sys.modules
+        getattr(sys.modules[module], name, None)
+        for module, name in CLIENT_ERRORS.items()
+        if module in sys.modules
     ]
     return (*NETWORK_ERRORS, *(error for error in loaded if isinstance(error, type)))
 

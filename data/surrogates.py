@@ -36,7 +36,9 @@ AFTER, AFTER_DIGITS = r"(?![A-Za-z0-9])", r"(?!\d)"
 DRAWS = 20_000
 """Most draws for one value. A birth date and a check letter pass one draw in a thousand."""
 
-DOCUMENTATION_IPV4 = [ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")]
+DOCUMENTATION_IPV4 = [
+    ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
+]
 DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
@@ -58,9 +60,13 @@ class Replacements:
     def __init__(self, values: Iterable[Value]):
         unique: dict[str, Value] = {}
         for value in values:
-            unique.setdefault(value.spellings, value)  # of one number that was found as two kinds, the first
+            unique.setdefault(
+                value.spellings, value
+            )  # of one number that was found as two kinds, the first
         # The longest first: of `a.b@c.org` and `b@c.org` the whole.
-        self.values = sorted(unique.values(), key=lambda value: (-len(value.spellings), value.spellings))
+        self.values = sorted(
+            unique.values(), key=lambda value: (-len(value.spellings), value.spellings)
+        )
         self.pattern = re.compile("|".join(f"({value.spellings})" for value in self.values))
 
     def hold(self, text: str) -> bool:
@@ -69,7 +75,9 @@ class Replacements:
 
     def sub(self, text: str) -> str:
         """The text with surrogates for the values."""
-        return self.pattern.sub(lambda match: self.values[match.lastindex - 1].respelled(match[0]), text)
+        return self.pattern.sub(
+            lambda match: self.values[match.lastindex - 1].respelled(match[0]), text
+        )
 
 
 class Surrogates:
@@ -102,7 +110,11 @@ class Surrogates:
 
     def _phone(self, text: str) -> Value:
         country, core = _national_number(text, self.regions)
-        prefix = rf"(?:(?:(?:\+|00)?{country}|0|1|8){SEPARATOR}(?:\(0\){SEPARATOR})?)?" if country else ""
+        prefix = (
+            rf"(?:(?:(?:\+|00)?{country}|0|1|8){SEPARATOR}(?:\(0\){SEPARATOR})?)?"
+            if country
+            else ""
+        )
         return Value(
             BEFORE_DIGITS + prefix + SEPARATOR.join(core) + AFTER_DIGITS,
             lambda spelled: respell(spelled, self._core(f"PHONE_NUMBER {country}", core, text)),
@@ -112,7 +124,9 @@ class Surrogates:
         """Letters and digits of a surrogate: as many as `core` has, each of its own sort, that pass where those of `text` did."""
         passes = _check_of(kind)
         for number in range(DRAWS):
-            drawn = _with_check_digits(kind, _like(core, self._random(kind, core, number), kept=_kept(kind)))
+            drawn = _with_check_digits(
+                kind, _like(core, self._random(kind, core, number), kept=_kept(kind))
+            )
             if drawn != core and passes(drawn, text):
                 break
         return drawn
@@ -125,10 +139,14 @@ class Surrogates:
     def _domain(self, domain: str) -> str:
         """One for each organisation, whoever writes from it."""
         rng = self._random("domain", domain.lower(), 0)
-        return f"{_pronounceable('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
+        return (
+            f"{_pronounceable('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
+        )
 
     def _url(self, text: str) -> str:
-        scheme, host, rest = re.fullmatch(r"(https?://|)([^/?#]*)(.*)", text, re.IGNORECASE | re.DOTALL).groups()
+        scheme, host, rest = re.fullmatch(
+            r"(https?://|)([^/?#]*)(.*)", text, re.IGNORECASE | re.DOTALL
+        ).groups()
         rng = self._random("URL", text.lower(), 0)
         return f"{scheme}{self._domain(host.removeprefix('www.'))}{_pronounceable(rest, rng)}"
 
@@ -137,7 +155,9 @@ class Surrogates:
         rng = self._random("IP_ADDRESS", str(ipaddress.ip_address(address)), 0)
         if ":" in address:
             groups = ["2001", "db8", *(f"{rng.randrange(1, 2**16):x}" for _ in range(6))]
-            drawn = ":".join(groups) if "::" not in address else f"2001:db8:{groups[2]}::{groups[3]}"
+            drawn = (
+                ":".join(groups) if "::" not in address else f"2001:db8:{groups[2]}::{groups[3]}"
+            )
         else:
             drawn = str(rng.choice(DOCUMENTATION_IPV4)[rng.randrange(1, 255)])
         return drawn + slash + prefix
@@ -159,7 +179,10 @@ class Surrogates:
 def respell(text: str, core: str) -> str:
     """`text` with its last letters and digits replaced by those of `core`, in their case; what separates them stays, and what stands
     before them, such as a country's code."""
-    characters, places = list(text), [place for place, character in enumerate(text) if character.isalnum()]
+    characters, places = (
+        list(text),
+        [place for place, character in enumerate(text) if character.isalnum()],
+    )
     for place, character in zip(reversed(places), reversed(core), strict=False):
         characters[place] = character.lower() if characters[place].islower() else character
     return "".join(characters)
@@ -219,7 +242,10 @@ def _is_recognised(kind: str, drawn: str, text: str) -> bool:
     recogniser, spelled = _recogniser(kind), respell(text, drawn)
     checks = "validate_result" in type(recogniser).__dict__
     found = recogniser.analyze(spelled, [kind])
-    return any(one.end - one.start == len(spelled) and one.score >= (1 if checks else 0.01) for one in found)
+    return any(
+        one.end - one.start == len(spelled) and one.score >= (1 if checks else 0.01)
+        for one in found
+    )
 
 
 @functools.cache

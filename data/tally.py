@@ -79,4 +79,9 @@ class Tally:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Tally":
         """What `to_json` gave."""
-        return cls(**{name: Counter(held) if isinstance(held, dict) else held for name, held in value.items()})
+        return cls(
+            **{
+                name: Counter(held) if isinstance(held, dict) else held
+                for name, held in value.items()
+            }
+        )

@@ -16,7 +16,15 @@ import jinja2
 
 from outrider.data.exchange import Reject
 
-REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError)
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
 """Whatever a template does with a conversation that it was not written for."""
 
 TOOL_CALLS_BEGIN, TOOL_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -30,11 +38,16 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._knows_developer = any(f"{quote}developer{quote}" in tokenizer.chat_template for quote in "'\"")
+        self._knows_developer = any(
+            f"{quote}developer{quote}" in tokenizer.chat_template for quote in "'\""
+        )
 
     def render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
         """The prompt; raises `Reject` where the template refuses the conversation."""
-        arguments = {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}
+        arguments = {
+            "add_generation_prompt": not arguments.get("continue_final_message"),
+            **arguments,
+        }
         try:
             read = as_the_engine_reads(messages, self._knows_developer)
             return self._tokenizer.apply_chat_template(read, tokenize=False, **arguments)
@@ -42,7 +55,9 @@ class ChatTemplate:
             # Its text may quote the customer.
             raise Reject("template_refuses", type(error).__name__) from None
 
-    def tool_calls(self, messages: list[dict[str, Any]], arguments: dict[str, Any], calls: list[Any]) -> str:
+    def tool_calls(
+        self, messages: list[dict[str, Any]], arguments: dict[str, Any], calls: list[Any]
+    ) -> str:
         """The text of a response's tool calls, without what stands before and without the end token.
 
         The template, given the calls as an assistant's turn, shows how the model writes them; the arguments are put in as
@@ -54,7 +69,10 @@ class ChatTemplate:
             _MARK.format("content"),
             None,
         ):  # R1's first template shows calls only where there is no content
-            for in_object in (False, True):  # a template writes the arguments as they are, or as the JSON of an object
+            for in_object in (
+                False,
+                True,
+            ):  # a template writes the arguments as they are, or as the JSON of an object
                 marks = [_MARK.format(number) for number in range(len(calls))]
                 turn = {
                     "role": "assistant",
@@ -63,7 +81,10 @@ class ChatTemplate:
                         {
                             "id": f"call_{number}",
                             "type": "function",
-                            "function": {"name": name, "arguments": {mark: 0} if in_object else mark},
+                            "function": {
+                                "name": name,
+                                "arguments": {mark: 0} if in_object else mark,
+                            },
                         }
                         for number, (name, mark) in enumerate(zip(names, marks, strict=True))
                     ],
@@ -76,20 +97,28 @@ class ChatTemplate:
                 if in_object:
                     for mark in marks:
                         written = written.replace(json.dumps({mark: 0}, ensure_ascii=False), mark)
-                if all(written.count(mark) == 1 for mark in marks) and all(name in written for name in names):
+                if all(written.count(mark) == 1 for mark in marks) and all(
+                    name in written for name in names
+                ):
                     for mark, text in zip(marks, texts, strict=True):
                         written = written.replace(mark, text)
                     return written
-        raise Reject("tool_calls_without_ids", "the target's chat template does not show how it writes them")
+        raise Reject(
+            "tool_calls_without_ids", "the target's chat template does not show how it writes them"
+        )
 
-    def _turn(self, messages: list[dict[str, Any]], arguments: dict[str, Any], turn: dict[str, Any]) -> str | None:
+    def _turn(
+        self, messages: list[dict[str, Any]], arguments: dict[str, Any], turn: dict[str, Any]
+    ) -> str | None:
         """What the template writes of a last turn after its content, or after its opening where it has none."""
         opening = {"role": "assistant", "content": _MARK.format("content")}
         try:
             read = as_the_engine_reads(messages, self._knows_developer)
             whole = self._tokenizer.apply_chat_template([*read, turn], tokenize=False, **arguments)
             if turn["content"] is None:
-                plain = self._tokenizer.apply_chat_template([*read, opening], tokenize=False, **arguments)
+                plain = self._tokenizer.apply_chat_template(
+                    [*read, opening], tokenize=False, **arguments
+                )
                 before, found, _ = plain.partition(opening["content"])
                 written = whole.removeprefix(before)
                 found = found and len(written) < len(whole)
@@ -106,13 +135,17 @@ class ChatTemplate:
         return written
 
 
-def as_the_engine_reads(messages: list[dict[str, Any]], knows_developer: bool = False) -> list[dict[str, Any]]:
+def as_the_engine_reads(
+    messages: list[dict[str, Any]], knows_developer: bool = False
+) -> list[dict[str, Any]]:
     """The messages as vLLM hands them to the template; each content is one text, or None."""
     read = [_read(message) for message in messages]
     if knows_developer or not any(message["role"] == "developer" for message in read):
         return read
     system = [
-        message["content"] for message in read if message["role"] in ("developer", "system") and message["content"]
+        message["content"]
+        for message in read
+        if message["role"] in ("developer", "system") and message["content"]
     ]
     others = [message for message in read if message["role"] not in ("developer", "system")]
     return [{"role": "system", "content": "\n\n".join(system)}, *others]
@@ -143,12 +176,21 @@ def _with_object_arguments(call: dict[str, Any]) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
             arguments = {}
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {
+        **call,
+        "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}},
+    }
 
 
 def _name_and_arguments(call: Any) -> tuple[str, str]:
     function = call.get("function") if isinstance(call, dict) else None
-    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+    name, arguments = (
+        (function.get("name"), function.get("arguments"))
+        if isinstance(function, dict)
+        else (None, None)
+    )
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise Reject("tool_calls_without_ids", "a call has no name, or no arguments as the model wrote them")
+        raise Reject(
+            "tool_calls_without_ids", "a call has no name, or no arguments as the model wrote them"
+        )
     return name, arguments

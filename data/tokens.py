@@ -76,14 +76,18 @@ class SequenceBuilder:
         exact = prompt_ids is not None and completion_ids is not None
         if prompt_ids is None:
             prompt_text = self.render(exchange)
-            prompt_ids = self._encode(prompt_text, exchange.messages is None and exchange.prompt_is_raw)
+            prompt_ids = self._encode(
+                prompt_text, exchange.messages is None and exchange.prompt_is_raw
+            )
         else:
             self._check_vocabulary(prompt_ids)
             prompt_text = self.tokenizer.decode(
                 prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         if exchange.regenerate:
-            completion_ids = self._encode(END_THINK.join(filter(None, (exchange.reasoning, exchange.content))))
+            completion_ids = self._encode(
+                END_THINK.join(filter(None, (exchange.reasoning, exchange.content)))
+            )
         elif completion_ids is None:
             completion_ids = self.retokenize(exchange, prompt_text)
         else:
@@ -119,7 +123,9 @@ class SequenceBuilder:
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
         """The completion's tokens from its text, its end token included."""
         if exchange.tool_calls:
-            calls = self.template.tool_calls(exchange.messages or [], exchange.template_arguments, exchange.tool_calls)
+            calls = self.template.tool_calls(
+                exchange.messages or [], exchange.template_arguments, exchange.tool_calls
+            )
             exchange = dataclasses.replace(exchange, content=(exchange.content or "") + calls)
         if exchange.reasoning is None and exchange.content is None:
             raise Reject("empty_response")
@@ -134,7 +140,8 @@ class SequenceBuilder:
                 likeliest = likeliest or ids
         if only_if_counted:
             raise Reject(
-                "reasoning_missing", "the template opens <think>, the response has neither reasoning nor </think>"
+                "reasoning_missing",
+                "the template opens <think>, the response has neither reasoning nor </think>",
             )
         return likeliest or []
 

@@ -97,7 +97,13 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _number(text: str) -> Fraction | None:
-    text = _undressed(FRACTION.sub(r"(\1)/(\2)", text)).replace(",", "").replace("(", "").replace(")", "").rstrip(".")
+    text = (
+        _undressed(FRACTION.sub(r"(\1)/(\2)", text))
+        .replace(",", "")
+        .replace("(", "")
+        .replace(")", "")
+        .rstrip(".")
+    )
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):

@@ -60,5 +60,7 @@ def has_times(times: Sequence[float]) -> bool:
     it, and counts from 0 where none has."""
     if len(times) < 2 or times[-1] <= times[0]:
         return False
-    made_up = sum(abs(later - earlier - TIME_STEP) < CLOCK_S for earlier, later in itertools.pairwise(times))
+    made_up = sum(
+        abs(later - earlier - TIME_STEP) < CLOCK_S for earlier, later in itertools.pairwise(times)
+    )
     return times[0] > EARLIEST and made_up < len(times) / 2

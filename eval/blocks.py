@@ -47,16 +47,36 @@ def measure(
         if repeat and evaluation.starts_anew(repeat):
             say("servers started anew")
             fleet.restart()
-        chosen = {n: list(itertools.islice(supply, evaluation.block_requests(n))) for n in evaluation.concurrency}
-        for group in fleet.groups[:: -1 if repeat % 2 else 1]:  # a server that is up stays for the next repeat
+        chosen = {
+            n: list(itertools.islice(supply, evaluation.block_requests(n)))
+            for n in evaluation.concurrency
+        }
+        for group in fleet.groups[
+            :: -1 if repeat % 2 else 1
+        ]:  # a server that is up stays for the next repeat
             for nth, concurrency in enumerate(evaluation.concurrency):
-                taking_turns = fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
+                taking_turns = (
+                    fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
+                )
                 turn = (repeat + nth) % len(taking_turns)
                 for variants in taking_turns[turn:] + taking_turns[:turn]:
                     warm_up(fleet, variants[0], load, prompts, sampling, evaluation, say)
-                    say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {', '.join(variants)}")
-                    own = _blocks(fleet, load, variants, chosen[concurrency], concurrency, sampling, evaluation, repeat)
-                    blocks += [{"repeat": repeat, "concurrency": concurrency, **block} for block in own]
+                    say(
+                        f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {', '.join(variants)}"
+                    )
+                    own = _blocks(
+                        fleet,
+                        load,
+                        variants,
+                        chosen[concurrency],
+                        concurrency,
+                        sampling,
+                        evaluation,
+                        repeat,
+                    )
+                    blocks += [
+                        {"repeat": repeat, "concurrency": concurrency, **block} for block in own
+                    ]
     return blocks
 
 
@@ -92,20 +112,34 @@ def _blocks(
     alternated = len(variants) > 1
     records: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     steps: dict[str, list[Step]] = {variant: [] for variant in variants}
-    for nth, asked in enumerate([[prompt] for prompt in prompts] if alternated else [list(prompts)]):
+    for nth, asked in enumerate(
+        [[prompt] for prompt in prompts] if alternated else [list(prompts)]
+    ):
         for variant in variants[:: -1 if (repeat + nth) % 2 else 1]:
             url = fleet.server(variant).url
             fleet.new_steps(variant)  # what is not this block's
-            records[variant].append(run_block(url, load, asked, concurrency, sampling, evaluation.max_tokens))
+            records[variant].append(
+                run_block(url, load, asked, concurrency, sampling, evaluation.max_tokens)
+            )
             steps[variant] += fleet.new_steps(variant)
     return [
-        {"variant": variant, "alternated": alternated, **joined(records[variant]), "steps": tally(steps[variant])}
+        {
+            "variant": variant,
+            "alternated": alternated,
+            **joined(records[variant]),
+            "steps": tally(steps[variant]),
+        }
         for variant in variants
     ]
 
 
 def run_block(
-    url: str, load: "LoadGenerator", prompts: list[str], concurrency: int, sampling: Sampling, max_tokens: int
+    url: str,
+    load: "LoadGenerator",
+    prompts: list[str],
+    concurrency: int,
+    sampling: Sampling,
+    max_tokens: int,
 ) -> dict[str, Any]:
     """One closed-loop block on the server at `url`, as a plain record."""
     return record_of(load.run_block(url, prompts, concurrency, sampling, max_tokens))
@@ -120,7 +154,9 @@ def record_of(block: "BlockResult") -> dict[str, Any]:
         "request_seconds": [request.latency_s for request in block.requests],
         "request_deliveries": [len(request.itl_ms) for request in block.requests],
         "ttft_ms": [round(request.ttft_ms, 3) for request in block.requests],
-        "tpot_ms": [round(request.tpot_ms, 3) for request in block.requests if request.tpot_ms is not None],
+        "tpot_ms": [
+            round(request.tpot_ms, 3) for request in block.requests if request.tpot_ms is not None
+        ],
         "itl_ms": [round(itl, 3) for request in block.requests for itl in request.itl_ms],
         "counters": asdict(block.counters),
     }
@@ -132,7 +168,13 @@ def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, first in records[0].items():
         values = [each[name] for each in records]
         if name == "counters":
-            record[name] = {count: np.sum([each[count] for each in values], axis=0).tolist() for count in first}
+            record[name] = {
+                count: np.sum([each[count] for each in values], axis=0).tolist() for count in first
+            }
         else:
-            record[name] = [item for each in values for item in each] if isinstance(first, list) else sum(values)
+            record[name] = (
+                [item for each in values for item in each]
+                if isinstance(first, list)
+                else sum(values)
+            )
     return record

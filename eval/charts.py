@@ -26,7 +26,10 @@ def acceptance_chart(results: Mapping[str, Any]) -> str:
         {"position": str(position), "variant": variant, "engine": engine, "replay": replay}
         for variant in ("base", "custom")
         for position, (engine, replay) in enumerate(
-            itertools.zip_longest(results["counted"][variant]["cumulative"], replayed.get(variant, [])), start=1
+            itertools.zip_longest(
+                results["counted"][variant]["cumulative"], replayed.get(variant, [])
+            ),
+            start=1,
         )
     ]
     base = alt.Chart(_data(rows)).encode(
@@ -35,9 +38,12 @@ def acceptance_chart(results: Mapping[str, Any]) -> str:
     )
     scale = alt.Scale(domain=[0, 1])
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
-        y=alt.Y("engine:Q", title=None, scale=scale, axis=_percent()), color=_colour(["base", "custom"])
+        y=alt.Y("engine:Q", title=None, scale=scale, axis=_percent()),
+        color=_colour(["base", "custom"]),
     )
-    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(y=alt.Y("replay:Q", scale=scale))
+    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(
+        y=alt.Y("replay:Q", scale=scale)
+    )
     return _svg((bars + ticks if replayed else bars).properties(width=340, height=210))
 
 
@@ -52,7 +58,12 @@ def speed_chart(speed: Mapping[str, Any]) -> str:
         alt.Chart(_data(rows))
         .mark_bar(cornerRadiusEnd=2)
         .encode(
-            x=alt.X("concurrency:N", title="concurrent requests", sort=list(speed), axis=alt.Axis(labelAngle=0)),
+            x=alt.X(
+                "concurrency:N",
+                title="concurrent requests",
+                sort=list(speed),
+                axis=alt.Axis(labelAngle=0),
+            ),
             xOffset=alt.XOffset("variant:N", sort=VARIANTS),
             y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
             color=_colour(VARIANTS),
@@ -64,7 +75,12 @@ def speed_chart(speed: Mapping[str, Any]) -> str:
 def rate_chart(rates: Mapping[str, Any]) -> str:
     """A request's own tokens a second by requests sent a second; hollow where the rate overran the server."""
     rows = [
-        {"rate": rate, "variant": v, "speed": row[v]["request_tokens_per_s"], "saturated": row[v]["saturated"]}
+        {
+            "rate": rate,
+            "variant": v,
+            "speed": row[v]["request_tokens_per_s"],
+            "saturated": row[v]["saturated"],
+        }
         for rate, row in rates.items()
         for v in VARIANTS
     ]
@@ -92,7 +108,9 @@ def burst_chart(rates: Mapping[str, Any]) -> str:
         xOffset=alt.XOffset("variant:N", sort=VARIANTS),
         color=_colour(VARIANTS),
     )
-    rules = base.mark_rule(strokeWidth=2).encode(y=alt.Y("p10:Q", title=None, axis=alt.Axis(tickCount=5)), y2="p90:Q")
+    rules = base.mark_rule(strokeWidth=2).encode(
+        y=alt.Y("p10:Q", title=None, axis=alt.Axis(tickCount=5)), y2="p90:Q"
+    )
     points = base.mark_point(filled=True, size=50).encode(y=alt.Y("value:Q"))
     return _svg((rules + points).properties(width=340, height=210))
 
@@ -104,13 +122,23 @@ def length_chart(results: Mapping[str, Any]) -> str:
         for variant in ("base", "custom")
         for k, length in enumerate(results["replay"]["by_k"][variant], start=1)
     ]
-    x = alt.X("k:Q", title="drafted tokens k", axis=alt.Axis(values=sorted({row["k"] for row in rows}), format="d"))
+    x = alt.X(
+        "k:Q",
+        title="drafted tokens k",
+        axis=alt.Axis(values=sorted({row["k"] for row in rows}), format="d"),
+    )
     lines = (
         alt.Chart(_data(rows))
         .mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5)
-        .encode(x=x, y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)), color=_colour(["base", "custom"]))
+        .encode(
+            x=x,
+            y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)),
+            color=_colour(["base", "custom"]),
+        )
     )
-    chosen = alt.Chart(_data([{"k": results["k"]}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
+    chosen = (
+        alt.Chart(_data([{"k": results["k"]}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
+    )
     return _svg((chosen + lines).properties(width=340, height=210))
 
 
@@ -134,12 +162,17 @@ def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         x=alt.value(5), text="slice:N"
     )
     spans = base.mark_rule(color=COLOURS["custom"], strokeWidth=2).encode(
-        x=alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6, grid=True)), x2="high:Q"
+        x=alt.X(
+            "low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6, grid=True)
+        ),
+        x2="high:Q",
     )
     points = base.mark_point(filled=True, size=60, opacity=1, color=COLOURS["custom"]).encode(
         x=alt.X("ratio:Q", title=title)
     )
-    even = alt.Chart(_data([{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="ratio:Q")
+    even = (
+        alt.Chart(_data([{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="ratio:Q")
+    )
     return _svg((even + spans + points + names).properties(width=340, height=36 * len(rows)))
 
 
@@ -156,7 +189,9 @@ def history_chart(points: Sequence[Mapping[str, Any]]) -> str:
     ]
     axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis),
+        x=alt.X(
+            "run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis
+        ),
         color=_colour(["base", "custom"]),
     )
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
@@ -176,7 +211,11 @@ def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     chart = (
         alt.Chart(_data(rows))
-        .mark_line(point=alt.OverlayMarkDef(size=35, color=COLOURS["custom"]), strokeWidth=2.5, color=COLOURS["custom"])
+        .mark_line(
+            point=alt.OverlayMarkDef(size=35, color=COLOURS["custom"]),
+            strokeWidth=2.5,
+            color=COLOURS["custom"],
+        )
         .encode(
             x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=6)),
             y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)),
@@ -197,7 +236,12 @@ def z_chart(on_policy: Mapping[str, Any]) -> str:
         for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True)
     ]
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("from:N", title="standard errors from what is expected", sort=None, axis=alt.Axis(labelAngle=0))
+        x=alt.X(
+            "from:N",
+            title="standard errors from what is expected",
+            sort=None,
+            axis=alt.Axis(labelAngle=0),
+        )
     )
     bars = base.mark_bar(cornerRadiusEnd=2, color=COLOURS["base"]).encode(
         y=alt.Y("share:Q", title=None, axis=_percent())
@@ -213,7 +257,12 @@ def histogram_chart(bins: Sequence[Sequence[int]]) -> str:
         alt.Chart(_data(rows))
         .mark_bar(cornerRadiusEnd=2, color=COLOURS["base"])
         .encode(
-            x=alt.X("least:N", title="tokens, from", sort=None, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            x=alt.X(
+                "least:N",
+                title="tokens, from",
+                sort=None,
+                axis=alt.Axis(labelAngle=0, labelOverlap=True),
+            ),
             y=alt.Y("count:Q", title=None, axis=alt.Axis(tickCount=4)),
         )
     )
@@ -226,7 +275,10 @@ def _data(rows: list[dict[str, Any]]) -> alt.Data:
 
 def _colour(variants: list[str]) -> alt.Color:
     return alt.Color(
-        "variant:N", legend=None, sort=VARIANTS, scale=alt.Scale(domain=variants, range=[COLOURS[v] for v in variants])
+        "variant:N",
+        legend=None,
+        sort=VARIANTS,
+        scale=alt.Scale(domain=variants, range=[COLOURS[v] for v in variants]),
     )
 
 

@@ -68,11 +68,16 @@ def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] |
     return {1: [(target + fixed + draft * k) / 1000 for k in range(depth + 1)]}
 
 
-def choose_k(acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+def choose_k(
+    acceptance_length: Sequence[float], step_s: Mapping[int, Sequence[float]]
+) -> dict[str, Any]:
     """`acceptance_length[k - 1]` of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The best k at the smallest batch size, the best for each
     range of batch sizes, and what they were chosen from; the smaller k where two promise the same. A range ends at a size that was measured; beyond the last, its k holds."""
     speeds = {
-        size: [size * length / seconds for length, seconds in zip(acceptance_length, step_s[size][1:], strict=True)]
+        size: [
+            size * length / seconds
+            for length, seconds in zip(acceptance_length, step_s[size][1:], strict=True)
+        ]
         for size in sorted(step_s)
     }
     best = {size: 1 + values.index(max(values)) for size, values in speeds.items()}

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from outrider.serving.step_times import StepCosts
 
 
-def closed_loop_seconds(steps: Sequence[float], concurrency: int, costs: StepCosts, prompt_tokens: float) -> float:
+def closed_loop_seconds(
+    steps: Sequence[float], concurrency: int, costs: StepCosts, prompt_tokens: float
+) -> float:
     """Seconds from the first request's start to the last token. `steps` in which each request decodes, in the order sent: its tokens after the
     first over its acceptance length; `prompt_tokens` of a mean prompt."""
     prompt_s = prompt_tokens * costs.prompt_token_s
@@ -24,7 +26,9 @@ def closed_loop_seconds(steps: Sequence[float], concurrency: int, costs: StepCos
     while decoding or arrived or on_the_way:
         if not decoding and not arrived:
             arrived, on_the_way = on_the_way, 0
-        alike = 1 if arrived or on_the_way else min(decoding)  # nobody comes or goes for so many steps
+        alike = (
+            1 if arrived or on_the_way else min(decoding)
+        )  # nobody comes or goes for so many steps
         before = len(decoding) + arrived
         seconds += alike * costs.seconds(before) + arrived * prompt_s
         decoding = [left - alike for left in decoding if left > alike]

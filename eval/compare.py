@@ -39,7 +39,9 @@ def workloads(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
 def print_workloads(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """The same for a person."""
-    table = Table(title="tokens/s at the lowest concurrency", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="tokens/s at the lowest concurrency", title_justify="left", box=box.SIMPLE_HEAD
+    )
     for place, name in enumerate(WORKLOAD_HEAD):
         table.add_column(name, justify="right" if place > 1 else "left", overflow="fold")
     for row in rows:
@@ -55,7 +57,9 @@ def over_time(runs: Sequence[Path]) -> list[dict[str, Any]]:
 def print_history(series: Sequence[Mapping[str, Any]], console: Console) -> None:
     """A table a speculator that several runs have evaluated."""
     for one in series:
-        title = f"Speculator {one['weights'][:12]} on newer traffic, acceptance length by exact replay"
+        title = (
+            f"Speculator {one['weights'][:12]} on newer traffic, acceptance length by exact replay"
+        )
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for name in TITLE:
             table.add_column(name, overflow="fold")
@@ -68,7 +72,9 @@ def print_comparison(
     rows: Sequence[Mapping[str, Any]], notes: Sequence[str], runs: Sequence[Path], console: Console
 ) -> None:
     """The table for a person."""
-    table = Table(title="custom / base and what it rests on", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="custom / base and what it rests on", title_justify="left", box=box.SIMPLE_HEAD
+    )
     table.add_column("")
     for name in names_of(runs):
         table.add_column(name, justify="right", overflow="fold")
@@ -82,11 +88,15 @@ def print_comparison(
 def _report(run: Path) -> dict[str, Any]:
     path = run if run.suffix == ".json" else Path(run) / "report.json"
     if not path.is_file():
-        raise OutriderError(f"--compare {run}: no {path.name} here; name run directories that have been evaluated")
+        raise OutriderError(
+            f"--compare {run}: no {path.name} here; name run directories that have been evaluated"
+        )
     report = read_json(path)
     missing = [name for name in ("verdict", "replay", "served", "k") if report.get(name) is None]
     if missing:
-        raise OutriderError(f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation")
+        raise OutriderError(
+            f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation"
+        )
     return report
 
 
@@ -119,8 +129,12 @@ def _notes(runs: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> list[s
     for what in ("k", "sampling"):
         values = [report[what] for report in reports]
         if any(value != values[0] for value in values):
-            told = ", ".join(f"{name} {value}" for name, value in zip(names_of(runs), values, strict=True))
-            notes.append(f"The runs differ in {what} ({told}): their figures compare only as far as that goes.")
+            told = ", ".join(
+                f"{name} {value}" for name, value in zip(names_of(runs), values, strict=True)
+            )
+            notes.append(
+                f"The runs differ in {what} ({told}): their figures compare only as far as that goes."
+            )
     return notes
 
 

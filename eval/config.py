@@ -5,7 +5,15 @@ EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from outrider.eval.scenario_config import ScenarioConfig
 

@@ -81,7 +81,9 @@ def evaluate_counted(
 
     def look(outputs: Mapping[str, Any]) -> dict[str, Any]:
         scratch = out_dir / "verification_states"
-        return examine_text(outputs, prompts, target=target, serving=serving, evaluation=evaluation, scratch=scratch)
+        return examine_text(
+            outputs, prompts, target=target, serving=serving, evaluation=evaluation, scratch=scratch
+        )
 
     blocks, verification = serve(
         steps,
@@ -120,7 +122,9 @@ def evaluate_counted(
             "k_per_batch_size": None,
             "acceptance_length": None,
             "step_ms": None,
-            "source": "the recipe's speculator.depth" if evaluation.k == "auto" else "the recipe's eval.k",
+            "source": "the recipe's speculator.depth"
+            if evaluation.k == "auto"
+            else "the recipe's eval.k",
             "requested": evaluation.k,
             "sequences": 0,
         },
@@ -139,7 +143,11 @@ def evaluate_counted(
             }
             for mode, measured in blocks.items()
         },
-        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation, noise) for mode in blocks if traffic},
+        "rates": {
+            mode: summarise_rates(steps, mode, traffic, evaluation, noise)
+            for mode in blocks
+            if traffic
+        },
         "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {
             **verification["findings"],
@@ -179,7 +187,8 @@ def delivered_acceptance(
     draft, which are not counted as drafts and deliver one token. So its steps are tokens less accepted drafts.
     """
     counts = {
-        variant: [_steps(counters[variant], speculators[variant]) for _, counters in passes] for variant in speculators
+        variant: [_steps(counters[variant], speculators[variant]) for _, counters in passes]
+        for variant in speculators
     }
     result: dict[str, dict[str, Any]] = {}
     for variant in speculators:
@@ -210,14 +219,21 @@ def _steps(counted: tuple[Mapping[str, Any], int], speculator: Speculator) -> tu
     """Tokens after each response's first, and the steps that delivered them."""
     counters, responses = counted
     tokens = counters["generation_tokens"] - responses
-    return tokens, counters["drafts"] if speculator.drafts_every_step else tokens - counters["accepted_tokens"]
+    return tokens, counters["drafts"] if speculator.drafts_every_step else tokens - counters[
+        "accepted_tokens"
+    ]
 
 
 def _passes(blocks: Sequence[Mapping[str, Any]]) -> list[Pass]:
     """The timed blocks, base and custom of one repeat and concurrency together."""
     responses = {(b["repeat"], b["concurrency"]): len(b["request_tokens"]) for b in blocks}
-    named = dict(zip((one.prompts for one in counted_passes(blocks)), responses.values(), strict=True))
+    named = dict(
+        zip((one.prompts for one in counted_passes(blocks)), responses.values(), strict=True)
+    )
     return [
-        (one.prompts, {variant: (counters, named[one.prompts]) for variant, counters in one.counters.items()})
+        (
+            one.prompts,
+            {variant: (counters, named[one.prompts]) for variant, counters in one.counters.items()},
+        )
         for one in counted_passes(blocks)
     ]

@@ -45,23 +45,42 @@ def measure_endpoint(
     """
     url = url.rstrip("/")
     model = _model(url)
-    supply, blocks = itertools.cycle(prompts), {concurrency: [] for concurrency in evaluation.concurrency}
+    supply, blocks = (
+        itertools.cycle(prompts),
+        {concurrency: [] for concurrency in evaluation.concurrency},
+    )
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
         widest = max(evaluation.concurrency)
-        run_block(url, load, list(itertools.islice(supply, widest)), widest, sampling, WARM_UP_TOKENS)
+        run_block(
+            url, load, list(itertools.islice(supply, widest)), widest, sampling, WARM_UP_TOKENS
+        )
         for repeat in range(evaluation.repeats):
             for concurrency in evaluation.concurrency:
                 say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}")
                 chosen = list(itertools.islice(supply, evaluation.block_requests(concurrency)))
-                blocks[concurrency].append(run_block(url, load, chosen, concurrency, sampling, evaluation.max_tokens))
+                blocks[concurrency].append(
+                    run_block(url, load, chosen, concurrency, sampling, evaluation.max_tokens)
+                )
     measured = {str(concurrency): _row(its_blocks) for concurrency, its_blocks in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": vars(sampling), "measured": measured}
 
 
 def print_endpoint(results: dict[str, Any], console: Console) -> None:
     """The table for a person, and what to mind."""
-    table = Table(title=f"{results['model']} at {results['endpoint']}", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("concurrency", "tokens/s", "acceptance", "by position", "first token ms", "token ms", "p99"):
+    table = Table(
+        title=f"{results['model']} at {results['endpoint']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in (
+        "concurrency",
+        "tokens/s",
+        "acceptance",
+        "by position",
+        "first token ms",
+        "token ms",
+        "p99",
+    ):
         table.add_column(column, justify="right")
     for concurrency, row in results["measured"].items():
         length = row["acceptance_length"]
@@ -86,8 +105,13 @@ def print_endpoint(results: dict[str, Any], console: Console) -> None:
 
 def _row(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     counters = [block["counters"] for block in blocks]
-    drafts, accepted = (sum(each[name] for each in counters) for name in ("drafts", "accepted_tokens"))
-    positions = zip(*(each["accepted_per_position"] for each in counters if each["accepted_per_position"]), strict=True)
+    drafts, accepted = (
+        sum(each[name] for each in counters) for name in ("drafts", "accepted_tokens")
+    )
+    positions = zip(
+        *(each["accepted_per_position"] for each in counters if each["accepted_per_position"]),
+        strict=True,
+    )
     row = pooled(blocks)
     return {
         **row,

@@ -20,7 +20,9 @@ Z = 1.644854
 """Of one test at 5 %."""
 
 
-def equivalence(differences: Sequence[float], clusters: Sequence[str], margin: float) -> dict[str, Any]:
+def equivalence(
+    differences: Sequence[float], clusters: Sequence[str], margin: float
+) -> dict[str, Any]:
     """`value` and its 90 % interval, `p_value` (the larger of the two tests'), `equivalent`, and `responses_needed`: how many would have
     an interval inside the margins if there were no difference and responses varied as these do."""
     difference_N = np.asarray(differences, np.float64)

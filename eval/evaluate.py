@@ -28,7 +28,13 @@ from outrider.eval.replay import ReplaySums, compare, replay
 from outrider.eval.samples import sample_responses
 from outrider.eval.scenarios import select
 from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, noise_of, summarise
+from outrider.eval.served import (
+    CountedPass,
+    counted_acceptance,
+    counted_passes,
+    noise_of,
+    summarise,
+)
 from outrider.eval.slices import Slices, by_prompt_length, sliced
 from outrider.eval.steps import Steps
 from outrider.eval.summary import conclude
@@ -75,7 +81,9 @@ def evaluate(
     check_speculator(speculator_dir, target_dir)
     speculators = {"base": target_dir, "custom": Path(speculator_dir)}
     say = Console(stderr=True, highlight=False).print
-    weights = {path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))}
+    weights = {
+        path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))
+    }
     steps = Steps(
         out_dir / "steps",
         {
@@ -101,7 +109,9 @@ def evaluate(
                 speculators.get(variant) or mixture(variant),
                 target_dir,
                 store,
-                load_sequences(sequences_dir, ids).select_columns(["sequence_id", "session", "temperature", "top_p"]),
+                load_sequences(sequences_dir, ids).select_columns(
+                    ["sequence_id", "session", "temperature", "top_p"]
+                ),
                 depth,
                 serving.draft_sample_method,
                 dtype=evaluation.replay_dtype,
@@ -143,9 +153,19 @@ def evaluate(
 
     part_ids, base_of, general = {"heldout": replay_ids}, {"heldout": base}, None
     if general_ids := _subset(parts.get("general", []), evaluation):
-        part_ids["general"], base_of["general"] = general_ids, replayed("general", general_ids, "base")
-        general = _replay_results(base_of["general"], replayed("general", general_ids, "custom"), k, evaluation)
-    swept = sweep(evaluation, k, base_of, lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"))
+        part_ids["general"], base_of["general"] = (
+            general_ids,
+            replayed("general", general_ids, "base"),
+        )
+        general = _replay_results(
+            base_of["general"], replayed("general", general_ids, "custom"), k, evaluation
+        )
+    swept = sweep(
+        evaluation,
+        k,
+        base_of,
+        lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"),
+    )
     shutil.rmtree(out_dir / "mixtures", ignore_errors=True)
 
     def look(outputs: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +199,9 @@ def evaluate(
     noise = noise_of(blocks)
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
     sampled = {v: verification["outputs"]["sampled"][v]["counters"] for v in ("base", "custom")}
-    everything = [one for mode in passes.values() for one in mode] + [CountedPass("verification", sampled)]
+    everything = [one for mode in passes.values() for one in mode] + [
+        CountedPass("verification", sampled)
+    ]
     results: dict[str, Any] = {
         "version": VERSION,
         "recipe": recipe,
@@ -209,25 +231,41 @@ def evaluate(
             }
             for mode, measured in blocks.items()
         },
-        "rates": {mode: summarise_rates(steps, mode, traffic, evaluation, noise) for mode in blocks if traffic},
+        "rates": {
+            mode: summarise_rates(steps, mode, traffic, evaluation, noise)
+            for mode in blocks
+            if traffic
+        },
         "scenarios": {asked.name: asked.described for asked in traffic},
-        "verification": {**verification["findings"], "same_text": same_text(verification["outputs"], evaluation)},
+        "verification": {
+            **verification["findings"],
+            "same_text": same_text(verification["outputs"], evaluation),
+        },
         "settings": evaluation.model_dump(mode="json"),
     }
     prompt_tokens = sum(len(prompt.token_ids) for prompt in timed_prompts) / len(timed_prompts)
     timed = {evaluation.engine_modes[0]: times}
     results["predicted"] = {
         mode: predict_served(
-            served["speed"], blocks[mode], k, {"base": base, "custom": custom}, timed.get(mode), prompt_tokens
+            served["speed"],
+            blocks[mode],
+            k,
+            {"base": base, "custom": custom},
+            timed.get(mode),
+            prompt_tokens,
         )
         for mode, served in results["served"].items()
     }
-    results["verification"]["task"] = judge_tasks(verification["outputs"], verification_prompts, target, evaluation)
+    results["verification"]["task"] = judge_tasks(
+        verification["outputs"], verification_prompts, target, evaluation
+    )
     results["samples"] = None
     if show_samples:
         results["samples"] = steps.run(
             "samples",
-            lambda: sample_responses(base, custom, k, speculators, target_dir, store, evaluation.replay_dtype),
+            lambda: sample_responses(
+                base, custom, k, speculators, target_dir, store, evaluation.replay_dtype
+            ),
         )
     return conclude(results, evaluation, run_dir, out_dir, report_dir, private=show_samples)
 
@@ -235,18 +273,29 @@ def evaluate(
 def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:
     if evaluation.replay_sequences is None or evaluation.replay_sequences >= len(ids):
         return ids
-    return sorted(random.Random(evaluation.seed).sample(ids, evaluation.replay_sequences), key=ids.index)
+    return sorted(
+        random.Random(evaluation.seed).sample(ids, evaluation.replay_sequences), key=ids.index
+    )
 
 
 def _sliced(
-    base: ReplaySums, custom: ReplaySums, k: int, slices: Slices, heldout: Any, evaluation: EvalConfig
+    base: ReplaySums,
+    custom: ReplaySums,
+    k: int,
+    slices: Slices,
+    heldout: Any,
+    evaluation: EvalConfig,
 ) -> dict[str, Any]:
     starts = dict(zip(heldout["sequence_id"], heldout["completion_start"], strict=True))
     everything = {**slices, "prompt length": by_prompt_length(starts)}
-    return sliced(base, custom, k, everything, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
+    return sliced(
+        base, custom, k, everything, samples=evaluation.bootstrap_samples, seed=evaluation.seed
+    )
 
 
-def _replay_results(base: ReplaySums, custom: ReplaySums, k: int, evaluation: EvalConfig) -> dict[str, Any]:
+def _replay_results(
+    base: ReplaySums, custom: ReplaySums, k: int, evaluation: EvalConfig
+) -> dict[str, Any]:
     estimates = compare(base, custom, k, samples=evaluation.bootstrap_samples, seed=evaluation.seed)
     lengths = {"base": base.acceptance_length(), "custom": custom.acceptance_length()}
     return {

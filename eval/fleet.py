@@ -38,18 +38,25 @@ class Fleet:
     ) -> None:
         """`speculators`: base and custom, as a directory of an MTP layer or as what else they are. Of those that share an engine the first
         is what it loads at its start."""
-        self._speculators = {PLAIN: Speculator("none")} | {v: Speculator.of(each) for v, each in speculators.items()}
+        self._speculators = {PLAIN: Speculator("none")} | {
+            v: Speculator.of(each) for v, each in speculators.items()
+        }
         self.variants = tuple(self._speculators)
         self._variants_of: dict[str, list[str]] = {}
         for variant in self.variants:
             self._variants_of.setdefault(self._name(variant), []).append(variant)
-        self.groups = (self.variants,) if side_by_side else tuple(map(tuple, self._variants_of.values()))
+        self.groups = (
+            (self.variants,) if side_by_side else tuple(map(tuple, self._variants_of.values()))
+        )
         """Variants that can be asked in turn without starting a server in between."""
         self.server_names = tuple(self._variants_of)
         self._target, self._serving, self._k = target, serving, k
         self._log_dir, self._side_by_side = Path(log_dir), side_by_side
         mode = serving.engine.mode
-        self._steps = {name: StepFile(self._log_dir / f"steps_{mode}_{name}.jsonl") for name in self.server_names}
+        self._steps = {
+            name: StepFile(self._log_dir / f"steps_{mode}_{name}.jsonl")
+            for name in self.server_names
+        }
         self._up: dict[str, Server] = {}
         self._loaded: str | None = None
         self._last: str | None = None
@@ -72,7 +79,11 @@ class Fleet:
 
     def engines(self, variants: Sequence[str]) -> list[list[str]]:
         """The variants, those of one server together."""
-        return [own for together in self._variants_of.values() if (own := [v for v in variants if v in together])]
+        return [
+            own
+            for together in self._variants_of.values()
+            if (own := [v for v in variants if v in together])
+        ]
 
     def is_fresh(self, variant: str) -> bool:
         """Whether the variant's server has been started since this was last asked: then it wants warming up."""

@@ -35,7 +35,10 @@ def judge(results: dict[str, Any], gate: GateConfig, parity: ParityConfig) -> di
     if results.get("own_text"):
         checks.append(_own_text(results["own_text"]))
     verification = results["verification"]
-    checks += [_lossless(verification["greedy"], gate), _sampled_text(verification["sampled_text"], gate)]
+    checks += [
+        _lossless(verification["greedy"], gate),
+        _sampled_text(verification["sampled_text"], gate),
+    ]
     checks.append(_same_text(verification["same_text"]["custom"], gate))
     if verification.get("task"):
         checks.append(_task(verification["task"], gate))
@@ -109,7 +112,9 @@ def _speeds(results: dict[str, Any], gate: GateConfig) -> list[Check]:
                 ratio["low"] > gate.min_speed_ratio,
                 _interval(ratio),
                 f"the interval must lie above {gate.min_speed_ratio:g}"
-                + (" (it holds it: more eval.repeats or eval.requests decide)" if undecided else ""),
+                + (
+                    " (it holds it: more eval.repeats or eval.requests decide)" if undecided else ""
+                ),
             )
         )
     return checks
@@ -149,7 +154,9 @@ def _same_text(found: dict[str, Any], gate: GateConfig) -> Check:
 def _task(task: dict[str, Any], gate: GateConfig) -> Check:
     difference, margin = task["custom_minus_none"], gate.max_task_loss
     needed = responses_needed(difference["variance"], margin)
-    wanted = "" if needed <= difference["observations"] else f" (at this spread about {needed} could)"
+    wanted = (
+        "" if needed <= difference["observations"] else f" (at this spread about {needed} could)"
+    )
     return Check(
         "task accuracy with and without speculation",
         -margin < difference["low"] and difference["high"] < margin,

@@ -36,14 +36,20 @@ def history(names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> list[
         if weights := report.get("speculator", {}).get("weights_sha256"):
             series[weights].append((name, report))
     return [
-        {"weights": weights, "points": _points(_in_time(runs))} for weights, runs in series.items() if len(runs) > 1
+        {"weights": weights, "points": _points(_in_time(runs))}
+        for weights, runs in series.items()
+        if len(runs) > 1
     ]
 
 
 def heldout_time(heldout: Any) -> dict[str, float] | None:
     """When the first and the last held-out request were logged, Unix seconds; None where the log has no times (rows then count up
     from 0)."""
-    times = [time for time in heldout["time"] if time > EARLIEST_LOG] if "time" in heldout.column_names else []
+    times = (
+        [time for time in heldout["time"] if time > EARLIEST_LOG]
+        if "time" in heldout.column_names
+        else []
+    )
     return {"first": min(times), "last": max(times)} if times else None
 
 
@@ -74,7 +80,9 @@ TITLE = [
 ]
 
 
-def change(first: Mapping[str, float], later: Mapping[str, float], comparisons: int) -> dict[str, Any]:
+def change(
+    first: Mapping[str, float], later: Mapping[str, float], comparisons: int
+) -> dict[str, Any]:
     """later / first with its 95 % interval, the two-sided p-value of no change, and whether it is beyond chance among so many comparisons;
     for estimates of independent samples with `value`, `low` and `high`, all above 0."""
     error = math.hypot(_log_error(first), _log_error(later))
@@ -108,7 +116,9 @@ def _points(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
         replayed = report["replay"]
         point: dict[str, Any] = {
             "run": name,
-            "time": date(report["heldout_time"]["last"]) if report.get("heldout_time") else "not logged",
+            "time": date(report["heldout_time"]["last"])
+            if report.get("heldout_time")
+            else "not logged",
             "k": report["k"],
             "sequences": replayed["sequences"],
             "sessions": replayed["sessions"],
@@ -116,7 +126,11 @@ def _points(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
             **{figure: replayed[where] for figure, where in FIGURES.items()},
             "change": None,
         }
-        if other := [what for what in ("k", "sampling", "draft_sample_method") if report.get(what) != first.get(what)]:
+        if other := [
+            what
+            for what in ("k", "sampling", "draft_sample_method")
+            if report.get(what) != first.get(what)
+        ]:
             point["reading"] = f"not comparable, another {other[0]}"
         elif report is first:
             point["reading"] = ""
@@ -133,7 +147,11 @@ def _points(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
 def _reading(changed: Mapping[str, Mapping[str, Any]]) -> str:
     over_base, length = changed["over_base"], changed["acceptance_length"]
     if over_base["beyond_chance"]:
-        text = "drifts away: it gains less over base" if over_base["value"] < 1 else "gains more over base"
+        text = (
+            "drifts away: it gains less over base"
+            if over_base["value"] < 1
+            else "gains more over base"
+        )
         return f"{text} ({_times(over_base)})"
     if length["beyond_chance"]:
         harder = "harder" if length["value"] < 1 else "easier"

@@ -40,10 +40,19 @@ def compare_greedy(
         index = first_difference(a, b)
         if index is None:
             continue
-        nats = gap(response, index, a[index], b[index]) if index < min(len(a), len(b)) else float("inf")
+        nats = (
+            gap(response, index, a[index], b[index])
+            if index < min(len(a), len(b))
+            else float("inf")
+        )
         near = nats <= near_tie_nats
         differences.append(
-            {"response": response, "token": index, "gap_nats": nats if np.isfinite(nats) else None, "near_tie": near}
+            {
+                "response": response,
+                "token": index,
+                "gap_nats": nats if np.isfinite(nats) else None,
+                "near_tie": near,
+            }
         )
     equal, near_ties = len(without) - len(differences), sum(d["near_tie"] for d in differences)
     return {
@@ -70,7 +79,9 @@ def text_statistics(logprobs: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def task_accuracy(solved: dict[str, list[bool]], sessions: Sequence[str], margin: float) -> dict[str, Any]:
+def task_accuracy(
+    solved: dict[str, list[bool]], sessions: Sequence[str], margin: float
+) -> dict[str, Any]:
     """Share of solved tasks per variant, and custom minus none, paired by prompt, with the test that it lies within `margin`."""
     result: dict[str, Any] = {
         variant: {
@@ -90,6 +101,9 @@ def _clustered_error(logprobs: Sequence[np.ndarray]) -> float:
     """Standard error of the pooled mean, tokens of one response taken together."""
     if len(logprobs) < 2:
         return 0.0
-    sums, counts = np.array([values.sum() for values in logprobs]), np.array([len(values) for values in logprobs])
+    sums, counts = (
+        np.array([values.sum() for values in logprobs]),
+        np.array([len(values) for values in logprobs]),
+    )
     residual = sums - counts * sums.sum() / counts.sum()
     return np.sqrt((residual**2).sum() * len(sums) / (len(sums) - 1)) / counts.sum()

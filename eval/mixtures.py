@@ -32,6 +32,9 @@ def sweep(
                 samples=evaluation.bootstrap_samples,
                 seed=evaluation.seed,
             )
-            row[part] = {"acceptance_length": found["custom"].as_dict(), "ratio": found["ratio"].as_dict()}
+            row[part] = {
+                "acceptance_length": found["custom"].as_dict(),
+                "ratio": found["ratio"].as_dict(),
+            }
         rows.append(row)
     return rows

@@ -27,19 +27,29 @@ def money(served: Mapping[str, Any], cost: CostConfig) -> dict[str, Any]:
 
 
 def _row(speeds: Mapping[str, float], cost: CostConfig) -> dict[str, Any]:
-    per_token = {variant: cost.gpus * cost.gpu_hour_price / 3600 / speed for variant, speed in speeds.items()}
+    per_token = {
+        variant: cost.gpus * cost.gpu_hour_price / 3600 / speed for variant, speed in speeds.items()
+    }
     row: dict[str, Any] = {
         "per_million_tokens": {variant: 1e6 * price for variant, price in per_token.items()},
-        "saved_share": {under: 1 - per_token["custom"] / per_token[under] for under in ("base", "none")},
+        "saved_share": {
+            under: 1 - per_token["custom"] / per_token[under] for under in ("base", "none")
+        },
     }
     if cost.tokens_per_s is not None:
-        hours = {v: HOURS_A_MONTH * cost.gpus * cost.tokens_per_s / speed for v, speed in speeds.items()}
+        hours = {
+            v: HOURS_A_MONTH * cost.gpus * cost.tokens_per_s / speed for v, speed in speeds.items()
+        }
         row["gpu_hours_a_month"] = hours
-        row["saved_gpu_hours_a_month"] = {under: hours[under] - hours["custom"] for under in ("base", "none")}
+        row["saved_gpu_hours_a_month"] = {
+            under: hours[under] - hours["custom"] for under in ("base", "none")
+        }
     if cost.training_gpu_hours is not None:
         saved = per_token["base"] - per_token["custom"]
         spent = cost.training_gpu_hours * cost.gpu_hour_price
         row["break_even_tokens"] = spent / saved if saved > 0 else None
         if cost.tokens_per_s is not None:
-            row["break_even_days"] = spent / saved / cost.tokens_per_s / 86400 if saved > 0 else None
+            row["break_even_days"] = (
+                spent / saved / cost.tokens_per_s / 86400 if saved > 0 else None
+            )
     return row

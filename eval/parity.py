@@ -67,7 +67,10 @@ def engine_parity(
 
 
 def record_each(
-    engine: "Engine", speculators: Mapping[str, Path], prompts: Sequence[Sequence[int]], parity: ParityConfig
+    engine: "Engine",
+    speculators: Mapping[str, Path],
+    prompts: Sequence[Sequence[int]],
+    parity: ParityConfig,
 ) -> dict[str, Recording]:
     """A recording of each speculator, in an engine that was opened with some speculator, k drafts and the draft extension."""
     recordings = {}
@@ -103,7 +106,10 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
         use_tqdm=False,
     )
     (records, *_) = engine.llm.collective_rpc("drafts_stop")
-    rows = [[*prompt, *output.outputs[0].token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
+    rows = [
+        [*prompt, *output.outputs[0].token_ids]
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
     hidden = [h for _, h in engine.prefill([(str(index), row) for index, row in enumerate(rows)])]
     request_of = {output.request_id: index for index, output in enumerate(outputs)}
     steps = []
@@ -111,7 +117,10 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
         request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
         row = rows[request]
         # An unfinished chunk of a prompt proposes too, to no avail; and a step after the last token is one too late.
-        if len(prompts[request]) <= anchor + 1 < len(row) and row[anchor + 1] == proposal["next_token"]:
+        if (
+            len(prompts[request]) <= anchor + 1 < len(row)
+            and row[anchor + 1] == proposal["next_token"]
+        ):
             tokens = [*row[: anchor + 2], *proposal["drafts"]]
             kept = {name: proposal[name] for name in ("anchor", "drafts", "logprobs")}
             steps.append({"request": request, "token_ids": tokens, **kept})
@@ -139,7 +148,9 @@ def draft_parity(
 
     steps = recording.steps
     if not steps:
-        raise OutriderError("draft parity: the engine drafted for no token; are the prompts' answers a single token?")
+        raise OutriderError(
+            "draft parity: the engine drafted for no token; are the prompts' answers a single token?"
+        )
     steps = random.Random(0).sample(steps, min(parity.anchors, len(steps)))
     steps.sort(key=lambda step: step["anchor"])  # rows of like length share a batch
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -163,7 +174,9 @@ def draft_parity(
         position_BT = torch.arange(width).expand(len(batch), -1)
         row_tensors = (token_BT, hidden_BTH.to(number), sequence_BT, position_BT, anchor_BT)
         with torch.no_grad():
-            _, states = unroll_anchors(speculator, ends, *(tensor.to(device) for tensor in row_tensors), depth=k)
+            _, states = unroll_anchors(
+                speculator, ends, *(tensor.to(device) for tensor in row_tensors), depth=k
+            )
         for depth, state_BH in enumerate(states):
             log_q_BV = ends.logits(state_BH).float().log_softmax(-1).cpu()
             engine_B = torch.tensor([step["drafts"][depth] for step in batch])
@@ -189,9 +202,14 @@ def draft_parity(
 
 def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
     """Why this is no parity, in one sentence; None where it is."""
-    if found["agreement"] + found["near_ties"] >= parity.min_agreement and found["difference"] <= parity.max_difference:
+    if (
+        found["agreement"] + found["near_ties"] >= parity.min_agreement
+        and found["difference"] <= parity.max_difference
+    ):
         return None
-    depths = ", ".join(f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1))
+    depths = ", ".join(
+        f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1)
+    )
     return (
         f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of {found['steps']} x {len(found['per_depth'])} draft "
         f"tokens ({depths}; {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their log-probabilities to "
@@ -203,7 +221,12 @@ def main() -> None:
     target, speculator, k, path = sys.argv[1:]
     prompts = [json.loads(line) for line in Path(path).read_text().splitlines()]
     found = engine_parity(
-        TargetConfig(model=target), EngineConfig(), {"speculator": Path(speculator)}, int(k), prompts, ParityConfig()
+        TargetConfig(model=target),
+        EngineConfig(),
+        {"speculator": Path(speculator)},
+        int(k),
+        prompts,
+        ParityConfig(),
     )
     print(json.dumps(found["speculator"], indent=2))
 

@@ -40,7 +40,9 @@ def predict_served(
     were not timed."""
     variants = ("none", *replayed)
     surfaces: dict[str, Costs] = {
-        "timed": {variant: times and times.of(0 if variant == "none" else k) for variant in variants},
+        "timed": {
+            variant: times and times.of(0 if variant == "none" else k) for variant in variants
+        },
         "as_served": {
             variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
             for variant in variants
@@ -50,7 +52,9 @@ def predict_served(
     for concurrency, served in speed.items():
         size = int(concurrency)
         speeds = {
-            name: _tokens_per_s([b for b in blocks if b["concurrency"] == size], k, replayed, costs, prompt_tokens)
+            name: _tokens_per_s(
+                [b for b in blocks if b["concurrency"] == size], k, replayed, costs, prompt_tokens
+            )
             for name, costs in surfaces.items()
         }
         row: dict[str, Any] = {}
@@ -58,12 +62,15 @@ def predict_served(
             predicted = {name: found and found[variant] for name, found in speeds.items()}
             row[variant] = {
                 "step_ms": {
-                    name: each[variant] and 1000 * each[variant].seconds(size) for name, each in surfaces.items()
+                    name: each[variant] and 1000 * each[variant].seconds(size)
+                    for name, each in surfaces.items()
                 },
                 "tokens_per_s": _beside(served[variant]["tokens_per_s"], predicted),
             }
         for name, (over, under) in RATIOS.items():
-            predicted = {surface: found and found[over] / found[under] for surface, found in speeds.items()}
+            predicted = {
+                surface: found and found[over] / found[under] for surface, found in speeds.items()
+            }
             ratio = _beside(served[name], predicted)
             if under == "none":
                 row[over]["over_none"] = ratio
@@ -74,25 +81,41 @@ def predict_served(
 
 
 def _tokens_per_s(
-    blocks: Sequence[Mapping[str, Any]], k: int, replayed: Mapping[str, ReplaySums], costs: Costs, prompt_tokens: float
+    blocks: Sequence[Mapping[str, Any]],
+    k: int,
+    replayed: Mapping[str, ReplaySums],
+    costs: Costs,
+    prompt_tokens: float,
 ) -> dict[str, float] | None:
     """Of each variant, over its blocks; None where the steps of one are not known."""
     if not all(costs.values()):
         return None
     found = {}
     for variant, cost in costs.items():
-        own, random = [block for block in blocks if block["variant"] == variant], np.random.default_rng(0)
+        own, random = (
+            [block for block in blocks if block["variant"] == variant],
+            np.random.default_rng(0),
+        )
         seconds = 0.0
         for block in own:
             later_N = np.maximum(np.asarray(block["request_tokens"]) - 1, 0)
-            drawn_DN = [later_N] if variant == "none" else _drawn_steps(replayed[variant], k, later_N, random)
-            loops = [closed_loop_seconds(steps_N, block["concurrency"], cost, prompt_tokens) for steps_N in drawn_DN]
+            drawn_DN = (
+                [later_N]
+                if variant == "none"
+                else _drawn_steps(replayed[variant], k, later_N, random)
+            )
+            loops = [
+                closed_loop_seconds(steps_N, block["concurrency"], cost, prompt_tokens)
+                for steps_N in drawn_DN
+            ]
             seconds += float(np.mean(loops))
         found[variant] = sum(block["output_tokens"] for block in own) / seconds
     return found
 
 
-def _drawn_steps(replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _drawn_steps(
+    replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
     """[DRAWS, N] steps for so many tokens after the first. On average as many as tokens at these places of a response take, all responses
     pooled; each time more or less, as one of replay's responses of about that length needs more or less than those do together (they are
     drawn as often as they have tokens)."""
@@ -122,10 +145,15 @@ def _mean_steps(replayed: ReplaySums, k: int, later_N: np.ndarray) -> np.ndarray
     return mean_N
 
 
-def _beside(served: float | Mapping[str, Any], predicted: Mapping[str, float | None]) -> dict[str, Any]:
+def _beside(
+    served: float | Mapping[str, Any], predicted: Mapping[str, float | None]
+) -> dict[str, Any]:
     """`served`, which may be an estimate, and each prediction with how far from it it is."""
     measured = served["value"] if isinstance(served, Mapping) else served
     return {
         "served": served,
-        **{name: value and {"value": value, "difference": value / measured - 1} for name, value in predicted.items()},
+        **{
+            name: value and {"value": value, "difference": value / measured - 1}
+            for name, value in predicted.items()
+        },
     }

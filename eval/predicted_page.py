@@ -35,10 +35,25 @@ def predicted_rows(results: Mapping[str, Any]) -> list[list[str]]:
     for mode, table in results["predicted"].items():
         for concurrency, row in table.items():
             cells = [f"{mode}, {concurrency}", _steps(row, "timed"), _steps(row, "as_served")]
-            for ratio in (row["base"]["over_none"], row["custom"]["over_none"], row["custom_over_base"]):
-                cells += [_cell(ratio["timed"]), _cell(ratio["as_served"]), interval(ratio["served"])]
-            accounts = [row[variant]["tokens_per_s"]["as_served"] for variant in ("none", "base", "custom")]
-            rows.append([*cells, " / ".join(f"{each['difference']:+.0%}" if each else "-" for each in accounts)])
+            for ratio in (
+                row["base"]["over_none"],
+                row["custom"]["over_none"],
+                row["custom_over_base"],
+            ):
+                cells += [
+                    _cell(ratio["timed"]),
+                    _cell(ratio["as_served"]),
+                    interval(ratio["served"]),
+                ]
+            accounts = [
+                row[variant]["tokens_per_s"]["as_served"] for variant in ("none", "base", "custom")
+            ]
+            rows.append(
+                [
+                    *cells,
+                    " / ".join(f"{each['difference']:+.0%}" if each else "-" for each in accounts),
+                ]
+            )
     return rows
 
 

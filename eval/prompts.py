@@ -18,7 +18,8 @@ from outrider.speculators.errors import OutriderError
 def customers_sampling(heldout: Any) -> Sampling:
     """How most of the held-out requests were sampled."""
     pairs = collections.Counter(
-        (round(float(t), 4), round(float(p), 4)) for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
+        (round(float(t), 4), round(float(p), 4))
+        for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
     )
     ((temperature, top_p), _), *_ = pairs.most_common()
     return Sampling(temperature, top_p)
@@ -28,12 +29,19 @@ def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Held-out prompts in an order drawn by the seed: those of the verification pass, and the others for timing (all, where few)."""
-    room = serving.engine.max_model_len - max(evaluation.verification_max_tokens, evaluation.max_tokens) - 1
+    room = (
+        serving.engine.max_model_len
+        - max(evaluation.verification_max_tokens, evaluation.max_tokens)
+        - 1
+    )
     order = [*range(len(heldout))]
     random.Random(evaluation.seed).shuffle(order)
     prompts = [
         Prompt(
-            row["sequence_id"], row["session"], list(row["token_ids"][: row["completion_start"]]), row["prompt_text"]
+            row["sequence_id"],
+            row["session"],
+            list(row["token_ids"][: row["completion_start"]]),
+            row["prompt_text"],
         )
         for row in (heldout[index] for index in order)
         if row["completion_start"] <= room
@@ -44,4 +52,6 @@ def evaluation_prompts(
             f"serving.engine.max_model_len = {serving.engine.max_model_len}; lower the one or raise the other"
         )
     few = len(prompts) < 2 * evaluation.verification_requests
-    return prompts[: evaluation.verification_requests], prompts if few else prompts[evaluation.verification_requests :]
+    return prompts[: evaluation.verification_requests], prompts if few else prompts[
+        evaluation.verification_requests :
+    ]

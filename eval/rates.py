@@ -58,7 +58,9 @@ def measure_rates(
                 for variant in group[turn:] + group[:turn]:
                     url = warm_up(fleet, variant, load, asked.texts, sampling, evaluation, say)
                     say(f"{asked.name}, {rate:g} requests/s, {variant}")
-                    records[variant] = _timed_block(url, load, asked, rate, repeat, sampling, evaluation)
+                    records[variant] = _timed_block(
+                        url, load, asked, rate, repeat, sampling, evaluation
+                    )
                 for variant, record in records.items():
                     steps.put(names[variant], record)
 
@@ -77,13 +79,17 @@ def summarise_rates(
     `closed_loop` shows, the least that it can be: near saturation a queue makes more of it."""
     blocks = {
         (asked.name, f"{rate:g}"): {
-            variant: [steps.get(_step(mode, asked, rate, repeat, variant)) for repeat in range(evaluation.rate_repeats)]
+            variant: [
+                steps.get(_step(mode, asked, rate, repeat, variant))
+                for repeat in range(evaluation.rate_repeats)
+            ]
             for variant in VARIANTS
         }
         for asked, rate in itertools.product(traffic, evaluation.rates)
     }
     noise = {
-        name: block_noise(_pairs(own[over], own[under]) for own in blocks.values()) or closed_loop[name]
+        name: block_noise(_pairs(own[over], own[under]) for own in blocks.values())
+        or closed_loop[name]
         for name, (over, under) in RATIOS.items()
     }
     table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
@@ -92,7 +98,9 @@ def summarise_rates(
     return table
 
 
-def rate_row(blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise) -> dict[str, Any]:
+def rate_row(
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
+) -> dict[str, Any]:
     """Of one scenario and rate, from each variant's blocks, one a repeat: each variant's figures (`variant_figures`), the ratios of a
     request's own tokens/s, paired by request, and how requests arrived."""
     row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
@@ -107,7 +115,9 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     blocks), `request_tokens_per_s` (a request's own), `acceptance_length` by the engine's counters (1 without drafts), and
     `late_ms`, the most by which the generator sent a request after its time."""
     seen = [offered_and_achieved(block) for block in blocks]
-    drafts, accepted = (sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens"))
+    drafts, accepted = (
+        sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens")
+    )
     late = [
         start - arrival
         for block in blocks
@@ -177,7 +187,9 @@ def _timed_block(
     }
 
 
-def _pairs(over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
+def _pairs(
+    over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
+) -> list[np.ndarray]:
     """A request's own tokens and seconds, paired by request within a repeat, as `speed_ratio` takes them."""
     names = ("request_tokens", "request_seconds")
     return [

@@ -14,7 +14,9 @@ from outrider.eval.tables import scenario_lines, scenario_rows
 def rates_page(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """`figures` (title, chart of speed, chart of bursts), `rows` of the table of the field, `named` whether the recipe names
     scenarios, and in words how requests arrived."""
-    rates = results.get("rates")  # reports are also made of runs that were evaluated before there were any
+    rates = results.get(
+        "rates"
+    )  # reports are also made of runs that were evaluated before there were any
     if not rates:
         return None
     figures = [
@@ -32,7 +34,12 @@ def rates_page(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def arrivals_line(rates: Mapping[str, Any]) -> str:
     """How requests arrived, in a sentence or two."""
-    told = [row["arrivals"] for scenarios in rates.values() for rows in scenarios.values() for row in rows.values()]
+    told = [
+        row["arrivals"]
+        for scenarios in rates.values()
+        for rows in scenarios.values()
+        for row in rows.values()
+    ]
     late = max(
         row[variant]["late_ms"]
         for scenarios in rates.values()
@@ -48,9 +55,7 @@ def arrivals_line(rates: Mapping[str, Any]) -> str:
         how = "The log has no times: requests arrive as a Poisson process, drawn by the seed"
     else:
         how = "Requests arrive at the times of the log where it has some, else as a Poisson process drawn by the seed"
-    return (
-        f"{how} (standard deviation of the gaps over their mean: {spread}); each was sent at most {late:.0f} ms late."
-    )
+    return f"{how} (standard deviation of the gaps over their mean: {spread}); each was sent at most {late:.0f} ms late."
 
 
 def rates_lines(results: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,9 @@ class Regions:
 
     def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
         """[A, G] bool; a token is reasoning up to and with `</think>`."""
-        next_A = torch.arange(1, len(token_ids_T) - completion_start)  # the token after each anchor, in the response
+        next_A = torch.arange(
+            1, len(token_ids_T) - completion_start
+        )  # the token after each anchor, in the response
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
         first_A, early_A = next_A < POSITIONS[0], next_A < POSITIONS[1]
         return torch.stack([~answer_A, answer_A, first_A, early_A & ~first_A, ~early_A], dim=1)

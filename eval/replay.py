@@ -61,18 +61,28 @@ class ReplaySums:
 
     def cumulative(self, k: int) -> list[float]:
         """Share of steps whose drafts 1..j were all accepted, j = 1..k (the engine's per-position acceptance rate)."""
-        return [float(v) for v in self.accepted_RKK[:, k - 1, :k].sum(axis=0) / self.steps_RK[:, k - 1].sum()]
+        return [
+            float(v)
+            for v in self.accepted_RKK[:, k - 1, :k].sum(axis=0) / self.steps_RK[:, k - 1].sum()
+        ]
 
     def conditional(self, k: int) -> list[float]:
         """Share of the drafts at position j that were accepted, among steps in which all before it were, j = 1..k; 0 where none was."""
-        accepted_K, offered_K = (counts[:, k - 1, :k].sum(axis=0) for counts in (self.accepted_RKK, self.offered_RKK))
+        accepted_K, offered_K = (
+            counts[:, k - 1, :k].sum(axis=0) for counts in (self.accepted_RKK, self.offered_RKK)
+        )
         return np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0).tolist()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""
         arrays = {name: np.round(getattr(self, name), 6).tolist() for name in _ARRAYS}
         names = [list(region) for region in self.regions]
-        return {"sequence_ids": self.sequence_ids, "sessions": self.sessions, **arrays, "regions": names}
+        return {
+            "sequence_ids": self.sequence_ids,
+            "sessions": self.sessions,
+            **arrays,
+            "regions": names,
+        }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
@@ -113,11 +123,15 @@ def replay(
     regions = Regions.of_target(target_dir) if by_region else None
     chains, tokens_by_region, steps_by_region, ids, sessions = [], [], [], [], []
     for batch in batches(feature_store, rows, sampling):
-        chain = _replay_batch(speculator, ends, batch, depth, draft_sample_method == "probabilistic", device)
+        chain = _replay_batch(
+            speculator, ends, batch, depth, draft_sample_method == "probabilistic", device
+        )
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
-                member_AG = regions.members(response.token_ids_T, response.completion_start).double()
+                member_AG = regions.members(
+                    response.token_ids_T, response.completion_start
+                ).double()
                 tokens_by_region.append(member_AG.sum(dim=0))
                 steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
         ids += [response.sequence_id for response in batch]
@@ -137,7 +151,9 @@ def replay(
     return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *by_region_R, regions=NAMES)
 
 
-def compare(base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int) -> dict[str, Estimate]:
+def compare(
+    base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int
+) -> dict[str, Estimate]:
     """Acceptance lengths of base and custom and their ratio at k, with intervals over sessions, paired by response."""
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
@@ -183,7 +199,12 @@ def batches(
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]))
         batch.append(
             Response(
-                row["sequence_id"], row["session"], features.token_ids, features.hidden, features.completion_start, own
+                row["sequence_id"],
+                row["session"],
+                features.token_ids,
+                features.hidden,
+                features.completion_start,
+                own,
             )
         )
         tokens += length
@@ -209,7 +230,9 @@ class Unrolled:
     """Anchors of each response"""
 
 
-def unroll_responses(speculator: Any, ends: Any, batch: Sequence[Response], depth: int, device: str) -> Unrolled:
+def unroll_responses(
+    speculator: Any, ends: Any, batch: Sequence[Response], depth: int, device: str
+) -> Unrolled:
     """Drafts `depth` tokens at every anchor of the responses; no attention crosses from one to the next."""
     import torch
 
@@ -230,7 +253,9 @@ def unroll_responses(speculator: Any, ends: Any, batch: Sequence[Response], dept
     chain_T[anchor_N - 1] = True
 
     token_ids_BT = torch.cat([response.token_ids_T for response in batch]).long()[None].to(device)
-    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(device, ends.lm_head_VH.dtype)
+    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(
+        device, ends.lm_head_VH.dtype
+    )
     with torch.no_grad():
         _, states = unroll_anchors(
             speculator,
@@ -263,7 +288,9 @@ def acceptances(
     from outrider.speculators.acceptance import accept_matrix
 
     drafted = unroll_responses(speculator, ends, batch, depth, device)
-    per_response = torch.tensor([[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device)
+    per_response = torch.tensor(
+        [[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device
+    )
     temperature_N, top_p_N = per_response[drafted.response_N].unbind(dim=1)
     a_NK = accept_matrix(
         drafted.states,

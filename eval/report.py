@@ -31,7 +31,9 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
     """Renders `out_dir`/results.json into report.html, report.md and report.json in `report_dir`, and prints the table to stderr."""
     run_dir, report_dir = Path(run_dir), Path(report_dir)
     results = read_json(Path(out_dir) / "results.json")
-    provenance = read_json(run_dir / "provenance.json") if (run_dir / "provenance.json").is_file() else {}
+    provenance = (
+        read_json(run_dir / "provenance.json") if (run_dir / "provenance.json").is_file() else {}
+    )
     traffic = _traffic(run_dir)
     counts = run_dir / "traffic" / "privacy.json"
     privacy = read_json(counts) if counts.is_file() else None
@@ -47,7 +49,13 @@ def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
             temporary.touch(mode=0o600 if private else 0o666)
             temporary.write_text(text, encoding="utf-8")
     print_table(results, Console(stderr=True))
-    whole = {**results, "traffic": traffic, "privacy": privacy, "on_policy": on_policy, "provenance": provenance}
+    whole = {
+        **results,
+        "traffic": traffic,
+        "privacy": privacy,
+        "on_policy": on_policy,
+        "provenance": provenance,
+    }
     write_json(report_dir / "report.json", whole, private)  # last: a stage takes it for the whole
     return page
 
@@ -70,7 +78,10 @@ def render_html(
             headline=_headline(results),
             acceptance=charts.acceptance_chart(results),
             lengths=charts.length_chart(results) if results["replay"] else None,
-            speeds={mode: charts.speed_chart(measured["speed"]) for mode, measured in results["served"].items()},
+            speeds={
+                mode: charts.speed_chart(measured["speed"])
+                for mode, measured in results["served"].items()
+            },
             predicted_head=HEAD,
             predicted=predicted_rows(results),
             rates=rates_page(results),
@@ -102,7 +113,12 @@ def render_markdown(
 ) -> str:
     """The verdict and the tables, for a pull request or a mail."""
     title, rows = ["", "none", "base", "custom", "custom / base", "custom / none"], _rows(results)
-    text = [f"# {results['recipe']}: {results['verdict']['verdict']}", "", results["verdict"]["reason"], ""]
+    text = [
+        f"# {results['recipe']}: {results['verdict']['verdict']}",
+        "",
+        results["verdict"]["reason"],
+        "",
+    ]
     text += ["| " + " | ".join(title) + " |", "|---" * len(title) + "|"]
     text += ["| " + " | ".join(row) + " |" for row in rows]
     text += [
@@ -112,7 +128,9 @@ def render_markdown(
             for c in results["verdict"]["checks"]
         ],
     ]
-    text += [f"- not checked: {what}: {why}" for what, why in results.get("not_measured", {}).items()]
+    text += [
+        f"- not checked: {what}: {why}" for what, why in results.get("not_measured", {}).items()
+    ]
     text += ["", *rates_lines(results)]
     text += ["", *predicted_lines(results)]
     if results["slices"]:
@@ -139,7 +157,10 @@ def print_table(results: Mapping[str, Any], console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     colour = "green" if results["verdict"]["verdict"] == SHIP else "red"
-    console.print(f"[bold {colour}]{results['verdict']['verdict']}[/]: {results['verdict']['reason']}", soft_wrap=True)
+    console.print(
+        f"[bold {colour}]{results['verdict']['verdict']}[/]: {results['verdict']['reason']}",
+        soft_wrap=True,
+    )
 
 
 def _rows(results: Mapping[str, Any]) -> list[list[str]]:
@@ -158,7 +179,9 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
         rows.append(["acceptance, replay", "1", *lengths, interval(replayed["ratio"]), ""])
     if results["general"]:
         lengths = (number(results["general"][v]["value"]) for v in ("base", "custom"))
-        rows.append(["acceptance, general", "1", *lengths, interval(results["general"]["ratio"]), ""])
+        rows.append(
+            ["acceptance, general", "1", *lengths, interval(results["general"]["ratio"]), ""]
+        )
     for mode, measured in results["served"].items():
         for concurrency, row in measured["speed"].items():
             rows.append(
@@ -180,14 +203,22 @@ def _slice_lines(slices: Mapping[str, Any]) -> list[str]:
             lengths = (number(row[v]["value"]) for v in ("base", "custom"))
             # A tenant may be called anything.
             name = " ".join(f"{dimension}: {row['name']}".split()).replace("|", "\\|")
-            lines.append(f"| {name} | {row['sequences']} | {' | '.join(lengths)} | {interval(row['ratio'])} |")
+            lines.append(
+                f"| {name} | {row['sequences']} | {' | '.join(lengths)} | {interval(row['ratio'])} |"
+            )
     return lines
 
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, str]]:
     """The figures that a reader wants first."""
     ratio = (results["replay"] or results["counted"])["ratio"]
-    tiles = [{"label": "acceptance length, custom / base", "value": f"{ratio['value']:.2f}×", "note": _range(ratio)}]
+    tiles = [
+        {
+            "label": "acceptance length, custom / base",
+            "value": f"{ratio['value']:.2f}×",
+            "note": _range(ratio),
+        }
+    ]
     for mode, measured in results["served"].items():
         lowest = min(measured["speed"], key=int)
         row = measured["speed"][lowest]
@@ -215,7 +246,11 @@ def _slower_than_none(results: Mapping[str, Any]) -> list[str]:
 
 
 def _own_text(on_policy: Mapping[str, Any]) -> dict[str, Any]:
-    return {"lines": two_lines(on_policy), "groups": groups_of(on_policy), "z": charts.z_chart(on_policy)}
+    return {
+        "lines": two_lines(on_policy),
+        "groups": groups_of(on_policy),
+        "z": charts.z_chart(on_policy),
+    }
 
 
 def _privacy_line(privacy: Mapping[str, Any]) -> str:
@@ -242,7 +277,9 @@ def _story(provenance: Mapping[str, Any]) -> dict[str, str]:
                 f"{key} {item}" for key, item in value.items() if item not in (None, [], "")
             )
         elif value:
-            story[name.replace("_", " ")] = value if isinstance(value, str) else " ".join(map(str, value))
+            story[name.replace("_", " ")] = (
+                value if isinstance(value, str) else " ".join(map(str, value))
+            )
     return story
 
 
@@ -256,7 +293,10 @@ def _traffic(run_dir: Path) -> dict[str, Any] | None:
 def _traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
     lines = [f"- {name}: {text}" for name, text in facts(traffic)]
     if traffic["rejects"]:
-        lines.append("- rejects: " + ", ".join(f"{reason} {count}" for reason, count in traffic["rejects"].items()))
+        lines.append(
+            "- rejects: "
+            + ", ".join(f"{reason} {count}" for reason, count in traffic["rejects"].items())
+        )
     for name, lengths in traffic["lengths"].items():
         if lengths["n"]:
             quantiles = ", ".join(f"{key} {lengths[key]:,}" for key in ("p50", "p90", "p99", "max"))
@@ -267,21 +307,32 @@ def _traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
 def _metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The training's metrics.jsonl: the run's, or the last attempt's that trained."""
     attempts = sorted(
-        run_dir.glob("logs/attempt_*/metrics.jsonl"), key=lambda path: int(path.parent.name.split("_")[-1])
+        run_dir.glob("logs/attempt_*/metrics.jsonl"),
+        key=lambda path: int(path.parent.name.split("_")[-1]),
     )
     for path in (run_dir / "metrics.jsonl", *reversed(attempts)):
         if path.is_file():
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            return [
+                json.loads(line)
+                for line in path.read_text(encoding="utf-8").splitlines()
+                if line.endswith("}")
+            ]
     return []
 
 
 def _export_note(metrics: list[dict[str, Any]]) -> str:
     """What the published weights accept beside the trained ones: FP8 blocks, for one, round what was trained."""
-    exported = [line["exported_acceptance_length"][-1] for line in metrics if "exported_acceptance_length" in line]
+    exported = [
+        line["exported_acceptance_length"][-1]
+        for line in metrics
+        if "exported_acceptance_length" in line
+    ]
     if not exported:
         return ""
     trained = max(
-        line["validation_acceptance_length"][-1] for line in metrics if "validation_acceptance_length" in line
+        line["validation_acceptance_length"][-1]
+        for line in metrics
+        if "validation_acceptance_length" in line
     )
     return (
         f" Published, in the target's own precision: {exported[-1]:.3f}, {exported[-1] / trained - 1:+.2%} from the best above,"

@@ -20,7 +20,10 @@ def page() -> str:
     lines = [HEAD, *_table("report.json", whole)]
     for name in _in_order(whole, definitions, []):
         # What a generic model says of itself is not said of its kinds.
-        said = definitions[name].get("description") or getattr(report_figures, name.partition("_")[0]).__doc__
+        said = (
+            definitions[name].get("description")
+            or getattr(report_figures, name.partition("_")[0]).__doc__
+        )
         lines += ["", f"## {_title(name)}", "", said, "", *_table(name, definitions[name])]
     return "\n".join(lines) + "\n"
 
@@ -76,7 +79,10 @@ def _in_order(value: Any, definitions: dict[str, Any], met: list[str]) -> list[s
 
 
 def main() -> None:
-    for name, text in (("report.schema.json", json.dumps(schema(), indent=2) + "\n"), ("report.md", page())):
+    for name, text in (
+        ("report.schema.json", json.dumps(schema(), indent=2) + "\n"),
+        ("report.md", page()),
+    ):
         with publish(DOCS / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         print(f"wrote {DOCS / name}")

@@ -47,7 +47,10 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
     steps, anchor, last = [], 0, len(response) - 1
     while anchor < last:
         drafts, accepted = drafts_at(anchor), 0
-        while accepted < min(len(drafts), last - anchor) and drafts[accepted] == response[anchor + 1 + accepted]:
+        while (
+            accepted < min(len(drafts), last - anchor)
+            and drafts[accepted] == response[anchor + 1 + accepted]
+        ):
             accepted += 1
         delivered = min(accepted + 1, last - anchor)
         steps.append(Step(anchor + 1, drafts, accepted, delivered))
@@ -79,9 +82,15 @@ def walks(
             drafted = unroll_responses(speculator, ends, [response], k, device)
 
             def drafts_at(anchor: int, states: Sequence[Any] = drafted.states) -> list[int]:
-                return ends.logits(torch.stack([u_NH[anchor] for u_NH in states])).argmax(dim=-1).tolist()
+                return (
+                    ends.logits(torch.stack([u_NH[anchor] for u_NH in states]))
+                    .argmax(dim=-1)
+                    .tolist()
+                )
 
-            found.append(walk(response.token_ids_T[response.completion_start :].tolist(), drafts_at))
+            found.append(
+                walk(response.token_ids_T[response.completion_start :].tolist(), drafts_at)
+            )
     return found
 
 
@@ -109,7 +118,11 @@ def sample_responses(
         features = store.read(sequence_id)
         response = features.token_ids[features.completion_start :].tolist()
         texts = pieces(tokenizer, response)
-        example = {"place": place, "tokens": len(response) - 1, "left_out": max(0, len(response) - HEAD - TAIL)}
+        example = {
+            "place": place,
+            "tokens": len(response) - 1,
+            "left_out": max(0, len(response) - HEAD - TAIL),
+        }
         for variant, steps_of in taken.items():
             steps = steps_of[number]
             shown = marked(tokenizer, texts, steps)
@@ -124,7 +137,9 @@ def sample_responses(
 
 def markdown_lines(samples: Mapping[str, Any]) -> list[str]:
     """The same as text: accepted drafts in square brackets, steps parted by a bar."""
-    lines = ["Accepted drafts stand in [brackets]; a bar begins a step; the rest is the target's own."]
+    lines = [
+        "Accepted drafts stand in [brackets]; a bar begins a step; the rest is the target's own."
+    ]
     for example in samples["examples"]:
         lines += ["", f"### {example['tokens'] + 1:,} tokens, custom {example['place']}"]
         for variant in ("base", "custom"):
@@ -133,8 +148,14 @@ def markdown_lines(samples: Mapping[str, Any]) -> list[str]:
             if example["left_out"]:
                 text += f" ... {example['left_out']:,} tokens ... "
             text += _bracketed(of["shown"][samples["head"] :])
-            lines += ["", f"{variant}: {of['steps']} steps, acceptance length {of['acceptance_length']:.2f}", ""]
-            lines += [f"    {line}" for line in text.splitlines()]  # indented: the text may hold fences
+            lines += [
+                "",
+                f"{variant}: {of['steps']} steps, acceptance length {of['acceptance_length']:.2f}",
+                "",
+            ]
+            lines += [
+                f"    {line}" for line in text.splitlines()
+            ]  # indented: the text may hold fences
     return lines
 
 
@@ -163,7 +184,9 @@ def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
     return chosen
 
 
-def marked(tokenizer: "Tokenizer", texts: Sequence[str], steps: Sequence[Step]) -> list[dict[str, Any]]:
+def marked(
+    tokenizer: "Tokenizer", texts: Sequence[str], steps: Sequence[Step]
+) -> list[dict[str, Any]]:
     """Each token of the response: its `text`, the number of its `step` (0: the prefill), and its `kind`: `first` (the prefill's), `accepted`
     (a draft), `own` (the target's instead of the draft `instead`) or `extra` (the target's after all k drafts were accepted)."""
     shown: list[dict[str, Any]] = [{"text": texts[0], "step": 0, "kind": "first"}] if texts else []
@@ -175,7 +198,9 @@ def marked(tokenizer: "Tokenizer", texts: Sequence[str], steps: Sequence[Step]) 
             elif step.accepted < len(step.drafts):
                 token |= {
                     "kind": "own",
-                    "instead": tokenizer.decode([step.drafts[step.accepted]], skip_special_tokens=False),
+                    "instead": tokenizer.decode(
+                        [step.drafts[step.accepted]], skip_special_tokens=False
+                    ),
                 }
             else:
                 token["kind"] = "extra"

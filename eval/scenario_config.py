@@ -35,10 +35,17 @@ class ScenarioConfig(BaseModel):
     @model_validator(mode="after")
     def _ranges(self) -> "ScenarioConfig":
         for length in ("prompt", "response"):
-            tokens, quantiles = getattr(self, f"{length}_tokens"), getattr(self, f"{length}_quantiles")
+            tokens, quantiles = (
+                getattr(self, f"{length}_tokens"),
+                getattr(self, f"{length}_quantiles"),
+            )
             if tokens is not None and quantiles is not None:
-                raise ValueError(f"gives both {length}_tokens and {length}_quantiles; give one of them")
+                raise ValueError(
+                    f"gives both {length}_tokens and {length}_quantiles; give one of them"
+                )
             least, most = tokens or quantiles or (0, None)
             if most is not None and least > most:
-                raise ValueError(f"the range of {length} lengths [{least}, {most}] ends before it begins")
+                raise ValueError(
+                    f"the range of {length} lengths [{least}, {most}] ends before it begins"
+                )
         return self

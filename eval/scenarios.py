@@ -53,11 +53,22 @@ def select(heldout: Any, evaluation: EvalConfig, serving: ServingConfig) -> list
     for name, scenario in (evaluation.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or evaluation.max_tokens
         room = serving.engine.max_model_len - max_tokens - 1
-        prompts, responses = _range(scenario, "prompt", prompt_N), _range(scenario, "response", response_N)
-        rows = [row for row in order_N if _inside(prompt_N[row], prompts) and _inside(response_N[row], responses)]
+        prompts, responses = (
+            _range(scenario, "prompt", prompt_N),
+            _range(scenario, "response", response_N),
+        )
+        rows = [
+            row
+            for row in order_N
+            if _inside(prompt_N[row], prompts) and _inside(response_N[row], responses)
+        ]
         fitting = [row for row in rows if prompt_N[row] <= room]
         if len(fitting) < LEAST_REQUESTS and (evaluation.scenarios or not fitting):
-            raise OutriderError(_too_few(name, len(fitting), len(rows), prompts, responses, prompt_N, response_N, room))
+            raise OutriderError(
+                _too_few(
+                    name, len(fitting), len(rows), prompts, responses, prompt_N, response_N, room
+                )
+            )
         described = {
             "requests": len(fitting),
             "heldout": len(prompt_N),
@@ -71,7 +82,10 @@ def select(heldout: Any, evaluation: EvalConfig, serving: ServingConfig) -> list
 
 
 def _range(scenario: ScenarioConfig, length: str, values_N: np.ndarray) -> tuple[float, float]:
-    tokens, quantiles = getattr(scenario, f"{length}_tokens"), getattr(scenario, f"{length}_quantiles")
+    tokens, quantiles = (
+        getattr(scenario, f"{length}_tokens"),
+        getattr(scenario, f"{length}_quantiles"),
+    )
     if quantiles is not None:
         return tuple(float(np.quantile(values_N, share)) for share in quantiles)
     least, most = tokens or (0, None)
@@ -106,8 +120,15 @@ def _too_few(
 
 
 def _told(limits: tuple[float, float]) -> str:
-    return f"{limits[0]:.0f} and more" if np.isinf(limits[1]) else f"{limits[0]:.0f} to {limits[1]:.0f}"
+    return (
+        f"{limits[0]:.0f} and more"
+        if np.isinf(limits[1])
+        else f"{limits[0]:.0f} to {limits[1]:.0f}"
+    )
 
 
 def _spread(values_N: Sequence[int]) -> str:
-    return " / ".join(f"{value:.0f}" for value in np.percentile(values_N, (0, 10, 50, 90, 100))) + " (0/10/50/90/100 %)"
+    return (
+        " / ".join(f"{value:.0f}" for value in np.percentile(values_N, (0, 10, 50, 90, 100)))
+        + " (0/10/50/90/100 %)"
+    )

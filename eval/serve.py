@@ -36,7 +36,9 @@ JUDGED_ANEW = {
 """Settings that change what is made of the measurements, not the measurements."""
 
 
-def check_settings(evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int) -> None:
+def check_settings(
+    evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int
+) -> None:
     """Mistakes that would show only when the servers have been started, or after."""
     task_of(evaluation)
     widest, seats = max(evaluation.concurrency), serving.engine.max_num_seqs
@@ -82,9 +84,14 @@ def serve(
         rates = not rates_done(steps, mode, traffic, evaluation)
         if verify or rates or not steps.done(speed):
             say(f"{mode}: starting servers")
-            with open_fleet(target, serving, speculators, k, mode, log_dir, evaluation.side_by_side) as fleet:
+            with open_fleet(
+                target, serving, speculators, k, mode, log_dir, evaluation.side_by_side
+            ) as fleet:
                 if verify:
-                    longest, widest = evaluation.verification_max_tokens, serving.engine.max_num_seqs
+                    longest, widest = (
+                        evaluation.verification_max_tokens,
+                        serving.engine.max_num_seqs,
+                    )
                     outputs = collect(fleet, verification_prompts, sampling, longest, widest, say)
                     steps.put("verification_outputs", outputs)
                 if rates or not steps.done(speed):
@@ -95,7 +102,10 @@ def serve(
                         measure_rates(steps, fleet, load, mode, traffic, sampling, evaluation, say)
         blocks[mode] = steps.get(speed)
     outputs = steps.get("verification_outputs")
-    return blocks, {"outputs": outputs, "findings": steps.run("verification_findings", lambda: look(outputs))}
+    return blocks, {
+        "outputs": outputs,
+        "findings": steps.run("verification_findings", lambda: look(outputs)),
+    }
 
 
 def same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:

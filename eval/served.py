@@ -39,15 +39,23 @@ class CountedPass:
 def noise_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Noise:
     """How much timed blocks differ for no reason but prompts and machine, from the blocks of all engine modes and concurrencies together.
     Alternated blocks differ less: they are left out unless there are no others."""
-    kinds = sorted({(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks})
+    kinds = sorted(
+        {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
+    )
     noise = {}
     for name, variants in RATIOS.items():
-        apart = [(mode, size) for mode, size in kinds if not _alternated(measured[mode], size, *variants)]
-        noise[name] = block_noise(_pairs(measured[mode], size, *variants) for mode, size in apart or kinds)
+        apart = [
+            (mode, size) for mode, size in kinds if not _alternated(measured[mode], size, *variants)
+        ]
+        noise[name] = block_noise(
+            _pairs(measured[mode], size, *variants) for mode, size in apart or kinds
+        )
     return noise
 
 
-def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise: Noise) -> dict[str, Any]:
+def summarise(
+    blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise: Noise
+) -> dict[str, Any]:
     """Per concurrency: each variant's tokens/s and latencies, pooled over the blocks, and the paired ratios with their intervals."""
     speed: dict[str, Any] = {}
     for size in evaluation.concurrency:
@@ -57,12 +65,16 @@ def summarise(blocks: Sequence[Mapping[str, Any]], evaluation: EvalConfig, noise
             if _alternated(blocks, size, *variants):
                 row[name] = alternated_ratio(np.concatenate(pairs)).as_dict()
             else:
-                row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
+                row[name] = speed_ratio(
+                    pairs, noise[name], samples=samples, seed=evaluation.seed
+                ).as_dict()
         speed[str(size)] = row
     return speed
 
 
-def counted_acceptance(passes: Sequence[CountedPass], evaluation: EvalConfig) -> dict[str, dict[str, Any]]:
+def counted_acceptance(
+    passes: Sequence[CountedPass], evaluation: EvalConfig
+) -> dict[str, dict[str, Any]]:
     """The engine's own figures for base, custom and their ratio, pooled over passes.
 
     `acceptance_length` is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of responses. The
@@ -71,7 +83,10 @@ def counted_acceptance(passes: Sequence[CountedPass], evaluation: EvalConfig) ->
     result: dict[str, dict[str, Any]] = {}
     for variant in ("base", "custom"):
         counters = [one.counters[variant] for one in passes]
-        drafts, accepted = sum(c["drafts"] for c in counters), sum(c["accepted_tokens"] for c in counters)
+        drafts, accepted = (
+            sum(c["drafts"] for c in counters),
+            sum(c["accepted_tokens"] for c in counters),
+        )
         if not drafts:
             raise OutriderError(
                 f"the engine counted no draft of the {variant} speculator: were all responses of one token, or did its server start "
@@ -83,10 +98,16 @@ def counted_acceptance(passes: Sequence[CountedPass], evaluation: EvalConfig) ->
             "drafts": drafts,
             "accepted_tokens": accepted,
             "cumulative": [count / drafts for count in per_position],
-            "conditional": [b / a if a else 0.0 for a, b in itertools.pairwise([drafts, *per_position])],
+            "conditional": [
+                b / a if a else 0.0 for a, b in itertools.pairwise([drafts, *per_position])
+            ],
         }
     sums = [
-        [one.counters[variant][name] for variant in ("base", "custom") for name in ("accepted_tokens", "drafts")]
+        [
+            one.counters[variant][name]
+            for variant in ("base", "custom")
+            for name in ("accepted_tokens", "drafts")
+        ]
         for one in passes
     ]
     result["ratio"] = bootstrap(
@@ -105,7 +126,9 @@ def counted_passes(blocks: Sequence[Mapping[str, Any]]) -> list[CountedPass]:
     for block in blocks:
         prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
         if block["variant"] != "none":
-            passes.setdefault(prompts, CountedPass(prompts, {})).counters[block["variant"]] = block["counters"]
+            passes.setdefault(prompts, CountedPass(prompts, {})).counters[block["variant"]] = block[
+                "counters"
+            ]
     return list(passes.values())
 
 
@@ -120,7 +143,11 @@ def pooled(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
     tokens, seconds = sum(b["output_tokens"] for b in blocks), sum(b["seconds"] for b in blocks)
-    itl_ms, tokens_R, deliveries_R = all_of("itl_ms"), all_of("request_tokens"), all_of("request_deliveries")
+    itl_ms, tokens_R, deliveries_R = (
+        all_of("itl_ms"),
+        all_of("request_tokens"),
+        all_of("request_deliveries"),
+    )
     later_R = np.maximum(tokens_R - 1, 0)
     at_once = max(int(later_R.sum() - deliveries_R.sum()), 0)
     streamed_R = deliveries_R > 0
@@ -146,16 +173,30 @@ def _percentiles(values: np.ndarray, *ranks: int) -> dict[str, float]:
     return {f"p{rank}": float(value) for rank, value in zip(ranks, found, strict=True)}
 
 
-def _own(blocks: Sequence[Mapping[str, Any]], concurrency: int, variant: str) -> list[Mapping[str, Any]]:
-    return [block for block in blocks if block["concurrency"] == concurrency and block["variant"] == variant]
+def _own(
+    blocks: Sequence[Mapping[str, Any]], concurrency: int, variant: str
+) -> list[Mapping[str, Any]]:
+    return [
+        block
+        for block in blocks
+        if block["concurrency"] == concurrency and block["variant"] == variant
+    ]
 
 
-def _alternated(blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str) -> bool:
+def _alternated(
+    blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str
+) -> bool:
     """Whether the two took turns request by request."""
-    return all(block["alternated"] for variant in (over, under) for block in _own(blocks, concurrency, variant))
+    return all(
+        block["alternated"]
+        for variant in (over, under)
+        for block in _own(blocks, concurrency, variant)
+    )
 
 
-def _pairs(blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str) -> list[np.ndarray]:
+def _pairs(
+    blocks: Sequence[Mapping[str, Any]], concurrency: int, over: str, under: str
+) -> list[np.ndarray]:
     """Paired by prompt within a repeat, as `speed_ratio` takes them."""
     both = zip(_own(blocks, concurrency, over), _own(blocks, concurrency, under), strict=True)
     return [np.concatenate([_charged(a), _charged(b)], axis=1) for a, b in both]
@@ -165,4 +206,7 @@ def _charged(block: Mapping[str, Any]) -> np.ndarray:
     """(tokens, seconds) of each request; the block's wall time is charged to its requests in proportion to how long each took, so
     that the sums give the block's tokens/s."""
     latency = np.asarray(block["request_seconds"], dtype=np.float64)
-    return np.stack([np.asarray(block["request_tokens"], float), latency * (block["seconds"] / latency.sum())], axis=1)
+    return np.stack(
+        [np.asarray(block["request_tokens"], float), latency * (block["seconds"] / latency.sum())],
+        axis=1,
+    )

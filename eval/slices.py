@@ -27,7 +27,9 @@ Slices = Mapping[str, Mapping[str, Sequence[str]]]
 
 def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
     """Sequence ids by the tokens of their prompt (`starts`: id -> completion_start), shortest first; empty slices left out."""
-    names = [f"up to {limit:,} tokens" for limit in PROMPT_LENGTHS] + [f"beyond {PROMPT_LENGTHS[-1]:,}"]
+    names = [f"up to {limit:,} tokens" for limit in PROMPT_LENGTHS] + [
+        f"beyond {PROMPT_LENGTHS[-1]:,}"
+    ]
     slices: dict[str, list[str]] = {name: [] for name in names}
     for sequence_id, start in starts.items():
         slices[names[int(np.searchsorted(PROMPT_LENGTHS, start))]].append(sequence_id)
@@ -42,10 +44,17 @@ def sliced(
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
     table: dict[str, list[dict[str, Any]]] = {}
-    for dimension, name, rows_N, sums_NM in (*_of_responses(base, custom, k, slices), *_of_regions(base, custom, k)):
-        if sums_NM.sum(axis=0).all():  # a region may be so small that no step is expected to start in it
+    for dimension, name, rows_N, sums_NM in (
+        *_of_responses(base, custom, k, slices),
+        *_of_regions(base, custom, k),
+    ):
+        if sums_NM.sum(
+            axis=0
+        ).all():  # a region may be so small that no step is expected to start in it
             sessions = [base.sessions[row] for row in rows_N]
-            table.setdefault(dimension, []).append({"name": name, **_figures(sums_NM, sessions, samples, seed)})
+            table.setdefault(dimension, []).append(
+                {"name": name, **_figures(sums_NM, sessions, samples, seed)}
+            )
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
 
@@ -57,12 +66,16 @@ def _of_responses(
     sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
     for dimension, names in slices.items():
         for name, ids in names.items():
-            rows_N = np.array([place[sequence_id] for sequence_id in ids if sequence_id in place], int)
+            rows_N = np.array(
+                [place[sequence_id] for sequence_id in ids if sequence_id in place], int
+            )
             if len(rows_N):
                 yield dimension, name, rows_N, sums_RM[rows_N]
 
 
-def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+def _of_regions(
+    base: ReplaySums, custom: ReplaySums, k: int
+) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """The same for the regions within responses; a row is a response that has the region."""
     for g, (dimension, name) in enumerate(base.regions):
         tokens_R = base.region_tokens_RG[:, g]
@@ -71,14 +84,20 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[tuple[
         yield dimension, name, rows_N, np.stack([tokens_R[rows_N], *steps], axis=1)
 
 
-def _figures(sums_NM: np.ndarray, sessions: Sequence[str], samples: int, seed: int) -> dict[str, Any]:
+def _figures(
+    sums_NM: np.ndarray, sessions: Sequence[str], samples: int, seed: int
+) -> dict[str, Any]:
     statistics = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
         "ratio": lambda s: s[..., 1] / s[..., 2],
     }
     clusters = len(set(sessions))
-    row: dict[str, Any] = {"sequences": len(sums_NM), "sessions": clusters, "tokens": int(sums_NM[:, 0].sum())}
+    row: dict[str, Any] = {
+        "sequences": len(sums_NM),
+        "sessions": clusters,
+        "tokens": int(sums_NM[:, 0].sum()),
+    }
     for name, statistic in statistics.items():
         if clusters >= LEAST_SESSIONS:
             estimate = bootstrap(sums_NM, sessions, statistic, samples=samples, seed=seed)

@@ -39,7 +39,12 @@ class Estimate:
 
 
 def bootstrap(
-    sums_NM: np.ndarray, clusters: Sequence, statistic: Callable[[np.ndarray], np.ndarray], *, samples: int, seed: int
+    sums_NM: np.ndarray,
+    clusters: Sequence,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    *,
+    samples: int,
+    seed: int,
 ) -> Estimate:
     """Percentile bootstrap over clusters of `statistic`, a function of pooled sums [..., M] -> [...]."""
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
@@ -47,7 +52,9 @@ def bootstrap(
     groups = int(cluster_N.max()) + 1
     sums_GM = np.zeros((groups, sums_NM.shape[1]))
     np.add.at(sums_GM, cluster_N, sums_NM)
-    draws_SG = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=samples)
+    draws_SG = np.random.default_rng(seed).multinomial(
+        groups, np.full(groups, 1 / groups), size=samples
+    )
     return _estimate(statistic, sums_GM.sum(axis=0), draws_SG @ sums_GM, len(sums_NM), groups)
 
 
@@ -57,12 +64,20 @@ def share_interval(successes: int, trials: int) -> list[float]:
         return [0.0, 1.0]
     z, share = 1.959964, successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
+    half = (
+        z
+        * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+        / (1 + z * z / trials)
+    )
     return [float(max(0.0, middle - half)), float(min(1.0, middle + half))]
 
 
 def _estimate(
-    statistic: Callable[[np.ndarray], np.ndarray], pooled_M: np.ndarray, drawn_SM: np.ndarray, n: int, clusters: int
+    statistic: Callable[[np.ndarray], np.ndarray],
+    pooled_M: np.ndarray,
+    drawn_SM: np.ndarray,
+    n: int,
+    clusters: int,
 ) -> Estimate:
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = statistic(drawn_SM)

@@ -19,7 +19,9 @@ class Steps:
 
     def done(self, name: str) -> bool:
         """Whether the step's result stands there, of the same inputs."""
-        return self._path(name).is_file() and read_json(self._path(name)).get("inputs") == self.digest
+        return (
+            self._path(name).is_file() and read_json(self._path(name)).get("inputs") == self.digest
+        )
 
     def get(self, name: str) -> Any:
         """The result of a step that is done."""

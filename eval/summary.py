@@ -27,7 +27,11 @@ def conclude(
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
     write_json(out_dir / "results.json", results, private=private)
-    return {**summary(results), "report": str(write_report(run_dir, out_dir, report_dir)), "bundle": None}
+    return {
+        **summary(results),
+        "report": str(write_report(run_dir, out_dir, report_dir)),
+        "bundle": None,
+    }
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,9 +52,15 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_s": {
             mode: {
                 concurrency: {
-                    **{variant: row[variant]["tokens_per_s"] for variant in ("none", "base", "custom")},
+                    **{
+                        variant: row[variant]["tokens_per_s"]
+                        for variant in ("none", "base", "custom")
+                    },
                     "custom_over_base": row["custom_over_base"]["value"],
-                    "custom_over_base_ci95": [row["custom_over_base"]["low"], row["custom_over_base"]["high"]],
+                    "custom_over_base_ci95": [
+                        row["custom_over_base"]["low"],
+                        row["custom_over_base"]["high"],
+                    ],
                 }
                 for concurrency, row in measured["speed"].items()
             }

@@ -54,7 +54,13 @@ def workload_rows(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, An
             saved = {end: 1 - 1 / over_none[end] for end in ("value", "low", "high")}
             ratios = {ratio: row[ratio] for ratio in RATIOS}
             rows.append(
-                {"workload": name, "mode": mode, "concurrency": int(concurrency), **ratios, "saved_share": saved}
+                {
+                    "workload": name,
+                    "mode": mode,
+                    "concurrency": int(concurrency),
+                    **ratios,
+                    "saved_share": saved,
+                }
             )
     return rows
 
@@ -69,7 +75,13 @@ def scenario_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             *(f"tokens/s, {v}" for v in VARIANTS),
             *(f"a request's, {v}" for v in VARIANTS),
         ]
-        head += ["acceptance, base", "acceptance, custom", "custom / base", "custom / none", "base / none"]
+        head += [
+            "acceptance, base",
+            "acceptance, custom",
+            "custom / base",
+            "custom / none",
+            "base / none",
+        ]
         lines += ["", f"Usage scenarios, {mode} mode", "", *_table(head)]
         lines += [_line(scenario_cells(row)) for row in rows if row["mode"] == mode]
     if any(row[variant]["saturated"] for row in rows for variant in VARIANTS):
@@ -85,7 +97,10 @@ def scenario_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["scenario"].replace("_", " "),
         f"{row['rate']:g}",
-        *(f"{row[v]['tokens_per_s']:.0f}{SATURATED if row[v]['saturated'] else ''}" for v in VARIANTS),
+        *(
+            f"{row[v]['tokens_per_s']:.0f}{SATURATED if row[v]['saturated'] else ''}"
+            for v in VARIANTS
+        ),
         *(f"{row[v]['request_tokens_per_s']:.0f}" for v in VARIANTS),
         *(f"{row[v]['acceptance_length']:.2f}" for v in ("base", "custom")),
         *(interval(row[ratio]) for ratio in RATIOS),
@@ -97,7 +112,14 @@ def workload_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*_table(list(WORKLOAD_HEAD)), *(_line(workload_cells(row)) for row in rows)]
 
 
-WORKLOAD_HEAD = ("workload", "engine", "base / none", "custom / base", "custom / none", "saved of none's GPU time")
+WORKLOAD_HEAD = (
+    "workload",
+    "engine",
+    "base / none",
+    "custom / base",
+    "custom / none",
+    "saved of none's GPU time",
+)
 
 
 def workload_cells(row: Mapping[str, Any]) -> list[str]:
@@ -106,7 +128,10 @@ def workload_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["workload"],
         f"{row['mode']}, at {row['concurrency']}",
-        *(interval(row[ratio]) for ratio in ("base_over_none", "custom_over_base", "custom_over_none")),
+        *(
+            interval(row[ratio])
+            for ratio in ("base_over_none", "custom_over_base", "custom_over_none")
+        ),
         f"{saved['value']:.0%} [{saved['low']:.0%}, {saved['high']:.0%}]",
     ]
 

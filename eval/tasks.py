@@ -26,7 +26,9 @@ def load_task(name: str) -> Task:
     """The function that `eval.task` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
-        raise OutriderError(f"eval.task = {name!r}: must be module:function, such as my_checks.resumes:verdict_correct")
+        raise OutriderError(
+            f"eval.task = {name!r}: must be module:function, such as my_checks.resumes:verdict_correct"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -35,7 +37,9 @@ def load_task(name: str) -> Task:
         ) from error
     task = getattr(module, function_name, None)
     if not callable(task):
-        functions = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        functions = sorted(
+            n for n, value in vars(module).items() if callable(value) and not n.startswith("_")
+        )
         raise OutriderError(
             f"eval.task = {name!r}: {module_name} has no function {function_name}; it has {', '.join(functions)}"
         )

@@ -47,12 +47,17 @@ def block_noise(kinds: Iterable[Sequence[np.ndarray]]) -> BlockNoise | None:
     return BlockNoise(squares / degrees, degrees) if degrees else None
 
 
-def speed_ratio(blocks: Sequence[np.ndarray], noise: BlockNoise | None, *, samples: int, seed: int) -> Estimate:
+def speed_ratio(
+    blocks: Sequence[np.ndarray], noise: BlockNoise | None, *, samples: int, seed: int
+) -> Estimate:
     """The ratio of pooled tokens over pooled seconds. Without `noise` its interval is the prompts' alone."""
     value = float(_ratio(np.sum([block.sum(axis=0) for block in blocks], axis=0)))
     random, drawn_SM = np.random.default_rng(seed), np.zeros((samples, 4))
     for block in blocks:
-        drawn_SM += random.multinomial(len(block), np.full(len(block), 1 / len(block)), size=samples) @ block
+        drawn_SM += (
+            random.multinomial(len(block), np.full(len(block), 1 / len(block)), size=samples)
+            @ block
+        )
     low, high = np.quantile(_ratio(drawn_SM), [0.025, 0.975])
     if noise is not None:
         factor = np.exp(noise.margin(len(blocks)))

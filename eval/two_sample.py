@@ -19,7 +19,11 @@ RARE = 10
 
 
 def same_tokens(
-    without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]], *, samples: int, seed: int
+    without: Sequence[Sequence[int]],
+    with_speculation: Sequence[Sequence[int]],
+    *,
+    samples: int,
+    seed: int,
 ) -> dict[str, Any]:
     """The chi-square distance of the token counts, sum (a - b)^2 / (a + b) over bins, and the share of relabelled draws, the true one
     included, whose distance is at least as large (`p_value`)."""
@@ -40,9 +44,16 @@ def same_tokens(
     }
 
 
-def _counts(without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]) -> np.ndarray:
+def _counts(
+    without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
+) -> np.ndarray:
     """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
-    everything = [token for responses in (without, with_speculation) for response in responses for token in response]
+    everything = [
+        token
+        for responses in (without, with_speculation)
+        for response in responses
+        for token in response
+    ]
     tokens, occurrences = np.unique(np.asarray(everything, np.int64), return_counts=True)
     common = tokens[occurrences >= RARE]
     counts_2RB = np.zeros((2, len(without), len(common) + 1))

@@ -50,7 +50,9 @@ def collect(
 ) -> dict[str, Any]:
     """Per regime and variant the responses' token ids and what the engine counted meanwhile; `say` hears of each pass."""
     samplings = {"greedy": Sampling(temperature=0.0, top_p=1.0), "sampled": sampling}
-    outputs: dict[str, Any] = {"samplings": {name: asdict(value) for name, value in samplings.items()}}
+    outputs: dict[str, Any] = {
+        "samplings": {name: asdict(value) for name, value in samplings.items()}
+    }
     for regime in REGIMES:
         outputs[regime] = dict.fromkeys(fleet.variants)
     for group in fleet.groups:
@@ -89,12 +91,22 @@ def examine(
     """Captures the states of every response and answers all but the tasks' question (`judge_tasks`). `scratch` holds the states meanwhile and is removed.
     In the same engine both speculators draft `depth` tokens a step, for comparison with the trainer's unroll."""
     try:
-        store, parity = _ask_engine(outputs, prompts, target, serving, speculators, depth, evaluation, scratch)
+        store, parity = _ask_engine(
+            outputs, prompts, target, serving, speculators, depth, evaluation, scratch
+        )
         text = _text_findings(outputs, prompts, _Head(target.directory(), store), evaluation)
         details = {
             regime: {
                 variant: _predicted_and_counted(
-                    outputs, regime, variant, prompts, speculators[variant], target.directory(), store, k, serving
+                    outputs,
+                    regime,
+                    variant,
+                    prompts,
+                    speculators[variant],
+                    target.directory(),
+                    store,
+                    k,
+                    serving,
                 )
                 for variant in ("base", "custom")
             }
@@ -149,7 +161,9 @@ def _text_findings(
         variant: compare_greedy(
             without,
             outputs["greedy"][variant]["token_ids"],
-            lambda response, index, token, other: heads.gap(prompts[response], without[response], index, token, other),
+            lambda response, index, token, other: heads.gap(
+                prompts[response], without[response], index, token, other
+            ),
             evaluation.gate.near_tie_nats,
         )
         for variant in ("base", "custom")
@@ -168,7 +182,10 @@ def _text_findings(
 
 
 def judge_tasks(
-    outputs: Mapping[str, Any], prompts: Sequence[Prompt], target: TargetConfig, evaluation: EvalConfig
+    outputs: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    target: TargetConfig,
+    evaluation: EvalConfig,
 ) -> dict[str, Any] | None:
     """Greedy and sampled responses together; a prompt without a known answer is left out."""
     task = task_of(evaluation)
@@ -197,13 +214,21 @@ def judge_tasks(
 
 def _row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     """The same tokens are captured once, whichever variant wrote them."""
-    return hashlib.sha256(np.asarray([*prompt.token_ids, -1, *completion], np.int32).tobytes()).hexdigest()
+    return hashlib.sha256(
+        np.asarray([*prompt.token_ids, -1, *completion], np.int32).tobytes()
+    ).hexdigest()
 
 
-def _rows(outputs: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[tuple[str, list[int], int]]:
+def _rows(
+    outputs: Mapping[str, Any], prompts: Sequence[Prompt]
+) -> list[tuple[str, list[int], int]]:
     """Every response with its prompt, for capture: id, token ids, where the response begins."""
     rows = {
-        _row_id(prompt, ids): (_row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
+        _row_id(prompt, ids): (
+            _row_id(prompt, ids),
+            [*prompt.token_ids, *ids],
+            len(prompt.token_ids),
+        )
         for regime in REGIMES
         for recorded in outputs[regime].values()
         for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
@@ -229,10 +254,14 @@ def _ask_engine(
 
     eager = serving.engine.model_copy(update={"mode": "eager"})
     asked = [prompt.token_ids for prompt in prompts[: evaluation.parity.prompts]]
-    with open_engine(target, eager, speculators["custom"], depth, extension=DRAFT_EXTENSION) as engine:
+    with open_engine(
+        target, eager, speculators["custom"], depth, extension=DRAFT_EXTENSION
+    ) as engine:
         capture_ids(engine, _rows(outputs, prompts), scratch)
         recordings = record_each(engine, speculators, asked, evaluation.parity)
-    parity = compare_each(recordings, speculators, target, depth, evaluation.parity, evaluation.replay_dtype)
+    parity = compare_each(
+        recordings, speculators, target, depth, evaluation.parity, evaluation.replay_dtype
+    )
     return FeatureStore.open(scratch), parity
 
 
@@ -254,7 +283,9 @@ class _Head:
         token_T = features.token_ids[start:].long()
         return torch.log_softmax(scaled_TV, dim=-1).gather(-1, token_T[:, None])[:, 0].numpy()
 
-    def gap(self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int) -> float:
+    def gap(
+        self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
+    ) -> float:
         """How far apart two candidates for the completion's token `index` are, in nats."""
         features = self.store.read(_row_id(prompt, completion))
         logits_V = self.ends.logits(features.hidden[features.completion_start + index - 1].float())
@@ -288,11 +319,16 @@ def _predicted_and_counted(
         "counted_drafts": counted,
         "relative_difference": _relative(predicted, counted),
         "delivered_tokens": delivered,
-        "acceptance_length_delivered": {"replay": delivered / predicted, "engine": delivered / counted},
+        "acceptance_length_delivered": {
+            "replay": delivered / predicted,
+            "engine": delivered / counted,
+        },
         "acceptance_length_counters": 1 + recorded["counters"]["accepted_tokens"] / counted,
         "cumulative": {
             "replay": sums.cumulative(k),
-            "engine": [accepted / counted for accepted in recorded["counters"]["accepted_per_position"]],
+            "engine": [
+                accepted / counted for accepted in recorded["counters"]["accepted_per_position"]
+            ],
         },
     }
 

@@ -34,7 +34,10 @@ from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
 
 RecipeName = Annotated[
-    str, Parameter(help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes()))
+    str,
+    Parameter(
+        help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes())
+    ),
 ]
 Runs = Annotated[Path, Parameter(help="Where run directories stand; this run's is RUNS/NAME.")]
 Overrides = Annotated[
@@ -95,12 +98,18 @@ def _inspect(
         if value is not None and value < least:
             raise OutriderError(f"{option} {value}: give a number from {least}")
     if as_json and samples:
-        raise OutriderError("--samples prints customer text, and --json never holds any; give one of them")
+        raise OutriderError(
+            "--samples prints customer text, and --json never holds any; give one of them"
+        )
     if recipe is None and not any("traffic.path" in word for word in overrides):
-        raise OutriderError("nothing to inspect: give --recipe R, or --traffic.path LOGS for logs without a recipe")
+        raise OutriderError(
+            "nothing to inspect: give --recipe R, or --traffic.path LOGS for logs without a recipe"
+        )
     loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
     run = RunDirectory.of(loaded.recipe, runs)
-    shown = samples if samples is not None else SAMPLES if sys.stdout.isatty() and not as_json else 0
+    shown = (
+        samples if samples is not None else SAMPLES if sys.stdout.isatty() and not as_json else 0
+    )
 
     from outrider.recipes.inspection import inspect_recipe
     from outrider.recipes.inspection_page import print_inspection
@@ -147,13 +156,22 @@ def _train(
     """
     for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
         if given and not dry_run:
-            raise OutriderError(f"{option} goes with --dry-run; a run's last line on stdout is JSON anyway")
+            raise OutriderError(
+                f"{option} goes with --dry-run; a run's last line on stdout is JSON anyway"
+            )
     if gpu_memory is not None and gpu_memory <= 0:
         raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     loaded, run = _open(recipe, overrides, runs, dry_run)
     wanted, options = stage_names(stages), {"force": force}
     if dry_run:
-        return _plan(loaded, run, wanted, options, None if gpu_memory is None else int(gpu_memory * 1e9), as_json)
+        return _plan(
+            loaded,
+            run,
+            wanted,
+            options,
+            None if gpu_memory is None else int(gpu_memory * 1e9),
+            as_json,
+        )
     with _attempt(loaded, run) as go:
         results = go([name for name in wanted if name != "export"], options)
         if "export" in wanted and (force or _result(run, "evaluate").get("verdict") != DO_NOT_SHIP):
@@ -193,7 +211,9 @@ def _evaluate(
             f"--html {html} goes with --compare RUN_A RUN_B; an evaluation writes its page to the run directory"
         )
     if recipe is None:
-        raise OutriderError("nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for runs that have been")
+        raise OutriderError(
+            "nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for runs that have been"
+        )
     loaded, run = _open(recipe, overrides, runs)
     if endpoint is not None:
         return _endpoint(loaded, run, endpoint)
@@ -264,7 +284,9 @@ def _compare(compared: tuple[Path, ...], html: Path | None) -> int:
         write_page(html, names_of(compared), table, series, rows, notes)
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
     runs = [str(run) for run in compared]
-    _print_json({"runs": runs, "figures": rows, "workloads": table, "notes": notes, "history": series})
+    _print_json(
+        {"runs": runs, "figures": rows, "workloads": table, "notes": notes, "history": series}
+    )
     return 0
 
 
@@ -308,7 +330,9 @@ def _main(name: str, command: Callable[..., int]) -> None:
         console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
         status = error.exit_code
     except Interrupted as signal:
-        console.print(f"{name}: ended by {signal}; the same command goes on from here", markup=False)
+        console.print(
+            f"{name}: ended by {signal}; the same command goes on from here", markup=False
+        )
         status = signal.exit_code
     except KeyboardInterrupt:
         status = 130
@@ -324,7 +348,12 @@ def _open(
 
 
 def _plan(
-    loaded: LoadedRecipe, run: RunDirectory, wanted: list[str], options: Options, gpu_bytes: int | None, as_json: bool
+    loaded: LoadedRecipe,
+    run: RunDirectory,
+    wanted: list[str],
+    options: Options,
+    gpu_bytes: int | None,
+    as_json: bool,
 ) -> int:
     from outrider.recipes.cost import plan
     from outrider.recipes.price import price
@@ -335,7 +364,9 @@ def _plan(
         rows = plan(run, loaded.recipe, wanted, options)
         priced = price(run, loaded.recipe, gpu_bytes)
     if not as_json:
-        table = Table(title=f"{loaded.recipe.name}: what would be done", title_justify="left", width=80)
+        table = Table(
+            title=f"{loaded.recipe.name}: what would be done", title_justify="left", width=80
+        )
         for column in ("stage", "now", "cost"):
             table.add_column(column, overflow="fold")
         for row in rows:
@@ -345,7 +376,9 @@ def _plan(
         print_price(priced, console)
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
     stages = {row.stage: {"action": row.action, "cost": row.cost} for row in rows}
-    _print_json({"recipe": loaded.recipe.name, "run_dir": str(run.root), "dry_run": stages, "price": priced})
+    _print_json(
+        {"recipe": loaded.recipe.name, "run_dir": str(run.root), "dry_run": stages, "price": priced}
+    )
     return 0
 
 
@@ -356,7 +389,9 @@ def _attempt(
     """Holds the run directory and yields what runs stages in it."""
     with run.locked():
         run.begin_attempt(loaded.recipe, loaded.files, sys.argv)
-        yield lambda wanted, options: run_stages(run, loaded.recipe, wanted, options, Console(stderr=True))
+        yield lambda wanted, options: run_stages(
+            run, loaded.recipe, wanted, options, Console(stderr=True)
+        )
 
 
 def _result(run: RunDirectory, stage: str) -> dict[str, Any]:

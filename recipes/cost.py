@@ -87,7 +87,9 @@ class TrainingCost:
 def capture_cost(tokens: int, recipe: Recipe, hidden_size: int) -> CaptureCost:
     """What it takes to capture so many tokens of a target."""
     rate = recipe.capture.tokens_per_s or _known(recipe, CAPTURE_TOKENS_PER_S)
-    return CaptureCost(tokens, hidden_size, bytes_per_token(hidden_size, recipe.capture.dtype), rate)
+    return CaptureCost(
+        tokens, hidden_size, bytes_per_token(hidden_size, recipe.capture.dtype), rate
+    )
 
 
 def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
@@ -102,7 +104,9 @@ def _known(recipe: Recipe, rate: int) -> int | None:
     return rate if recipe.target.model in EMBEDDED_TARGETS else None
 
 
-def plan(run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options) -> list[PlannedStage]:
+def plan(
+    run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options
+) -> list[PlannedStage]:
     """What each wanted stage would do now, in order."""
     target = local_target(recipe)
     # Without them no stage's state is asked: of a hub's model that would start the download.
@@ -119,7 +123,11 @@ def plan(run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options)
             action = "would run; the target's weights are not on this machine yet"
         else:
             state = stage.state(run, recipe, options)
-            action = "nothing changed, would be kept" if state.done else f"would run: {'; '.join(state.reasons)}"
+            action = (
+                "nothing changed, would be kept"
+                if state.done
+                else f"would run: {'; '.join(state.reasons)}"
+            )
         if after or not weights or not action.startswith("nothing"):
             will_run.add(name)
             cost = _cost(name, run, recipe, target)
@@ -143,15 +151,27 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
         training = training_cost(tokens, recipe)
         epochs = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''} at depth {recipe.speculator.depth}"
         cost = f"one engine start for parity, {epochs}"
-        return cost + (_time(training.seconds, training.tokens_per_s) if tokens and training.tokens_per_s else "")
+        return cost + (
+            _time(training.seconds, training.tokens_per_s)
+            if tokens and training.tokens_per_s
+            else ""
+        )
     if stage == "evaluate":
         modes, measured = recipe.eval.engine_modes, recipe.eval
         blocks = len(modes) * len(measured.concurrency) * measured.repeats * 3
         # Beside the servers, an engine that captures the verification pass, and one that times steps where k is to be chosen.
-        starts = sum(ENGINE_START_S[mode] for mode in modes) + ONE_START_S * (1 + (measured.k == "auto"))
+        starts = sum(ENGINE_START_S[mode] for mode in modes) + ONE_START_S * (
+            1 + (measured.k == "auto")
+        )
         cost = f"{blocks} measured blocks in {' and '.join(modes)} mode"
         if measured.rates:
-            timed = len(modes) * len(measured.rates) * max(len(measured.scenarios), 1) * measured.rate_repeats * 3
+            timed = (
+                len(modes)
+                * len(measured.rates)
+                * max(len(measured.scenarios), 1)
+                * measured.rate_repeats
+                * 3
+            )
             cost += f", {timed} of open loop, at least {timed * measured.rate_seconds / 60:.0f} min"
         return cost + (f", {starts} s of engine starts beside them" if rated else "")
     if stage == "export":
@@ -167,7 +187,9 @@ def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
     paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
     files: list[Path] = []
     for path in map(Path, (p for p in paths if "://" not in p)):
-        files += [child for child in path.rglob("*") if child.is_file()] if path.is_dir() else [path]
+        files += (
+            [child for child in path.rglob("*") if child.is_file()] if path.is_dir() else [path]
+        )
     return sum(_text_bytes(file) for file in files if file.is_file()) // LOG_BYTES_PER_TOKEN, False
 
 

@@ -20,7 +20,9 @@ class NotShipped(OutriderError):
     """The evaluation does not allow the export."""
 
     def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(f"not exported, the verdict is `{verdict}`: {reason}; --force exports it all the same")
+        super().__init__(
+            f"not exported, the verdict is `{verdict}`: {reason}; --force exports it all the same"
+        )
         self.exit_code = EXIT_CODES[verdict]
 
 

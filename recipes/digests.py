@@ -29,14 +29,18 @@ def source_identity(source: str) -> str:
         if Path(source).exists():
             return path_identity(Path(source))
         files = sorted(Path("/").glob(source.lstrip("/")))
-        return value_digest({str(file): path_identity(file) for file in files}) if files else "absent"
+        return (
+            value_digest({str(file): path_identity(file) for file in files}) if files else "absent"
+        )
     import fsspec
 
     from outrider.data.stores import answering
 
     with answering(f"traffic.path = {source!r}"):
         filesystem, path = fsspec.url_to_fs(source)
-        found = filesystem.find(path, detail=True) or {p: filesystem.info(p) for p in filesystem.glob(path)}
+        found = filesystem.find(path, detail=True) or {
+            p: filesystem.info(p) for p in filesystem.glob(path)
+        }
     return value_digest({name: _remote_identity(info) for name, info in found.items()})
 
 
@@ -49,7 +53,9 @@ def changes(before: Any, now: Any, name: str = "") -> list[str]:
         return [
             line
             for key in keys
-            for line in changes(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+            for line in changes(
+                before.get(key), now.get(key), f"{name}.{key}" if name else str(key)
+            )
         ]
     if _is_digest(before) or _is_digest(now):
         return [name]
@@ -64,11 +70,16 @@ def _file_identity(path: Path) -> str:
 
 
 def _remote_identity(info: dict[str, Any]) -> list[str]:
-    return [str(info.get(key)) for key in ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "updated")]
+    return [
+        str(info.get(key))
+        for key in ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "updated")
+    ]
 
 
 def _is_digest(value: Any) -> bool:
-    return value == "absent" or (isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef"))
+    return value == "absent" or (
+        isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    )
 
 
 def _short(value: Any) -> str:

@@ -42,7 +42,9 @@ def inspect_recipe(
         else:
             target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
             traffic_dir, source = Path(scratch) / "traffic", None
-            found = inspect(target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy)
+            found = inspect(
+                target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
+            )
         found = {
             "recipe": recipe.name,
             "target": recipe.target.model,

@@ -27,16 +27,25 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     if found["rows_per_file"]:
         limit = f"--first: no more than the first {found['rows_per_file']:,} rows of each file were read. All below is of these alone, "
         console.print(
-            Text(limit + "cost and split too; an exchange of several rows may be cut off at the end.", "yellow")
+            Text(
+                limit
+                + "cost and split too; an exchange of several rows may be cut off at the end.",
+                "yellow",
+            )
         )
     if found["ingested_in"]:
-        console.print(Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"), soft_wrap=True)
+        console.print(
+            Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
+            soft_wrap=True,
+        )
     console.print(_facts(found))
     if found["rejects"]:
         console.print(_rejects(found))
     if found["split"]:
         console.print(_split(found["split"]))
-    histograms = [_histogram(name, lengths) for name, lengths in found["lengths"].items() if lengths["n"]]
+    histograms = [
+        _histogram(name, lengths) for name, lengths in found["lengths"].items() if lengths["n"]
+    ]
     console.print(Columns(histograms, padding=(0, 4)))
 
 
@@ -51,16 +60,25 @@ def _facts(found: Mapping[str, Any]) -> Table:
 
 def _rejects(found: Mapping[str, Any]) -> Table:
     table = _table("rejects")
-    for column, justify in (("reason", "left"), ("rows", "right"), ("first at", "left"), ("", "left")):
+    for column, justify in (
+        ("reason", "left"),
+        ("rows", "right"),
+        ("first at", "left"),
+        ("", "left"),
+    ):
         table.add_column(column, justify=justify, overflow="fold")
     for reason, count in found["rejects"].items():
         example = found["reject_examples"][reason]
-        table.add_row(reason, f"{count:,}", *(Text(printable(example[key])) for key in ("place", "detail")))
+        table.add_row(
+            reason, f"{count:,}", *(Text(printable(example[key])) for key in ("place", "detail"))
+        )
     return table
 
 
 def _split(split: Mapping[str, Any]) -> Table:
-    left_out = ", ".join(f"{reason} {count:,}" for reason, count in split["left_out"].items()) or "nothing"
+    left_out = (
+        ", ".join(f"{reason} {count:,}" for reason, count in split["left_out"].items()) or "nothing"
+    )
     caption = f"left out: {left_out}"
     if not split["prompts_compared"]:
         caption += "; prompts were not compared, so near-identical ones are still to come off"
@@ -69,7 +87,9 @@ def _split(split: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for part in PARTS:
         row = split[part]
-        counts = (f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens"))
+        counts = (
+            f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens")
+        )
         table.add_row(part, *counts, date(row["first_time"]))
     return table
 
@@ -89,7 +109,12 @@ def _histogram(name: str, lengths: Mapping[str, Any]) -> Text:
 
 def _table(title: str, **options: Any) -> Table:
     return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        **options,
     )
 
 
@@ -97,4 +122,6 @@ def _capture(found: Mapping[str, Any]) -> str:
     predicted = found["predicted"]
     of = "what the split keeps" if found["split"] else "everything"
     rate = ", the rate of the embedded target on 2 cores" if predicted["tokens_per_s"] else ""
-    return f"{predicted['text']}{rate}; of {of}" + ("" if rate else "; no rate is known for this target, so no time")
+    return f"{predicted['text']}{rate}; of {of}" + (
+        "" if rate else "; no rate is known for this target, so no time"
+    )

@@ -51,7 +51,9 @@ class LoadedRecipe:
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes that come with the package, such as `resume_screening` and `r1/resume_screening`."""
-    return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
+    return sorted(
+        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml")
+    )
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
@@ -68,7 +70,9 @@ def load_overrides(overrides: list[str]) -> LoadedRecipe:
     return _checked({"name": "traffic"}, {(): "command line"}, (), overrides)
 
 
-def _checked(values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]) -> LoadedRecipe:
+def _checked(
+    values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]
+) -> LoadedRecipe:
     for keys, value, text in parse_overrides(overrides):
         _set(values, origins, keys, value, f"command line, {text}")
         _resolve_paths(values, origins, Path.cwd(), only=keys)
@@ -111,18 +115,24 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
             raise OutriderError(_no_such_option(word))
         if not equals:
             if not option:
-                raise OutriderError(f"{word}: not an override; write section.key=value, such as training.epochs=3")
+                raise OutriderError(
+                    f"{word}: not an override; write section.key=value, such as training.epochs=3"
+                )
             if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
                 raise OutriderError(f"{word}: needs a value behind it, such as {word} 3")
             text = remaining.pop(0)
             written = f"{word} {text}"
         if not all(keys):
-            raise OutriderError(f"{word}: not a key; write section.key=value, such as training.epochs=3")
+            raise OutriderError(
+                f"{word}: not a key; write section.key=value, such as training.epochs=3"
+            )
         parsed.append((keys, _override_value(text, written), written))
     return parsed
 
 
-def _read_chain(path: Path, below: tuple[Path, ...]) -> tuple[dict[str, Any], Origins, tuple[Path, ...]]:
+def _read_chain(
+    path: Path, below: tuple[Path, ...]
+) -> tuple[dict[str, Any], Origins, tuple[Path, ...]]:
     values, origins = read_yaml(path)
     _resolve_paths(values, origins, path.resolve().parent)
     base_name = values.pop("extends", None)
@@ -130,7 +140,9 @@ def _read_chain(path: Path, below: tuple[Path, ...]) -> tuple[dict[str, Any], Or
         return values, origins, (path,)
     here = origins[("extends",)]
     if not isinstance(base_name, str):
-        raise OutriderError(f"{here}: extends = {base_name!r}: name one recipe, a path or a shipped name")
+        raise OutriderError(
+            f"{here}: extends = {base_name!r}: name one recipe, a path or a shipped name"
+        )
     try:
         base_path = find_recipe(base_name, beside=path.resolve().parent)
     except OutriderError as error:
@@ -163,22 +175,30 @@ def _override_value(text: str, written: str) -> Any:
     try:
         return read_value(text)
     except yaml.YAMLError as error:
-        raise OutriderError(f"{written}: {text!r} is not a YAML value; quote it for the shell: {error}") from None
+        raise OutriderError(
+            f"{written}: {text!r} is not a YAML value; quote it for the shell: {error}"
+        ) from None
 
 
-def _set(values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value: Any, origin: str) -> None:
+def _set(
+    values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value: Any, origin: str
+) -> None:
     section = values
     for depth, key in enumerate(keys[:-1]):
         origins.setdefault(keys[: depth + 1], origin)
         child = section.setdefault(key, {})
         if not isinstance(child, dict):
-            raise OutriderError(f"{origin}: {'.'.join(keys[: depth + 1])} is a value, not a section")
+            raise OutriderError(
+                f"{origin}: {'.'.join(keys[: depth + 1])} is a value, not a section"
+            )
         section = child
     section[keys[-1]] = value
     origins[keys] = origin
 
 
-def _resolve_paths(values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None) -> None:
+def _resolve_paths(
+    values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None
+) -> None:
     """Makes relative traffic paths, those of the privacy key and of known answers, and target directories absolute: beside the recipe, else
     below the current directory."""
     traffic, target = values.get("traffic"), values.get("target")
@@ -191,13 +211,22 @@ def _resolve_paths(values: dict[str, Any], origins: Origins, folder: Path, only:
                 traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
     for name, key in (("privacy", "key_file"), ("eval", "answers")):
         section = values.get(name)
-        if isinstance(section, dict) and only in (None, (name, key)) and isinstance(section.get(key), str):
+        if (
+            isinstance(section, dict)
+            and only in (None, (name, key))
+            and isinstance(section.get(key), str)
+        ):
             section[key] = _traffic_path(section[key], folder)
     if isinstance(target, dict) and only in (None, ("target", "model")):
         model = target.get("model")
         if isinstance(model, str):
             local = next(
-                (base / model for base in (folder, Path.cwd()) if (base / model / "config.json").is_file()), None
+                (
+                    base / model
+                    for base in (folder, Path.cwd())
+                    if (base / model / "config.json").is_file()
+                ),
+                None,
             )
             target["model"] = str(local.resolve()) if local else model
 

@@ -40,7 +40,9 @@ def no_such_key(keys: Keys, model: type[BaseModel]) -> str:
     beside = sorted(fields_at(tuple(parents), model))
     near = difflib.get_close_matches(str(key), beside, n=1, cutoff=0.6)
     prefix = "".join(f"{parent}." for parent in parents)
-    guesses = [path for path in _all_keys(model) if path.split(".")[-1] == str(key)] + [prefix + name for name in near]
+    guesses = [path for path in _all_keys(model) if path.split(".")[-1] == str(key)] + [
+        prefix + name for name in near
+    ]
     hint = f"did you mean `{guesses[0]}`? " if guesses else ""
     section = f"`{'.'.join(map(str, parents))}` has" if parents else "a recipe has"
     return f"{'.'.join(map(str, keys))}: no such key; {hint}{section}: {', '.join(beside)}"
@@ -81,7 +83,9 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         paths.append(prefix + name)
         if section := _section(field.annotation):
-            paths += _all_keys(section, f"{prefix}{name}.{'NAME.' if _is_named(field.annotation) else ''}")
+            paths += _all_keys(
+                section, f"{prefix}{name}.{'NAME.' if _is_named(field.annotation) else ''}"
+            )
     return paths
 
 

@@ -59,24 +59,45 @@ def run_stages(
                 )
         state = stage.state(run, recipe, options)
         if state.done:
-            kept = f"its output was deleted after the export ({state.deleted})" if state.deleted else "kept"
-            console.print(f"[green]✓[/] [bold]{name:<9}[/] nothing changed, {kept}", highlight=False, soft_wrap=True)
+            kept = (
+                f"its output was deleted after the export ({state.deleted})"
+                if state.deleted
+                else "kept"
+            )
+            console.print(
+                f"[green]✓[/] [bold]{name:<9}[/] nothing changed, {kept}",
+                highlight=False,
+                soft_wrap=True,
+            )
         else:
             stage.require_what_it_reads(run, state.reasons)
-            console.print(f"[cyan]▸[/] [bold]{name:<9}[/] {'; '.join(state.reasons)}", highlight=False)
+            console.print(
+                f"[cyan]▸[/] [bold]{name:<9}[/] {'; '.join(state.reasons)}", highlight=False
+            )
             begin = time.monotonic()
             _run_stage(name, run, options)
-            console.print(f"[green]✓[/] [bold]{name:<9}[/] {time.monotonic() - begin:.0f} s", highlight=False)
+            console.print(
+                f"[green]✓[/] [bold]{name:<9}[/] {time.monotonic() - begin:.0f} s", highlight=False
+            )
         results[name] = run.read_record(name)["result"]
     if "export" in results and (deleted := retain(run, recipe.privacy.retention)):
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted)}"
-        console.print(f"[green]✓[/] [bold]{'retention':<9}[/] {what}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[green]✓[/] [bold]{'retention':<9}[/] {what}", highlight=False, soft_wrap=True
+        )
     return results
 
 
 def _run_stage(name: str, run: RunDirectory, options: Options) -> None:
     log = run.attempt() / f"{name}.log"
-    argv = [sys.executable, "-m", "outrider.recipes.stage", name, str(run.root), json.dumps(options)]
+    argv = [
+        sys.executable,
+        "-m",
+        "outrider.recipes.stage",
+        name,
+        str(run.root),
+        json.dumps(options),
+    ]
     status = run_supervised(argv, log, dict(os.environ) | STAGE_ENVIRONMENT)
     if status == 0:
         return
@@ -89,12 +110,20 @@ def _run_stage(name: str, run: RunDirectory, options: Options) -> None:
             f"{name} failed: {_last_line(log)} (a fault in Outrider or below it; the traceback is in {log})"
         )
     if status == -signal.SIGKILL:
-        raise StageFailed(f"{name} was killed, most often because the machine ran out of memory; its log is {log}")
+        raise StageFailed(
+            f"{name} was killed, most often because the machine ran out of memory; its log is {log}"
+        )
     if status < 0:
         raise StageFailed(f"{name} crashed with {signal.Signals(-status).name}; its log is {log}")
-    raise StageFailed(f"{name} was interrupted (status {status}); the same command goes on. Its log is {log}", 75)
+    raise StageFailed(
+        f"{name} was interrupted (status {status}); the same command goes on. Its log is {log}", 75
+    )
 
 
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return lines[-1] if lines else "no output"

@@ -29,7 +29,9 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
 def has_weights(target: Path) -> bool:
     """Whether a target's directory holds the shards that its index names, or the only file."""
     index = target / "model.safetensors.index.json"
-    shards = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    shards = (
+        set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    )
     return all((target / shard).is_file() for shard in shards)
 
 
@@ -42,7 +44,9 @@ def local_target(recipe: Recipe) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=recipe.target.revision, local_files_only=True))
+        return Path(
+            snapshot_download(model, revision=recipe.target.revision, local_files_only=True)
+        )
     except LocalEntryNotFoundError:
         return None
 
@@ -58,7 +62,8 @@ def _check_paths(key: str, paths: list[str]) -> None:
         if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
             continue
         embedded = sorted(
-            f"nano_r1/{log.name.removesuffix('.jsonl.gz')}" for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")
+            f"nano_r1/{log.name.removesuffix('.jsonl.gz')}"
+            for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")
         )
         raise OutriderError(
             f"traffic.{key} = {path!r}: no such file or folder (a relative one is looked for beside its recipe, then where the "
@@ -71,7 +76,11 @@ def _check_privacy(recipe: Recipe) -> None:
     if recipe.privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
         raise OutriderError(NOT_INSTALLED)
     key_file = recipe.privacy.key_file
-    if recipe.privacy.mode == "surrogate" and key_file is not None and not Path(key_file).expanduser().is_file():
+    if (
+        recipe.privacy.mode == "surrogate"
+        and key_file is not None
+        and not Path(key_file).expanduser().is_file()
+    ):
         raise OutriderError(
             f"privacy.key_file = {key_file!r}: no such file (a relative one is looked for beside its recipe, then where the command "
             "starts); make one, such as `head -c 32 /dev/urandom > FILE`, or leave the key out for one of the run's own"
@@ -89,7 +98,9 @@ def check_target(target: Path, dry_run: bool = False) -> None:
             f"no MTP layer to start from; {fix}"
         )
     fp8_blocks(config, config_path)  # quantized in another way than DeepSeek's, it is refused
-    if dry_run and not any((target / name).is_file() for name in ("model.safetensors.index.json", "model.safetensors")):
+    if dry_run and not any(
+        (target / name).is_file() for name in ("model.safetensors.index.json", "model.safetensors")
+    ):
         return
     prefix = f"model.layers.{config['num_hidden_layers']}."
     if not any(name.startswith(prefix) for name in weight_map(target)):

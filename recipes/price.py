@@ -64,7 +64,10 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
     target = local_target(recipe)
     config, source = _config(recipe, target)
     if config is None:
-        return {"target": {"model": recipe.target.model, "config": None, "weights_here": False}, "missing": source}
+        return {
+            "target": {"model": recipe.target.model, "config": None, "weights_here": False},
+            "missing": source,
+        }
     size = mtp_size(config, source)
     tokens, counted = traffic_tokens(run, recipe)
     row, assumed = _largest_row(run, recipe, size)
@@ -105,7 +108,8 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         },
         "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
         "training": dataclasses.asdict(training) | {"seconds": training.seconds},
-        "row": dataclasses.asdict(row) | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
+        "row": dataclasses.asdict(row)
+        | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
         "memory": list(_judged(plan, recipe, gpu_bytes)),
     }
 
@@ -137,12 +141,16 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: MTPSize) -> tuple[RowS
     samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)
     rows = [
         RowShape.of_sequences((samples[index].length, samples[index].targets(0)) for index in row)
-        for step in plan_epoch(samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0)
+        for step in plan_epoch(
+            samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0
+        )
         for row in step
     ]
     if not rows:
         return RowShape.full(row_tokens), True
-    return max(rows, key=lambda row: Unrolled(size, row, recipe.speculator.depth, 2).saved_bytes()), False
+    return max(
+        rows, key=lambda row: Unrolled(size, row, recipe.speculator.depth, 2).saved_bytes()
+    ), False
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
@@ -198,7 +206,10 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
     if found := _smallest_gpu():
         return [found]
     host = Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True)
-    return [host, Memory(int(ASSUMED_GPU), "a GPU, assumed (none here; --gpu-memory GB names another)")]
+    return [
+        host,
+        Memory(int(ASSUMED_GPU), "a GPU, assumed (none here; --gpu-memory GB names another)"),
+    ]
 
 
 def _smallest_gpu() -> Memory | None:
@@ -206,7 +217,11 @@ def _smallest_gpu() -> Memory | None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    found = [line.split(", ", 1) for line in answer.stdout.strip().splitlines()] if answer.returncode == 0 else []
+    found = (
+        [line.split(", ", 1) for line in answer.stdout.strip().splitlines()]
+        if answer.returncode == 0
+        else []
+    )
     if not found:
         return None
     mebibytes, name = min(found, key=lambda gpu: int(gpu[0]))

@@ -75,7 +75,11 @@ def hardware() -> dict[str, Any]:
     """Processor, cores that this process may use, memory, GPUs."""
     gpus = []
     if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version",
+            "--format=csv,noheader",
+        ]
         answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
         gpus = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
     return {
@@ -96,7 +100,10 @@ def without_credentials(text: str) -> str:
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _git() -> dict[str, Any] | None:
@@ -104,8 +111,12 @@ def _git() -> dict[str, Any] | None:
     if not shutil.which("git"):
         return None
     here = ["git", "-C", str(Path(__file__).resolve().parent)]
-    commit = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        [*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     if commit.returncode != 0:
         return None
-    status = subprocess.run([*here, "status", "--porcelain"], capture_output=True, text=True, check=False)
+    status = subprocess.run(
+        [*here, "status", "--porcelain"], capture_output=True, text=True, check=False
+    )
     return {"commit": commit.stdout.strip(), "changed_files": len(status.stdout.splitlines())}

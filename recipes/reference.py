@@ -51,7 +51,11 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
         parts.append(f"{inspect.cleandoc(section.__doc__ or '')}\n")
     docs = field_docs(section)
     inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
-    named = {name: child for name, field in section.model_fields.items() if (child := _named_section(field.annotation))}
+    named = {
+        name: child
+        for name, field in section.model_fields.items()
+        if (child := _named_section(field.annotation))
+    }
     plain = [name for name in section.model_fields if inner[name] is None]
     if plain:
         parts.append("| key | type | default | |\n|---|---|---|---|")
@@ -74,7 +78,9 @@ def field_docs(section: Section) -> dict[str, str]:
     docs = {}
     for field, text in itertools.pairwise(body):
         is_text = (
-            isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+            isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
         )
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
             docs[field.target.id] = text.value.value
@@ -85,12 +91,18 @@ def field_docs(section: Section) -> dict[str, str]:
 
 
 def _section_of(annotation: typing.Any) -> Section | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return (
+        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    )
 
 
 def _named_section(annotation: typing.Any) -> Section | None:
     """Of sections by names of the recipe's own."""
-    return _section_of(typing.get_args(annotation)[1]) if typing.get_origin(annotation) is dict else None
+    return (
+        _section_of(typing.get_args(annotation)[1])
+        if typing.get_origin(annotation) is dict
+        else None
+    )
 
 
 def _type(field: FieldInfo) -> str:
@@ -100,7 +112,9 @@ def _type(field: FieldInfo) -> str:
 def _limits(metadata: typing.Iterable[typing.Any]) -> list[str]:
     signs = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
     return [
-        f"{signs[type(limit)][0]} {getattr(limit, signs[type(limit)][1])}" for limit in metadata if type(limit) in signs
+        f"{signs[type(limit)][0]} {getattr(limit, signs[type(limit)][1])}"
+        for limit in metadata
+        if type(limit) in signs
     ]
 
 
@@ -121,7 +135,9 @@ def _type_name(annotation: typing.Any) -> str:
     return (
         "null"
         if annotation is type(None)
-        else {"str": "text", "bool": "`true` or `false`"}.get(annotation.__name__, annotation.__name__)
+        else {"str": "text", "bool": "`true` or `false`"}.get(
+            annotation.__name__, annotation.__name__
+        )
     )
 
 

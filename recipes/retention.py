@@ -38,7 +38,9 @@ def deletion_of(run: RunDirectory, path: Path) -> str | None:
     if path.exists() or not _note(run).is_file():
         return None
     deleted = read_json(_note(run))["deleted"]
-    return next((told for name, told in deleted.items() if path.is_relative_to(run.root / name)), None)
+    return next(
+        (told for name, told in deleted.items() if path.is_relative_to(run.root / name)), None
+    )
 
 
 def _text(path: Path) -> list[Path]:
@@ -50,7 +52,10 @@ def _text(path: Path) -> list[Path]:
 def _held(run: RunDirectory, retention: str) -> list[Path]:
     if retention == "keep":
         return []
-    states = [run.features, *(out / "verification_states" for out in (run.evaluation, run.other_evaluation))]
+    states = [
+        run.features,
+        *(out / "verification_states" for out in (run.evaluation, run.other_evaluation)),
+    ]
     if retention == "delete_features":
         return states
     traffic = sorted(run.traffic.glob("*"))

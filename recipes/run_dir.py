@@ -108,14 +108,20 @@ class RunDirectory:
 
     def attempt(self) -> Path:
         """The log directory of the attempt under way, or of the last one."""
-        numbers = [int(path.name.removeprefix("attempt_")) for path in self.root.glob("logs/attempt_*")]
+        numbers = [
+            int(path.name.removeprefix("attempt_")) for path in self.root.glob("logs/attempt_*")
+        ]
         return self.root / "logs" / f"attempt_{max(numbers, default=0)}"
 
-    def begin_attempt(self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]) -> None:
+    def begin_attempt(
+        self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]
+    ) -> None:
         """Opens logs/attempt_N+1 and writes the resolved recipe and the provenance."""
         number = int(self.attempt().name.removeprefix("attempt_")) + 1
         logs = self.root / "logs" / f"attempt_{number}"
-        logs.mkdir(parents=True, mode=0o700)  # what libraries write into a log is not ours to answer for
+        logs.mkdir(
+            parents=True, mode=0o700
+        )  # what libraries write into a log is not ours to answer for
         self.write_resolved(recipe)
         story = provenance(command_line, files)
         write_json(self.root / "provenance.json", story)
@@ -123,14 +129,18 @@ class RunDirectory:
 
     def write_resolved(self, recipe: Recipe) -> None:
         """Publishes recipe.resolved.yaml, readable by its owner only: paths and environments may hold what is nobody's business."""
-        text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        text = yaml.safe_dump(
+            recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
+        )
         with publish(self.resolved_recipe) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_text(text, encoding="utf-8")
 
     def read_resolved(self) -> Recipe:
         """The recipe that the attempt under way follows."""
-        return Recipe.model_validate(yaml.safe_load(self.resolved_recipe.read_text(encoding="utf-8")))
+        return Recipe.model_validate(
+            yaml.safe_load(self.resolved_recipe.read_text(encoding="utf-8"))
+        )
 
     def read_record(self, stage: str) -> dict[str, Any] | None:
         """A stage's record, None when it has not finished yet."""

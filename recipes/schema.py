@@ -83,7 +83,9 @@ class Recipe(BaseModel):
     @classmethod
     def _is_a_directory_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ValueError("it names a directory: letters, digits, `.`, `_` and `-` only, a letter or digit first")
+            raise ValueError(
+                "it names a directory: letters, digits, `.`, `_` and `-` only, a letter or digit first"
+            )
         return name
 
     @model_validator(mode="after")

@@ -53,7 +53,9 @@ def main(stage: str, run: RunDirectory, options: dict) -> int:
         print(traceback_of(error, quoting), file=log)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or run.root
-            message = f"{where}: no space left on the disk; free some and run the same command again"
+            message = (
+                f"{where}: no space left on the disk; free some and run the same command again"
+            )
             write_json(failed, {"message": message, "exit_code": 1})
         return UNEXPECTED
     finally:
@@ -67,7 +69,9 @@ def _show_progress_on_the_terminal(stage: str) -> None:
     descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
     if descriptor is None:
         return
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
     logging.captureWarnings(True)
     if stage in STARTS_ENGINES:
         importlib.import_module("vllm.logger")
@@ -76,4 +80,10 @@ def _show_progress_on_the_terminal(stage: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], RunDirectory(Path(sys.argv[2])), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}))
+    sys.exit(
+        main(
+            sys.argv[1],
+            RunDirectory(Path(sys.argv[2])),
+            json.loads(sys.argv[3]) if len(sys.argv) > 3 else {},
+        )
+    )

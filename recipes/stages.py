@@ -64,7 +64,9 @@ class Stage:
 
     def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         """All that the result depends on, as digests and values."""
-        upstream = {name: (run.read_record(name) or {}).get("artifact", "absent") for name in self.needs}
+        upstream = {
+            name: (run.read_record(name) or {}).get("artifact", "absent") for name in self.needs
+        }
         return {
             "code": {self.name: f"version {self.version}"},
             "recipe": self.settings(recipe),
@@ -82,7 +84,10 @@ class Stage:
         deleted = deletion_of(run, self.artifact(run))
         if deleted and recipe.privacy.retention == "keep":
             return State(
-                False, (f"made anew, retention deleted {self.artifact(run).name} after the export ({deleted})",)
+                False,
+                (
+                    f"made anew, retention deleted {self.artifact(run).name} after the export ({deleted})",
+                ),
             )
         if not deleted and not self.artifact(run).exists():
             return State(False, (f"{self.artifact(run).name} is gone",))
@@ -105,7 +110,9 @@ class Stage:
         started = self._started(run)
         if not started.is_file() or read_json(started) != value_digest(inputs):
             for path in self.unfinished(run):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                    missing_ok=True
+                )
         write_json(started, value_digest(inputs))
         run.stage_record(self.name).unlink(missing_ok=True)
         begin, clock = datetime.datetime.now().astimezone(), time.monotonic()
@@ -140,7 +147,9 @@ def _target(recipe: Recipe) -> dict[str, str]:
 
 
 def _logs(paths: str | list[str] | None) -> dict[str, str]:
-    return {path: source_identity(path) for path in ([paths] if isinstance(paths, str) else paths or [])}
+    return {
+        path: source_identity(path) for path in ([paths] if isinstance(paths, str) else paths or [])
+    }
 
 
 def _traffic(recipe: Recipe) -> dict[str, str]:
@@ -158,7 +167,11 @@ def _privacy_settings(recipe: Recipe) -> dict[str, Any]:
 
 def _privacy_key(recipe: Recipe) -> dict[str, str]:
     named = recipe.privacy.mode == "surrogate" and recipe.privacy.key_file
-    return {"privacy.key_file": path_identity(Path(recipe.privacy.key_file).expanduser())} if named else {}
+    return (
+        {"privacy.key_file": path_identity(Path(recipe.privacy.key_file).expanduser())}
+        if named
+        else {}
+    )
 
 
 def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -174,7 +187,10 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
     ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
-    return {**result, "general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
+    return {
+        **result,
+        "general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")},
+    }
 
 
 def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -182,7 +198,9 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
     traffic = recipe.traffic
     general = run.general / "sequences" if traffic.general is not None else None
-    parts = split(run.sequences, recipe.split, run.split, traffic.max_copies, general, traffic.general_share)
+    parts = split(
+        run.sequences, recipe.split, run.split, traffic.max_copies, general, traffic.general_share
+    )
     return parts["summary"]
 
 
@@ -237,7 +255,9 @@ def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     return evaluate_counted(speculator=speculator, **_evaluated(run, recipe, out, report=out))
 
 
-def _measure(run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path) -> dict[str, Any]:
+def _measure(
+    run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path
+) -> dict[str, Any]:
     from outrider.data.slices import load_slices
     from outrider.eval.evaluate import evaluate
 
@@ -295,7 +315,10 @@ STAGES: dict[str, Stage] = {
             version=3,
             needs=(),
             settings=lambda recipe: {
-                "traffic": _dump(recipe.traffic, {"path", "general", "general_share", "max_copies", "min_on_policy"}),
+                "traffic": _dump(
+                    recipe.traffic,
+                    {"path", "general", "general_share", "max_copies", "min_on_policy"},
+                ),
                 "privacy": _privacy_settings(recipe),
             },
             sources=lambda recipe: _target(recipe) | _traffic(recipe) | _privacy_key(recipe),
@@ -309,7 +332,9 @@ STAGES: dict[str, Stage] = {
             needs=("ingest",),
             settings=lambda recipe: {
                 "split": _dump(recipe.split),
-                "traffic": {name: getattr(recipe.traffic, name) for name in ("max_copies", "general_share")},
+                "traffic": {
+                    name: getattr(recipe.traffic, name) for name in ("max_copies", "general_share")
+                },
             },
             sources=_general,
             work=_split,
@@ -347,7 +372,11 @@ STAGES: dict[str, Stage] = {
             reads=lambda run: (run.sequences, run.features / "manifest.json"),
             artifact=lambda run: run.speculator / "model.safetensors",
             identity=lambda run: run.speculator,
-            unfinished=lambda run: (run.training, run.root / "metrics.jsonl", run.root / "train.log"),
+            unfinished=lambda run: (
+                run.training,
+                run.root / "metrics.jsonl",
+                run.root / "train.log",
+            ),
         ),
         Stage(
             name="evaluate",
@@ -364,7 +393,10 @@ STAGES: dict[str, Stage] = {
             name="export",
             version=1,
             needs=("train", "evaluate"),
-            settings=lambda recipe: {"export": _dump(recipe.export), "serving": _dump(recipe.serving)},
+            settings=lambda recipe: {
+                "export": _dump(recipe.export),
+                "serving": _dump(recipe.serving),
+            },
             sources=_target,
             work=_export,
             reads=lambda run: (run.sequences, run.evaluation / "steps"),
@@ -402,5 +434,7 @@ def stage_names(text: str | None) -> list[str]:
     named = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in named if name not in STAGES]
     if unknown or not named:
-        raise OutriderError(f"--stages {text}: no stage `{', '.join(unknown)}`; the stages are {', '.join(STAGES)}")
+        raise OutriderError(
+            f"--stages {text}: no stage `{', '.join(unknown)}`; the stages are {', '.join(STAGES)}"
+        )
     return [name for name in STAGES if name in named]

@@ -61,7 +61,11 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
             while not received and not _ended(process, 0.2):
                 pass
             if received:
-                print("stopping; what is whole is kept (once more to stop at once)", file=sys.stderr, flush=True)
+                print(
+                    "stopping; what is whole is kept (once more to stop at once)",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 process.terminate()
                 told = waited = 0.0
                 while len(received) == 1 and waited < GRACE_SECONDS and not _ended(process, 0.2):
@@ -87,7 +91,11 @@ def end_descendants(keep: set[int] | None = None) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 spared.update(process.pid for process in child.children(recursive=True))
     for send, patience in ((psutil.Process.terminate, 5.0), (psutil.Process.kill, 5.0)):
-        left = [process for process in psutil.Process().children(recursive=True) if process.pid not in spared]
+        left = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process.pid not in spared
+        ]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 send(process)
@@ -130,7 +138,9 @@ def _ended(process: subprocess.Popen, seconds: float) -> bool:
 def _recorded_signals() -> Iterator[list[int]]:
     """While inside, signals are noted in the list instead of acted on."""
     received: list[int] = []
-    previous = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
+    previous = {
+        number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS
+    }
     try:
         yield received
     finally:

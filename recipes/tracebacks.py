@@ -9,7 +9,14 @@ module or a device says is about the machine, and stays.
 import subprocess
 import traceback
 
-ABOUT_THE_MACHINE = (OSError, MemoryError, ImportError, RuntimeError, AssertionError, subprocess.SubprocessError)
+ABOUT_THE_MACHINE = (
+    OSError,
+    MemoryError,
+    ImportError,
+    RuntimeError,
+    AssertionError,
+    subprocess.SubprocessError,
+)
 WITHHELD = "(message withheld, it may quote the traffic; report.samples=true shows it)"
 
 
@@ -22,6 +29,8 @@ def traceback_of(error: BaseException, quoting: bool) -> str:
     while link is not None:
         message = str(link) if isinstance(link, ABOUT_THE_MACHINE) else WITHHELD
         frames = "".join(traceback.format_tb(link.__traceback__))
-        told.append(f"Traceback (most recent call last):\n{frames}{type(link).__name__}: {message}\n")
+        told.append(
+            f"Traceback (most recent call last):\n{frames}{type(link).__name__}: {message}\n"
+        )
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "\nfrom which came:\n\n".join(reversed(told))

@@ -22,7 +22,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
 )
 
 
@@ -35,7 +37,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
     except IsADirectoryError:
         raise OutriderError(f"{path}: a directory, not a recipe; name a YAML file in it") from None
     except UnicodeDecodeError as error:
-        raise OutriderError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise OutriderError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise OutriderError(f"{path}{line}: not valid YAML: {error.problem}") from None
@@ -43,7 +47,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
     if root is None:
         return {}, origins
     if not isinstance(root, yaml.MappingNode):
-        raise OutriderError(f"{path}:1: a recipe is a mapping of sections (`training:` and so on), not a {root.id}")
+        raise OutriderError(
+            f"{path}:1: a recipe is a mapping of sections (`training:` and so on), not a {root.id}"
+        )
     return _value(root, (), path, origins), origins
 
 
@@ -60,12 +66,16 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
         for key_node, value_node in node.value:
             key, here = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
             if key in values:
-                raise OutriderError(f"{here}: `{'.'.join(map(str, (*keys, key)))}` stands twice; keep one")
+                raise OutriderError(
+                    f"{here}: `{'.'.join(map(str, (*keys, key)))}` stands twice; keep one"
+                )
             origins[(*keys, key)] = here
             values[key] = _value(value_node, (*keys, key), path, origins)
         return values
     if isinstance(node, yaml.SequenceNode):
-        return [_value(child, (*keys, index), path, origins) for index, child in enumerate(node.value)]
+        return [
+            _value(child, (*keys, index), path, origins) for index, child in enumerate(node.value)
+        ]
     loader = _Loader("")
     try:
         return loader.construct_object(node)

@@ -43,22 +43,29 @@ def export_bundle(
     written last: where it stands, the bundle is whole.
     """
     speculator_dir = Path(speculator_dir)
-    weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(speculator_dir.glob("*.safetensors.index.json"))
+    weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(
+        speculator_dir.glob("*.safetensors.index.json")
+    )
     if not weights:
-        raise OutriderError(f"{speculator_dir}: no *.safetensors here; train first, or name a speculator's directory")
+        raise OutriderError(
+            f"{speculator_dir}: no *.safetensors here; train first, or name a speculator's directory"
+        )
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         stage = Path(folder) / "bundle"
         stage.mkdir()
         for file in [speculator_dir / "config.json", *weights]:
             shutil.copyfile(file, stage / file.name)
-        (stage / "serve.sh").write_text(serve_script(target, serving, k, k_per_batch_size), encoding="utf-8")
+        (stage / "serve.sh").write_text(
+            serve_script(target, serving, k, k_per_batch_size), encoding="utf-8"
+        )
         (stage / "serve.sh").chmod(0o755)
         manifest = {
             "version": BUNDLE_VERSION,
             "method": "mtp",
             "target": target.model_dump(),
             "num_speculative_tokens": k,
-            "num_speculative_tokens_per_batch_size": [list(row) for row in k_per_batch_size or []] or None,
+            "num_speculative_tokens_per_batch_size": [list(row) for row in k_per_batch_size or []]
+            or None,
             "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
             "files": {file.name: file_digest(file) for file in sorted(stage.iterdir())},
@@ -92,9 +99,18 @@ def verify_bundle(
     """
     with _local(location) as directory:
         manifest = _check_files(directory)
-        k, k_per_batch_size = manifest["num_speculative_tokens"], manifest["num_speculative_tokens_per_batch_size"]
+        k, k_per_batch_size = (
+            manifest["num_speculative_tokens"],
+            manifest["num_speculative_tokens_per_batch_size"],
+        )
         with Server(
-            target, serving, directory, k, log_path=log_path, k_per_batch_size=k_per_batch_size, port=serving.port
+            target,
+            serving,
+            directory,
+            k,
+            log_path=log_path,
+            k_per_batch_size=k_per_batch_size,
+            port=serving.port,
         ) as server:
             before = server.counters()
             complete(server.url, server.model_name, prompts, sampling, max_tokens, concurrency)
@@ -117,17 +133,26 @@ def verify_bundle(
 
 
 def serve_script(
-    target: TargetConfig, serving: ServingConfig, k: int, k_per_batch_size: Sequence[tuple[int, int, int]] | None
+    target: TargetConfig,
+    serving: ServingConfig,
+    k: int,
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None,
 ) -> str:
     """serve.sh: the evaluated flags and environment; paths are found when it runs."""
-    _, *flags = serve_arguments(target, serving.engine, _HERE, k, serving.draft_sample_method, k_per_batch_size)
-    is_hub_id = target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
+    _, *flags = serve_arguments(
+        target, serving.engine, _HERE, k, serving.draft_sample_method, k_per_batch_size
+    )
+    is_hub_id = (
+        target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
+    )
     if is_hub_id and target.revision is not None:
         flags += ["--revision", target.revision]
     flags += ["--served-model-name", Path(target.model).name]
     environment = engine_environment(serving.engine)
     preload = environment.pop("LD_PRELOAD", None)
-    del environment["HF_HUB_OFFLINE"]  # where the bundle is served, the target may have to be downloaded first
+    del environment[
+        "HF_HUB_OFFLINE"
+    ]  # where the bundle is served, the target may have to be downloaded first
     lines = [
         "#!/usr/bin/env bash",
         "# Serves the target with this speculator, with the flags that were evaluated. More flags may follow and win, as",
@@ -138,9 +163,7 @@ def serve_script(
         'python="${PYTHON:-python3}"',
     ]
     if target.model in EMBEDDED_TARGETS:
-        find = (
-            f'from outrider.serving.config import TargetConfig; print(TargetConfig(model="{target.model}").directory())'
-        )
+        find = f'from outrider.serving.config import TargetConfig; print(TargetConfig(model="{target.model}").directory())'
         lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
     else:
         lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
@@ -177,7 +200,9 @@ def _check_files(directory: Path) -> dict[str, Any]:
         )
     for name, digest in manifest["files"].items():
         if not (directory / name).is_file() or file_digest(directory / name) != digest:
-            raise OutriderError(f"{directory / name}: missing, or changed since {MANIFEST} was written; export again")
+            raise OutriderError(
+                f"{directory / name}: missing, or changed since {MANIFEST} was written; export again"
+            )
     return manifest
 
 
@@ -197,7 +222,9 @@ def _upload(stage: Path, url: str) -> None:
         for file in files:
             filesystem.put_file(str(file), f"{root}/{file.name}")
     except OSError as error:
-        raise OutriderError(f"{url}: the bundle could not be written ({error}); it is not complete there") from error
+        raise OutriderError(
+            f"{url}: the bundle could not be written ({error}); it is not complete there"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -40,7 +40,9 @@ class _Prompt:
 
     def put(self, start: int, hidden_NH: torch.Tensor) -> None:
         if start > self.filled:
-            raise RuntimeError(f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?")
+            raise RuntimeError(
+                f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
+            )
         end = min(start + len(hidden_NH), len(self.hidden_TH))
         self.hidden_TH[start:end] = hidden_NH[: end - start]
         self.filled = max(self.filled, end)
@@ -78,7 +80,9 @@ class CaptureExtension:
             for request_id, prompt in prompts.items():
                 tokens, index["hidden_size"] = prompt.hidden_TH.shape
                 if prompt.filled < tokens:
-                    raise RuntimeError(f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed")
+                    raise RuntimeError(
+                        f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                    )
                 file.write(prompt.hidden_TH.view(torch.int16).numpy())
                 sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
                 index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
@@ -106,7 +110,10 @@ class CaptureExtension:
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
-        head, vocabulary = self.model_runner.model.compute_logits, self.model_config.get_vocab_size()
+        head, vocabulary = (
+            self.model_runner.model.compute_logits,
+            self.model_config.get_vocab_size(),
+        )
         score_step(steps, state.hidden_states, head, vocabulary, keep)
         return result
 
@@ -123,10 +130,14 @@ class States:
 
     def __init__(self, index: dict[str, Any]) -> None:
         self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
-        self._hidden_NH = torch.from_numpy(np.fromfile(index["path"], np.int16)).view(torch.bfloat16)
+        self._hidden_NH = torch.from_numpy(np.fromfile(index["path"], np.int16)).view(
+            torch.bfloat16
+        )
         self._hidden_NH = self._hidden_NH.view(-1, index["hidden_size"])
 
-    def take(self, request_id: str, token_ids: Sequence[int]) -> tuple[torch.Tensor, list[list[float]] | None]:
+    def take(
+        self, request_id: str, token_ids: Sequence[int]
+    ) -> tuple[torch.Tensor, list[list[float]] | None]:
         """hidden [T, H] of the request that `LLM.generate` calls `request_id`, if it held exactly `token_ids`, and the sums of
         its claim [2, C], if it brought one."""
         offset, tokens, digest, sums = self._rows.pop(request_id)
@@ -148,7 +159,9 @@ def read_states(index: dict[str, Any]) -> States:
 
 def _batch_order(runner: Any, state: Any) -> list[str]:
     # The V2 runner keeps the step's batch with its state, in an order of its own; V1 has one batch for good.
-    return state.input_batch.req_ids if hasattr(state, "input_batch") else runner.input_batch.req_ids
+    return (
+        state.input_batch.req_ids if hasattr(state, "input_batch") else runner.input_batch.req_ids
+    )
 
 
 def external_id(request_id: str) -> str:

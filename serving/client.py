@@ -78,11 +78,17 @@ def complete(
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
     """The JSON answer to one POST; a refusal or a lost connection is an `OutriderError` with the server's words."""
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        raise OutriderError(f"{url}{path}: {error.code} {error.read().decode(errors='replace')[:2000]}") from error
+        raise OutriderError(
+            f"{url}{path}: {error.code} {error.read().decode(errors='replace')[:2000]}"
+        ) from error
     except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        raise OutriderError(f"{url}{path}: no answer ({error}); has the server ended? its log says why") from error
+        raise OutriderError(
+            f"{url}{path}: no answer ({error}); has the server ended? its log says why"
+        ) from error

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.layout import INDEX, read_layout
 
-EMBEDDED_TARGETS = {"nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"}
+EMBEDDED_TARGETS = {
+    "nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"
+}
 """Targets that come with the package, by the name a recipe uses."""
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
@@ -64,7 +66,9 @@ class TargetConfig(BaseModel):
                 f"with `python -m outrider.recipes.{self.model}.build`"
             )
         if directory.is_dir():
-            raise OutriderError(f"{directory}: no config.json here; `target.model` must name a Hugging Face checkpoint")
+            raise OutriderError(
+                f"{directory}: no config.json here; `target.model` must name a Hugging Face checkpoint"
+            )
         if self.model.count("/") != 1 or self.model.startswith((".", "/", "~")):
             raise OutriderError(
                 f"target.model = {self.model!r}: no such directory; give a checkpoint's directory, a hub id "

@@ -49,7 +49,9 @@ def read_counters(url: str) -> SpeculationCounters:
         with urllib.request.urlopen(url + "/metrics", timeout=30) as response:
             text = response.read().decode()
     except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        raise OutriderError(f"{url}/metrics: no answer ({error}); has the server ended? its log says why") from error
+        raise OutriderError(
+            f"{url}/metrics: no answer ({error}); has the server ended? its log says why"
+        ) from error
     sums: dict[str, int] = {}
     positions: dict[int, int] = {}
     for family in text_string_to_metric_families(text):

@@ -72,5 +72,7 @@ class DraftExtension(CaptureExtension, DrafterExtension):
         """One depth's drafts, and their log-probabilities from the drafter's own head."""
         drafts, probabilities = self._drafts_sample(hidden_states, *args)
         logits_BV = self.model_runner.drafter.model.compute_logits(hidden_states).float()
-        self._drafts_logprobs.append(logits_BV.log_softmax(-1).gather(-1, drafts.long()[:, None])[:, 0])
+        self._drafts_logprobs.append(
+            logits_BV.log_softmax(-1).gather(-1, drafts.long()[:, None])[:, 0]
+        )
         return drafts, probabilities

@@ -22,7 +22,10 @@ class DrafterExtension:
 
     def swap_drafter(self, directory: str) -> dict[str, Any]:
         """Loads the MTP layer in `directory` over the drafter's weights, in place (CUDA graphs keep their addresses)."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
 
         runner = self.model_runner
         drafter = (runner.drafter if hasattr(runner, "drafter") else runner.speculator).model

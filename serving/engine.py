@@ -126,7 +126,9 @@ def serve_arguments(
     k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> list[str]:
     """The same settings as the words after `vllm serve`."""
-    arguments = engine_arguments(target, engine, speculator, k, draft_sample_method, k_per_batch_size)
+    arguments = engine_arguments(
+        target, engine, speculator, k, draft_sample_method, k_per_batch_size
+    )
     words = [arguments.pop("model")]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -186,7 +188,9 @@ class Engine:
         more states in memory at once.
         """
         unclaimed = [(row_id, token_ids, None) for row_id, token_ids in rows]
-        return ((row_id, hidden_TH) for row_id, hidden_TH, _ in self._states(unclaimed, batch_tokens))
+        return (
+            (row_id, hidden_TH) for row_id, hidden_TH, _ in self._states(unclaimed, batch_tokens)
+        )
 
     def prefill_logged(
         self, rows: Sequence[LoggedRow], positions: int, batch_tokens: int = 65536
@@ -209,24 +213,35 @@ class Engine:
         for batch in _batches(rows, batch_tokens):
             self._check_lengths(batch)
             self.llm.collective_rpc("capture_start")
-            outputs = self._generate(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
+            outputs = self._generate(
+                batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
+            )
             self.llm.collective_rpc("capture_stop")
             (index, *_) = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
             states = read_states(index)
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
                 yield row_id, *states.take(output.request_id, token_ids)
 
-    def prompt_logprobs(self, rows: Sequence[tuple[str, Sequence[int]]], top: int = 1) -> list[PromptLogprobs]:
+    def prompt_logprobs(
+        self, rows: Sequence[tuple[str, Sequence[int]]], top: int = 1
+    ) -> list[PromptLogprobs]:
         """The engine's log-probability of every token of every row but its first, and its `top` guesses' first."""
         import numpy as np
 
         self._check_lengths(rows)
         results = []
-        for (row_id, token_ids), output in zip(rows, self._generate(rows, _prefill_only(top)), strict=True):
+        for (row_id, token_ids), output in zip(
+            rows, self._generate(rows, _prefill_only(top)), strict=True
+        ):
             positions = output.prompt_logprobs[1:]
-            logprobs = [position[token].logprob for position, token in zip(positions, token_ids[1:], strict=True)]
+            logprobs = [
+                position[token].logprob
+                for position, token in zip(positions, token_ids[1:], strict=True)
+            ]
             tops = [min(position, key=lambda token: position[token].rank) for position in positions]
-            results.append(PromptLogprobs(row_id, np.array(logprobs, np.float32), np.array(tops, np.int32)))
+            results.append(
+                PromptLogprobs(row_id, np.array(logprobs, np.float32), np.array(tops, np.int32))
+            )
         return results
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
@@ -238,12 +253,19 @@ class Engine:
 
         self._check_lengths(rows)
         sampling = [
-            SamplingParams(temperature=row.temperature, top_p=row.top_p, max_tokens=row.max_tokens, detokenize=False)
+            SamplingParams(
+                temperature=row.temperature,
+                top_p=row.top_p,
+                max_tokens=row.max_tokens,
+                detokenize=False,
+            )
             for row in rows
         ]
         return [list(output.outputs[0].token_ids) for output in self._generate(rows, sampling)]
 
-    def _generate(self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]") -> list[Any]:
+    def _generate(
+        self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
+    ) -> list[Any]:
         prompts = [{"prompt_token_ids": list(token_ids)} for _, token_ids, *_ in rows]
         return self.llm.generate(prompts, sampling, use_tqdm=False)
 
@@ -272,7 +294,9 @@ def open_engine(
     `scratch` holds captured states on their way from the worker, which are customer text in another form: they are
     written with this user's access only, and removed as they are read.
     """
-    arguments = engine_arguments(target, engine, speculator, k, draft_sample_method, k_per_batch_size)
+    arguments = engine_arguments(
+        target, engine, speculator, k, draft_sample_method, k_per_batch_size
+    )
     with (
         Family() as family,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
@@ -287,11 +311,17 @@ def open_engine(
             llm.llm_engine.engine_core.shutdown(timeout=_STOP_S)
 
 
-def _prefill_only(prompt_logprobs: int | None = None, extra_args: dict[str, Any] | None = None) -> "SamplingParams":
+def _prefill_only(
+    prompt_logprobs: int | None = None, extra_args: dict[str, Any] | None = None
+) -> "SamplingParams":
     from vllm import SamplingParams
 
     return SamplingParams(
-        max_tokens=1, temperature=0.0, detokenize=False, prompt_logprobs=prompt_logprobs, extra_args=extra_args
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        prompt_logprobs=prompt_logprobs,
+        extra_args=extra_args,
     )
 
 

@@ -111,11 +111,15 @@ class LoadGenerator:
     def __enter__(self) -> "LoadGenerator":
         self._stack = contextlib.ExitStack()
         family = self._stack.enter_context(Family())
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-")))
+        self._folder = Path(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
+        )
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_path.touch(mode=0o600)
         log = self._stack.enter_context(self._log_path.open("ab"))
-        environment = engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
+        environment = (
+            engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
+        )
         self._child = subprocess.Popen(
             [sys.executable, "-m", "outrider.serving.load"],
             env=os.environ | environment,
@@ -128,7 +132,10 @@ class LoadGenerator:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.close()
@@ -151,13 +158,20 @@ class LoadGenerator:
         return self._run(url, prompts, sampling, max_tokens, concurrency, None)
 
     def run_timed(
-        self, url: str, prompts: Sequence[str], arrivals: Sequence[float], sampling: Sampling, max_tokens: int
+        self,
+        url: str,
+        prompts: Sequence[str],
+        arrivals: Sequence[float],
+        sampling: Sampling,
+        max_tokens: int,
     ) -> BlockResult:
         """Open loop: sends each prompt at its own time, in seconds after the block's start, whether or not earlier ones are answered.
 
         `arrivals` must not fall. What the server cannot take at once waits in the server, and the wait is in the time to first token.
         """
-        if len(arrivals) != len(prompts) or any(later < earlier for earlier, later in itertools.pairwise(arrivals)):
+        if len(arrivals) != len(prompts) or any(
+            later < earlier for earlier, later in itertools.pairwise(arrivals)
+        ):
             raise ValueError("run_timed: arrivals must be as many as prompts, and must not fall")
         return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
 
@@ -171,7 +185,9 @@ class LoadGenerator:
         arrivals: list[float] | None,
     ) -> BlockResult:
         dataset = self._folder / "prompts.jsonl"
-        dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+        dataset.write_text(
+            "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
+        )
         body: dict[str, Any] = {"add_special_tokens": False}
         if sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -192,7 +208,13 @@ class LoadGenerator:
         }
         if concurrency is not None:
             options["max-concurrency"] = concurrency
-        words = ["--skip-chat-template", "--disable-shuffle", "--no-oversample", "--disable-tqdm", "--save-detailed"]
+        words = [
+            "--skip-chat-template",
+            "--disable-shuffle",
+            "--no-oversample",
+            "--disable-tqdm",
+            "--save-detailed",
+        ]
         words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         before = read_counters(url)
         result = self._ask({"words": words, "arrivals": arrivals})
@@ -212,12 +234,16 @@ class LoadGenerator:
         return json.loads(line)
 
 
-def _block(result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters) -> BlockResult:
+def _block(
+    result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters
+) -> BlockResult:
     import numpy as np
 
     if result["completed"] != prompts:
         errors = [error for error in result["errors"] if error]
-        raise OutriderError(f"{prompts - result['completed']} of {prompts} requests failed; the first: {errors[:1]}")
+        raise OutriderError(
+            f"{prompts - result['completed']} of {prompts} requests failed; the first: {errors[:1]}"
+        )
     begin = min(result["start_times"])
     columns = (result[name] for name in ("output_lens", "ttfts", "itls", "start_times"))
     requests = tuple(
@@ -226,7 +252,11 @@ def _block(result: dict[str, Any], concurrency: int | None, prompts: int, counte
     )
 
     def percentiles(values: list[float]) -> Percentiles:
-        return Percentiles(*map(float, np.percentile(values, (50, 90, 99)))) if values else Percentiles(0.0, 0.0, 0.0)
+        return (
+            Percentiles(*map(float, np.percentile(values, (50, 90, 99))))
+            if values
+            else Percentiles(0.0, 0.0, 0.0)
+        )
 
     return BlockResult(
         concurrency,
@@ -277,7 +307,16 @@ def _child() -> None:
         if block["arrivals"] is not None:
             serve.get_samples = _sent_at(serve, block["arrivals"])
         result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
-        kept = ("completed", "total_output_tokens", "duration", "output_lens", "ttfts", "itls", "start_times", "errors")
+        kept = (
+            "completed",
+            "total_output_tokens",
+            "duration",
+            "output_lens",
+            "ttfts",
+            "itls",
+            "start_times",
+            "errors",
+        )
         print(json.dumps({name: result[name] for name in kept}), file=answers, flush=True)
 
 

@@ -86,7 +86,9 @@ def checked_positions(completion_start: int, length: int, limit: int) -> np.ndar
     tokens = length - start
     if tokens <= limit:
         return np.arange(start, length)
-    return np.union1d(np.arange(start, min(start + HEAD, length)), start + np.arange(limit) * tokens // limit)
+    return np.union1d(
+        np.arange(start, min(start + HEAD, length)), start + np.arange(limit) * tokens // limit
+    )
 
 
 def score_step(
@@ -102,13 +104,16 @@ def score_step(
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
         tokens.append(text.token_ids[position_N])
-        sampling.append(np.tile(np.float32([text.claim.temperature, text.claim.top_p]), (len(position_N), 1)))
+        sampling.append(
+            np.tile(np.float32([text.claim.temperature, text.claim.top_p]), (len(position_N), 1))
+        )
         owners.append(2 * index + (position_N >= max(text.claim.completion_start, 1) + HEAD))
     if not sum(map(len, rows)):
         return
     device = hidden_NH.device
     row_N, token_N, sampling_N2, owner_N = (
-        torch.from_numpy(np.concatenate(part)).to(device) for part in (rows, tokens, sampling, owners)
+        torch.from_numpy(np.concatenate(part)).to(device)
+        for part in (rows, tokens, sampling, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
     floats = LOGITS_AT_ONCE_ON_CPU if device.type == "cpu" else LOGITS_AT_ONCE

@@ -61,7 +61,9 @@ class Server:
         self.port = _free_port(port)
         self.url = f"http://{HOST}:{self.port}"
         self._start_timeout_s = start_timeout_s
-        words = serve_arguments(target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size)
+        words = serve_arguments(
+            target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
+        )
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
         if Speculator.of(speculator).has_unroll:
             words += ["--worker-extension-cls", DRAFTER_EXTENSION]
@@ -97,7 +99,9 @@ class Server:
         deadline = time.monotonic() + self._start_timeout_s
         while not self._healthy():
             if (code := self._process.poll()) is not None:
-                raise OutriderError(f"vllm serve ended with code {code}; {self.log_path} ends:\n{self._log_end()}")
+                raise OutriderError(
+                    f"vllm serve ended with code {code}; {self.log_path} ends:\n{self._log_end()}"
+                )
             if time.monotonic() > deadline:
                 raise OutriderError(
                     f"vllm serve did not answer within {self._start_timeout_s:.0f} s; {self.log_path} ends:\n"
@@ -126,7 +130,10 @@ class Server:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
 

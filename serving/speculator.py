@@ -19,7 +19,12 @@ Kind = Literal["mtp", "eagle3", "ngram", "none"]
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Length of the n-grams that are looked up in the text so far; 4 is the longest in vLLM's documentation of the method."""
 
-IN_WORDS = {"mtp": "an MTP layer", "eagle3": "an EAGLE-3 head", "ngram": "n-gram lookup", "none": "no speculation"}
+IN_WORDS = {
+    "mtp": "an MTP layer",
+    "eagle3": "an EAGLE-3 head",
+    "ngram": "n-gram lookup",
+    "none": "no speculation",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,5 +80,7 @@ class Speculator:
             return settings | LOOKUP
         settings |= {"model": str(self.directory), "draft_sample_method": draft_sample_method}
         if k_per_batch_size:
-            settings["num_speculative_tokens_per_batch_size"] = [list(row) for row in k_per_batch_size]
+            settings["num_speculative_tokens_per_batch_size"] = [
+                list(row) for row in k_per_batch_size
+            ]
         return settings

@@ -57,7 +57,9 @@ class StepFile:
 
     def recorded(self, serving: ServingConfig) -> ServingConfig:
         """The same settings of a server that writes its steps here."""
-        return serving.with_engine(environment=serving.engine.environment | {RECORD: str(self._path)})
+        return serving.with_engine(
+            environment=serving.engine.environment | {RECORD: str(self._path)}
+        )
 
     def new(self) -> list[Step]:
         """The steps since the last time, up to the last whole line. The newest step is written when the next one begins."""

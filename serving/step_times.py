@@ -72,7 +72,9 @@ class StepTimes:
 
     def of(self, k: int) -> StepCosts:
         """Of the steps with k drafts."""
-        return StepCosts({size: times[k] for size, times in self.step_s.items()}, self.prompt_token_s[k > 0])
+        return StepCosts(
+            {size: times[k] for size, times in self.step_s.items()}, self.prompt_token_s[k > 0]
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -89,7 +91,12 @@ class _Recorded:
     """A server that records its steps, and what it has recorded so far, by the batch size of the closed loop that made it."""
 
     def __init__(
-        self, target: TargetConfig, serving: ServingConfig, speculator_dir: Path | None, depth: int, log_dir: Path
+        self,
+        target: TargetConfig,
+        serving: ServingConfig,
+        speculator_dir: Path | None,
+        depth: int,
+        log_dir: Path,
     ) -> None:
         name = "drafting" if depth else "plain"
         self._steps = StepFile(log_dir / f"steps_{name}.jsonl")
@@ -133,7 +140,9 @@ def measure_step_times(
 
     def ask(one: _Recorded, load: LoadGenerator, size: int, requests: int, tokens: int) -> None:
         time.sleep(SETTLE_S if side_by_side else 0)
-        load.run_block(one.server.url, list(itertools.islice(supply, requests)), size, sampling, tokens)
+        load.run_block(
+            one.server.url, list(itertools.islice(supply, requests)), size, sampling, tokens
+        )
 
     with LoadGenerator(target, log_dir / "load.log") as load:
         for group in [[plain, drafting]] if side_by_side else [[plain], [drafting]]:
@@ -146,7 +155,11 @@ def measure_step_times(
                     ask(one, load, max(batch_sizes), max(batch_sizes), WARM_UP_TOKENS)
                     one.read(0)
                 for nth in range(MOST_ROUNDS):
-                    wanted = [s for s in batch_sizes if nth < LEAST_ROUNDS or not all(one.enough(s) for one in group)]
+                    wanted = [
+                        s
+                        for s in batch_sizes
+                        if nth < LEAST_ROUNDS or not all(one.enough(s) for one in group)
+                    ]
                     for size, one in itertools.product(wanted, group):
                         ask(one, load, size, size * (2 if one is drafting else 1), max_tokens)
                         one.read(size)
@@ -161,7 +174,10 @@ def summarise_steps(
     """The times of recorded steps of a server without speculation and of one with, by the batch size of the closed loop that made them."""
     step_s: dict[int, list[float]] = {}
     for size in plain:
-        rows = [_settled(plain[size], size, 0), *(_settled(drafting[size], size, k) for k in range(1, depth + 1))]
+        rows = [
+            _settled(plain[size], size, 0),
+            *(_settled(drafting[size], size, k) for k in range(1, depth + 1)),
+        ]
         if not all(rows):
             raise OutriderError(
                 f"timing the engine's steps: at {size} requests at once no step was found that drafts {[not row for row in rows].index(True)} "
@@ -204,14 +220,22 @@ def costs_of(tallies: Sequence[Mapping[str, Mapping[str, Sequence[float]]]]) -> 
     if not step_s:
         return None
     alone = StepCosts(step_s, 0.0)
-    excess = sum(seconds - steps * alone.seconds(size) for size, (steps, _, seconds) in prompts.items())
+    excess = sum(
+        seconds - steps * alone.seconds(size) for size, (steps, _, seconds) in prompts.items()
+    )
     tokens = sum(row[1] for row in prompts.values())
     return StepCosts(step_s, max(float(excess / tokens), 0.0) if tokens else 0.0)
 
 
 def _alike(before: Step, step: Step) -> bool:
     """Whether both only decode, with as many drafts: an engine that schedules a step ahead has the one before under way."""
-    return step.settled and before.settled and step.lasting and before.lasting and step.drafts == before.drafts
+    return (
+        step.settled
+        and before.settled
+        and step.lasting
+        and before.lasting
+        and step.drafts == before.drafts
+    )
 
 
 def _settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
@@ -226,7 +250,9 @@ def _settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
 def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[float]]) -> float:
     """Seconds that a prompt's token adds, over all steps with prompts together."""
     times = StepTimes(step_s, (0.0, 0.0))
-    steps = [step for steps in found.values() for step in steps if step.prompt_tokens and step.lasting]
+    steps = [
+        step for steps in found.values() for step in steps if step.prompt_tokens and step.lasting
+    ]
     excess = sum(step.seconds - times.of(step.drafts).seconds(step.requests) for step in steps)
     tokens = sum(step.prompt_tokens for step in steps)
     return max(excess / tokens, 0.0) if tokens else 0.0

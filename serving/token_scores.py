@@ -64,15 +64,21 @@ COLUMNS = (
     "logged_fit",  # log-likelihood of those at the request's temperature
     *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at each of the grid
     *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without top_p
-    *(f"stray_{temperature:g}" for temperature in TEMPERATURES),  # 1 where top_p at that temperature leaves x out
+    *(
+        f"stray_{temperature:g}" for temperature in TEMPERATURES
+    ),  # 1 where top_p at that temperature leaves x out
 )
 
 
 @torch.no_grad()
-def token_scores(logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor) -> Tensor:
+def token_scores(
+    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
+) -> Tensor:
     """float32 [N, C]: one row a position, one column a name of COLUMNS."""
     best_N1 = logits_NV.amax(-1, keepdim=True).float()
-    logits_NV = logits_NV.float() - best_N1  # the best token's is 0, so that no exponential overflows
+    logits_NV = (
+        logits_NV.float() - best_N1
+    )  # the best token's is 0, so that no exponential overflows
     x_N = logits_NV.gather(-1, token_N[:, None])[:, 0]
     greedy_N = temperature_N < GREEDY_BELOW
     tau_N = torch.where(greedy_N, 1.0, temperature_N)
@@ -83,12 +89,19 @@ def token_scores(logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_
 
     # Where the best token alone fills top_p nothing else can be drawn: that is most positions, and they cost no more.
     expected_N, variance_N = -log_z_N, torch.zeros_like(x_N)
-    outside_N, unlikely_N, unlikely_expected_N = other_N.clone(), other_N.clone(), torch.zeros_like(x_N)
+    outside_N, unlikely_N, unlikely_expected_N = (
+        other_N.clone(),
+        other_N.clone(),
+        torch.zeros_like(x_N),
+    )
     best_drawn_N = torch.ones_like(x_N)
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]
     if len(open_M):
         answers = _open_positions(
-            logits_NV[open_M] / tau_N[open_M, None], log_z_N[open_M], x_N[open_M] / tau_N[open_M], top_p_N[open_M]
+            logits_NV[open_M] / tau_N[open_M, None],
+            log_z_N[open_M],
+            x_N[open_M] / tau_N[open_M],
+            top_p_N[open_M],
         )
         columns = (expected_N, variance_N, outside_N, unlikely_N, unlikely_expected_N, best_drawn_N)
         for column_N, answer_M in zip(columns, answers, strict=True):
@@ -99,7 +112,9 @@ def token_scores(logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_
     fitted_N = -log_z1_N < math.log(OPEN_BELOW)
     fits_NF = torch.zeros(len(x_N), 1 + 3 * len(TEMPERATURES), device=x_N.device)
     if fitted_N.any():
-        fits_NF[fitted_N] = _fit(logits_NV[fitted_N], x_N[fitted_N], temperature_N[fitted_N], top_p_N[fitted_N])
+        fits_NF[fitted_N] = _fit(
+            logits_NV[fitted_N], x_N[fitted_N], temperature_N[fitted_N], top_p_N[fitted_N]
+        )
     return torch.stack(
         [
             torch.ones_like(x_N),
@@ -147,11 +162,22 @@ def _open_positions(
     unlikely_M = x_M < values_MK.masked_fill(~likely_MK, math.inf).amin(-1)
     unlikely_expected_M = 1 - (p_MK * likely_MK).sum(-1) / mass_M
     best_drawn_M = p_MK[:, 0] / mass_M
-    answers = (expected_M, variance_M, outside_M.float(), unlikely_M.float(), unlikely_expected_M, best_drawn_M)
+    answers = (
+        expected_M,
+        variance_M,
+        outside_M.float(),
+        unlikely_M.float(),
+        unlikely_expected_M,
+        best_drawn_M,
+    )
     larger_M = p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M)
     if candidates < scaled_MV.shape[-1] and larger_M.any():
         again = _open_positions(
-            scaled_MV[larger_M], log_z_M[larger_M], x_M[larger_M], top_p_M[larger_M], scaled_MV.shape[-1]
+            scaled_MV[larger_M],
+            log_z_M[larger_M],
+            x_M[larger_M],
+            top_p_M[larger_M],
+            scaled_MV.shape[-1],
         )
         for answer_M, full in zip(answers, again, strict=True):
             answer_M[larger_M] = full
@@ -181,6 +207,11 @@ def _fit(logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor)
 
     decodes_greedily_M = temperature_M < GREEDY_BELOW
     logged_M, *_ = at(torch.where(decodes_greedily_M, 1.0, temperature_M))
-    grid = [at(torch.full_like(x_M, temperature)) if temperature else greedy for temperature in TEMPERATURES]
+    grid = [
+        at(torch.full_like(x_M, temperature)) if temperature else greedy
+        for temperature in TEMPERATURES
+    ]
     fits, uncut, strays = zip(*grid, strict=True)
-    return torch.stack([torch.where(decodes_greedily_M, greedy_M, logged_M), *fits, *uncut, *strays], dim=-1)
+    return torch.stack(
+        [torch.where(decodes_greedily_M, greedy_M, logged_M), *fits, *uncut, *strays], dim=-1
+    )

@@ -39,16 +39,22 @@ def target_distribution(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tenso
     ordered_NV, order_NV = scaled_NV.sort(dim=-1)
     dropped_NV = ordered_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p_N[:, None]
     dropped_NV[:, -1] = False
-    kept_NV = torch.empty_like(scaled_NV).scatter_(-1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf")))
+    kept_NV = torch.empty_like(scaled_NV).scatter_(
+        -1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf"))
+    )
     one_hot_NV = F.one_hot(logits_NV.argmax(dim=-1), logits_NV.shape[-1]).to(kept_NV.dtype)
     return torch.where(greedy_N[:, None], one_hot_NV, kept_NV.softmax(dim=-1))
 
 
-def logged_token_probability(logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor) -> Tensor:
+def logged_token_probability(
+    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
+) -> Tensor:
     """p(x) of the logged tokens. A token that the log shows was inside the nucleus: where rounding puts it just outside, its
     probability before the cut stands in (its share inside a nucleus of nearly the same mass)."""
     p_N = target_distribution(logits_NV, temperature_N, top_p_N).gather(-1, token_N[:, None])[:, 0]
-    scaled_NV = logits_NV.float() / torch.where(temperature_N < GREEDY_BELOW, 1.0, temperature_N)[:, None]
+    scaled_NV = (
+        logits_NV.float() / torch.where(temperature_N < GREEDY_BELOW, 1.0, temperature_N)[:, None]
+    )
     before_cut_N = scaled_NV.softmax(dim=-1).gather(-1, token_N[:, None])[:, 0]
     return torch.where(p_N > 0, p_N, before_cut_N)
 
@@ -70,7 +76,9 @@ def accept_probability(
     if not probabilistic:
         return hit_N
     if p_N is None:
-        raise ValueError("probabilistic drafts need p_N, the target's probability of the logged tokens")
+        raise ValueError(
+            "probabilistic drafts need p_N, the target's probability of the logged tokens"
+        )
     greedy_N = temperature_N < GREEDY_BELOW
     scaled_NV = draft_logits_NV.float() / torch.where(greedy_N, 1.0, temperature_N)[:, None]
     q_N = scaled_NV.softmax(dim=-1).gather(-1, token_N[:, None])[:, 0].double()
@@ -110,7 +118,9 @@ def accept_matrix(
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
                 p = logged_token_probability(logits, token, temperature, top_p_N[part])
             draft_logits = F.linear(u_NH[part], lm_head_VH)
-            a_NK[part, j - 1] = accept_probability(draft_logits, token, temperature, p, probabilistic=probabilistic)
+            a_NK[part, j - 1] = accept_probability(
+                draft_logits, token, temperature, p, probabilistic=probabilistic
+            )
     return a_NK
 
 
@@ -152,7 +162,9 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     )  # drafts 1..j-1 all accepted
 
     # advance[m - 1, k - 1]: the step moves m tokens when k are drafted. For m <= k draft m was rejected, for m = k + 1 none was.
-    advance_AMRK = torch.zeros(anchors, depth + 1, responses, depth, dtype=torch.float64, device=device)
+    advance_AMRK = torch.zeros(
+        anchors, depth + 1, responses, depth, dtype=torch.float64, device=device
+    )
     for k in range(1, depth + 1):
         advance_AMRK[:, :k, :, k - 1] = (before_RAK - reach_RAK)[..., :k].permute(1, 2, 0)
         advance_AMRK[:, k, :, k - 1] = reach_RAK[..., k - 1].T
@@ -162,9 +174,13 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         v_ARK[0] = 1.0
     for t in range(anchors):
         v_ARK[t + 1 : t + depth + 2] += v_ARK[t] * advance_AMRK[t]
-    visits_RAK = v_ARK[:anchors].transpose(0, 1) * (index_A[None, :, None] < anchors_R[:, None, None])
+    visits_RAK = v_ARK[:anchors].transpose(0, 1) * (
+        index_A[None, :, None] < anchors_R[:, None, None]
+    )
 
-    drafted_KK = (j_K[None, :] <= j_K[:, None]).double()  # [k - 1, j - 1]: position j exists when k are drafted
+    drafted_KK = (
+        j_K[None, :] <= j_K[:, None]
+    ).double()  # [k - 1, j - 1]: position j exists when k are drafted
     return ReplayChain(
         tokens_R=anchors_R.double(),
         steps_RK=visits_RAK.sum(dim=1),

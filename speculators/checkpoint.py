@@ -41,7 +41,9 @@ def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> Ta
     layout = read_layout(target_dir)
     tensors = _Tensors(layout)
     shape = (layout.config["vocab_size"], layout.config["hidden_size"])
-    embedding, head = (_checked(layout, name, tensors.read(name, dtype), shape) for name in layout.ends)
+    embedding, head = (
+        _checked(layout, name, tensors.read(name, dtype), shape) for name in layout.ends
+    )
     return TargetEnds(embedding, head)
 
 
@@ -75,7 +77,9 @@ def load_mtp(
     # The routing bias keeps its own dtype whatever the weights are.
     _restore_float32_buffers(speculator)
     views = checkpoint_views(speculator)
-    experts = [(e, name) for e in range(arch.experts) for name in PROJECTIONS] if frozen_experts else []
+    experts = (
+        [(e, name) for e in range(arch.experts) for name in PROJECTIONS] if frozen_experts else []
+    )
     _compare_names(layout, {*views, *(expert_name(*each) for each in experts)})
     tensors = _Tensors(layout)
     with torch.no_grad():
@@ -83,8 +87,15 @@ def load_mtp(
             name = layout.prefix + suffix
             view.copy_(_checked(layout, name, tensors.read(name, torch.float32), view.shape))
     for expert, name in experts:
-        _fill(speculator.block.mlp.experts.stacks[name], expert, layout.prefix + expert_name(expert, name), tensors)
-    broken = [name for name, tensor in speculator.state_dict().items() if not tensor.isfinite().all()]
+        _fill(
+            speculator.block.mlp.experts.stacks[name],
+            expert,
+            layout.prefix + expert_name(expert, name),
+            tensors,
+        )
+    broken = [
+        name for name, tensor in speculator.state_dict().items() if not tensor.isfinite().all()
+    ]
     if broken:
         raise OutriderError(
             f"{layout.directory}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
@@ -111,7 +122,9 @@ def write_mtp(changed: Iterable[tuple[str, Tensor]], target_dir: Path, out_dir: 
     with publish(Path(out_dir)) as temporary:
         temporary.mkdir()
         save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
-        (temporary / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+        (temporary / "config.json").write_text(
+            json.dumps(layout.config, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def read_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
@@ -141,7 +154,9 @@ def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
     if suffix == "mlp.experts.gate_up_proj":
         views = {}
         for expert, both in enumerate(tensor):
-            views[expert_name(expert, "gate_proj")], views[expert_name(expert, "up_proj")] = both.chunk(2)
+            views[expert_name(expert, "gate_proj")], views[expert_name(expert, "up_proj")] = (
+                both.chunk(2)
+            )
         return views
     if suffix == "mlp.experts.down_proj":
         return {expert_name(expert, "down_proj"): down for expert, down in enumerate(tensor)}
@@ -170,7 +185,9 @@ class _Tensors:
         value, scale_name = self.raw(name), self.layout.scale_of(name)
         if scale_name is None:
             if value.dtype == FP8:
-                raise OutriderError(f"{self.layout.directory}: {name} is FP8, but there is no {name}{SCALE_SUFFIX}")
+                raise OutriderError(
+                    f"{self.layout.directory}: {name} is FP8, but there is no {name}{SCALE_SUFFIX}"
+                )
             return value, None
         if self.layout.blocks is None:
             raise OutriderError(
@@ -188,7 +205,11 @@ class _Tensors:
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """The weight, dequantized where it is FP8."""
         value, scale = self.stored(name)
-        return value.to(dtype) if scale is None else dequantize(value, scale, self.layout.blocks, dtype)
+        return (
+            value.to(dtype)
+            if scale is None
+            else dequantize(value, scale, self.layout.blocks, dtype)
+        )
 
 
 def _encode(tensors: _Tensors, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -226,9 +247,15 @@ def _fill(stack: Stack, expert: int, name: str, tensors: _Tensors) -> None:
     value, scale = tensors.stored(name)
     _checked(tensors.layout, name, value, stack.value_XOI.shape[1:])
     # e4m3 has no infinity, and one pattern for what is no number: all ones below the sign.
-    damaged = (value.view(torch.uint8) & 0x7F == 0x7F).any() if scale is not None else not value.isfinite().all()
+    damaged = (
+        (value.view(torch.uint8) & 0x7F == 0x7F).any()
+        if scale is not None
+        else not value.isfinite().all()
+    )
     if damaged or (scale is not None and not scale.isfinite().all()):
-        raise OutriderError(f"{tensors.layout.directory}: not a finite number in {name}; the checkpoint is damaged")
+        raise OutriderError(
+            f"{tensors.layout.directory}: not a finite number in {name}; the checkpoint is damaged"
+        )
     stack.value_XOI[expert].copy_(value)
     if scale is not None:
         stack.scale_XPQ[expert].copy_(scale)
@@ -261,8 +288,12 @@ def _compare_names(layout: CheckpointLayout, expected: set[str]) -> None:
     if missing or unexpected:
 
         def some(names: list[str]) -> str:
-            return ", ".join(prefix + name for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+            return ", ".join(prefix + name for name in names[:5]) + (
+                f" and {len(names) - 5} more" if names[5:] else ""
+            )
 
         parts = [f"missing: {some(missing)}"] if missing else []
         parts += [f"unexpected: {some(unexpected)}"] if unexpected else []
-        raise OutriderError(f"{layout.directory}: the tensors of {prefix}* do not fit config.json; {'; '.join(parts)}")
+        raise OutriderError(
+            f"{layout.directory}: the tensors of {prefix}* do not fit config.json; {'; '.join(parts)}"
+        )

@@ -17,7 +17,13 @@ from typing import Any, Literal
 
 from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import read_json
-from outrider.speculators.headers import TensorHeader, integers, is_finite, rows_that_differ, tensor_headers
+from outrider.speculators.headers import (
+    TensorHeader,
+    integers,
+    is_finite,
+    rows_that_differ,
+    tensor_headers,
+)
 from outrider.speculators.layout import DERIVED, SHARED_WITH_TARGET, CheckpointLayout, read_layout
 
 DirectoryKind = Literal["mtp", "eagle3"]
@@ -102,7 +108,10 @@ def _check_mtp(directory: Path, target: CheckpointLayout) -> None:
 
 
 def _check_tensors(
-    directory: Path, found: Mapping[str, TensorHeader], own: Mapping[str, TensorHeader], target: CheckpointLayout
+    directory: Path,
+    found: Mapping[str, TensorHeader],
+    own: Mapping[str, TensorHeader],
+    target: CheckpointLayout,
 ) -> None:
     """Every tensor of the target's own layer, no other, each in its shape and in a dtype that the engine can take."""
     files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
@@ -140,17 +149,29 @@ def _check_eagle3(directory: Path, target: CheckpointLayout) -> None:
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:
         raise _foreign(path, "hidden_size", hidden, target, target.config["hidden_size"])
-    named = config.get("eagle_aux_hidden_state_layer_ids") or (config.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
+    named = config.get("eagle_aux_hidden_state_layer_ids") or (
+        config.get("eagle_config") or {}
+    ).get("eagle_aux_hidden_state_layer_ids")
     if named and max(named) > target.config["num_hidden_layers"]:
         raise _foreign(
-            path, "eagle_aux_hidden_state_layer_ids", named, target, f"{target.config['num_hidden_layers']} layers"
+            path,
+            "eagle_aux_hidden_state_layer_ids",
+            named,
+            target,
+            f"{target.config['num_hidden_layers']} layers",
         )
     found = tensor_headers(directory)
-    vocabulary, own_hidden = config.get("draft_vocab_size") or layer["vocab_size"], layer["hidden_size"]
+    vocabulary, own_hidden = (
+        config.get("draft_vocab_size") or layer["vocab_size"],
+        layer["hidden_size"],
+    )
     _check_shape(found, "lm_head.weight", (vocabulary, own_hidden), path)
-    _check_shape(found, "fc.weight", (own_hidden, hidden * (len(named) if named else EAGLE3_AUX_STATES)), path)
+    _check_shape(
+        found,
+        "fc.weight",
+        (own_hidden, hidden * (len(named) if named else EAGLE3_AUX_STATES)),
+        path,
+    )
     if embedding := _named(found, "embed_tokens.weight"):
         _check_shape(found, embedding.name, (target.config["vocab_size"], own_hidden), path)
     if vocabulary != target.config["vocab_size"]:
@@ -204,7 +225,9 @@ def _check_finite(found: Mapping[str, TensorHeader]) -> None:
         )
 
 
-def _check_shape(found: Mapping[str, TensorHeader], suffix: str, shape: tuple[int, ...], config: Path) -> TensorHeader:
+def _check_shape(
+    found: Mapping[str, TensorHeader], suffix: str, shape: tuple[int, ...], config: Path
+) -> TensorHeader:
     header = _named(found, suffix)
     if header is None:
         raise OutriderError(
@@ -219,7 +242,10 @@ def _check_shape(found: Mapping[str, TensorHeader], suffix: str, shape: tuple[in
 
 
 def _named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
-    return next((header for name, header in found.items() if name == suffix or name.endswith("." + suffix)), None)
+    return next(
+        (header for name, header in found.items() if name == suffix or name.endswith("." + suffix)),
+        None,
+    )
 
 
 def _layer(headers: Mapping[str, TensorHeader], prefix: str) -> dict[str, TensorHeader]:
@@ -235,11 +261,19 @@ def _layer(headers: Mapping[str, TensorHeader], prefix: str) -> dict[str, Tensor
 def _shared(target: CheckpointLayout) -> dict[str, str]:
     """Names of copies of the target's ends, and of the target's tensor that each must equal."""
     embedding, head = target.ends
-    copies = dict(zip((target.prefix + suffix for suffix in SHARED_WITH_TARGET), (embedding, head), strict=True))
+    copies = dict(
+        zip(
+            (target.prefix + suffix for suffix in SHARED_WITH_TARGET),
+            (embedding, head),
+            strict=True,
+        )
+    )
     return copies | {embedding: embedding, head: head}
 
 
-def _foreign(path: Path, key: str, value: Any, target: CheckpointLayout, wanted: Any) -> OutriderError:
+def _foreign(
+    path: Path, key: str, value: Any, target: CheckpointLayout, wanted: Any
+) -> OutriderError:
     return OutriderError(
         f"{path}: {key} = {value}, but the target has {wanted} ({target.directory / 'config.json'}): the speculator belongs to another "
         "model. Name one that was trained for this target, or its target as target.model"

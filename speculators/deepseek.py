@@ -54,7 +54,11 @@ class DeepseekArch:
         rope = config.get("rope_parameters") or {}
         scaling = config.get("rope_scaling") or rope
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        numbers = {k: float(v) for k, v in scaling.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        numbers = {
+            k: float(v)
+            for k, v in scaling.items()
+            if isinstance(v, int | float) and not isinstance(v, bool)
+        }
         return cls(
             vocab=config["vocab_size"],
             hidden=config["hidden_size"],
@@ -120,7 +124,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (
+            wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        ).to(x.dtype)
 
 
 class LatentAttention(nn.Module):
@@ -138,20 +144,38 @@ class LatentAttention(nn.Module):
             self.q_b_proj = nn.Linear(arch.q_rank, query_width, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(arch.hidden, arch.kv_rank + arch.rope_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(arch.kv_rank, arch.norm_eps)
-        self.kv_b_proj = nn.Linear(arch.kv_rank, arch.heads * (arch.nope_dim + arch.value_dim), bias=False)
+        self.kv_b_proj = nn.Linear(
+            arch.kv_rank, arch.heads * (arch.nope_dim + arch.value_dim), bias=False
+        )
         self.o_proj = nn.Linear(arch.heads * arch.value_dim, arch.hidden, bias=False)
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, A, T, D], keys [B, A, T, D] and values [B, A, T, V] of normed inputs, rotated to their positions."""
         a = self.arch
         rows, tokens, _ = x_BTH.shape
-        q = self.q_proj(x_BTH) if a.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTH)))
-        q_nope, q_rope = q.view(rows, tokens, a.heads, -1).transpose(1, 2).split([a.nope_dim, a.rope_dim], dim=-1)
+        q = (
+            self.q_proj(x_BTH)
+            if a.q_rank is None
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTH)))
+        )
+        q_nope, q_rope = (
+            q.view(rows, tokens, a.heads, -1)
+            .transpose(1, 2)
+            .split([a.nope_dim, a.rope_dim], dim=-1)
+        )
         latent, k_rope = self.kv_a_proj_with_mqa(x_BTH).split([a.kv_rank, a.rope_dim], dim=-1)
-        kv = self.kv_b_proj(self.kv_a_layernorm(latent)).view(rows, tokens, a.heads, -1).transpose(1, 2)
+        kv = (
+            self.kv_b_proj(self.kv_a_layernorm(latent))
+            .view(rows, tokens, a.heads, -1)
+            .transpose(1, 2)
+        )
         k_nope, value = kv.split([a.nope_dim, a.value_dim], dim=-1)
         k_rope = _rotate(k_rope[:, None], rotary).expand(-1, a.heads, -1, -1)
-        return torch.cat([q_nope, _rotate(q_rope, rotary)], -1), torch.cat([k_nope, k_rope], -1), value
+        return (
+            torch.cat([q_nope, _rotate(q_rope, rotary)], -1),
+            torch.cat([k_nope, k_rope], -1),
+            value,
+        )
 
     def combine(self, attended_BATV: Tensor) -> Tensor:
         """Attended values [B, A, T, V] to [B, T, H]."""
@@ -179,7 +203,9 @@ class Router(nn.Module):
         self.arch = arch
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.hidden))
         nn.init.normal_(self.weight, std=0.02)
-        self.register_buffer("e_score_correction_bias", torch.zeros(arch.experts, dtype=torch.float32))
+        self.register_buffer(
+            "e_score_correction_bias", torch.zeros(arch.experts, dtype=torch.float32)
+        )
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [N, k] in float32 and expert indices [N, k] of each token, over the best groups of experts."""
@@ -189,8 +215,12 @@ class Router(nn.Module):
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if a.expert_groups > 1:
             by_group = choice_NX.unflatten(1, (a.expert_groups, -1))
-            best_groups = by_group.topk(2, dim=-1).values.sum(-1).topk(a.groups_per_token, dim=-1).indices
-            outside = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best_groups, False)
+            best_groups = (
+                by_group.topk(2, dim=-1).values.sum(-1).topk(a.groups_per_token, dim=-1).indices
+            )
+            outside = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(
+                1, best_groups, False
+            )
             choice_NX = by_group.masked_fill(outside[..., None], float("-inf")).flatten(1)
         index_Nk = choice_NX.topk(a.experts_per_token, dim=-1, sorted=False).indices
         weight_Nk = score_NX.gather(1, index_Nk)
@@ -211,19 +241,27 @@ class Experts(nn.Module):
     def __init__(self, arch: DeepseekArch):
         super().__init__()
         self.count = arch.experts
-        self.gate_up_proj = nn.Parameter(torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden))
-        self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.hidden, arch.expert_intermediate))
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden)
+        )
+        self.down_proj = nn.Parameter(
+            torch.empty(arch.experts, arch.hidden, arch.expert_intermediate)
+        )
         nn.init.normal_(self.gate_up_proj, std=0.02)
         nn.init.normal_(self.down_proj, std=0.02)
 
     def forward(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
         if self.count <= self.DENSE_UP_TO:
-            return self._dense(x_NH, weight_Nk.new_zeros(x_NH.shape[0], self.count).scatter(1, index_Nk, weight_Nk))
+            return self._dense(
+                x_NH, weight_Nk.new_zeros(x_NH.shape[0], self.count).scatter(1, index_Nk, weight_Nk)
+            )
         return self._sorted(x_NH, weight_Nk, index_Nk)
 
     def _dense(self, x_NH: Tensor, weight_NX: Tensor) -> Tensor:
         gate_NXF, up_NXF = (
-            F.linear(x_NH, self.gate_up_proj.flatten(0, 1)).unflatten(1, (weight_NX.shape[1], -1)).chunk(2, -1)
+            F.linear(x_NH, self.gate_up_proj.flatten(0, 1))
+            .unflatten(1, (weight_NX.shape[1], -1))
+            .chunk(2, -1)
         )
         act_NXF = F.silu(gate_NXF) * up_NXF * weight_NX[..., None].to(x_NH.dtype)
         return F.linear(act_NXF.flatten(1), self.down_proj.transpose(0, 1).flatten(1))
@@ -232,7 +270,9 @@ class Experts(nn.Module):
         order = index_Nk.flatten().argsort(stable=True)
         token = order // index_Nk.shape[1]
         counts = index_Nk.flatten().bincount(minlength=self.count).tolist()
-        routed = self._one_by_one(x_NH[token], counts) * weight_Nk.flatten()[order, None].to(x_NH.dtype)
+        routed = self._one_by_one(x_NH[token], counts) * weight_Nk.flatten()[order, None].to(
+            x_NH.dtype
+        )
         return torch.zeros_like(x_NH).index_add(0, token, routed.to(x_NH.dtype))
 
     def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
@@ -250,7 +290,9 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(x_MI, stack_XOI)
         ctx.counts = counts
         out_MO = x_MI.new_empty(len(x_MI), stack_XOI.shape[1])
-        for x_CI, weight_OI, out_CO in zip(x_MI.split(counts), stack_XOI, out_MO.split(counts), strict=True):
+        for x_CI, weight_OI, out_CO in zip(
+            x_MI.split(counts), stack_XOI, out_MO.split(counts), strict=True
+        ):
             torch.mm(x_CI, weight_OI.T, out=out_CO)
         return out_MO
 
@@ -258,7 +300,9 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, grad_MO):
         x_MI, stack_XOI = ctx.saved_tensors
         grad_x_MI, grad_stack_XOI = torch.empty_like(x_MI), torch.zeros_like(stack_XOI)
-        groups = zip(*(tensor.split(ctx.counts) for tensor in (x_MI, grad_MO, grad_x_MI)), strict=True)
+        groups = zip(
+            *(tensor.split(ctx.counts) for tensor in (x_MI, grad_MO, grad_x_MI)), strict=True
+        )
         for expert, (x_CI, grad_CO, grad_x_CI) in enumerate(groups):
             if len(x_CI):
                 torch.mm(grad_CO, stack_XOI[expert], out=grad_x_CI)
@@ -290,7 +334,9 @@ class DecoderLayer(nn.Module):
         self.self_attn = LatentAttention(arch)
         self.post_attention_layernorm = RMSNorm(arch.hidden, arch.norm_eps)
         dense = layer_index < arch.dense_layers
-        self.mlp = GatedMLP(arch.hidden, arch.dense_intermediate) if dense else MixtureOfExperts(arch)
+        self.mlp = (
+            GatedMLP(arch.hidden, arch.dense_intermediate) if dense else MixtureOfExperts(arch)
+        )
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input."""
@@ -305,7 +351,9 @@ class DecoderLayer(nn.Module):
         """Causal self-attention over each row, or over what `mask_BTT` (boolean, true = may attend) allows."""
         q, k, v = self.project(x_BTH, rotary)
         mask = None if mask_BTT is None else mask_BTT[:, None]
-        attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=self.arch.softmax_scale)
+        attended = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=self.arch.softmax_scale
+        )
         return self.finish(x_BTH, attended)
 
 
@@ -326,11 +374,17 @@ def _rope_frequencies(arch: DeepseekArch) -> Tensor:
     original = yarn["original_max_position_embeddings"]
 
     def dimension_of(rotations: float) -> float:
-        return arch.rope_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(arch.rope_theta))
+        return (
+            arch.rope_dim
+            * math.log(original / (rotations * 2 * math.pi))
+            / (2 * math.log(arch.rope_theta))
+        )
 
     low = max(math.floor(dimension_of(yarn.get("beta_fast", 32.0))), 0)
     high = min(math.ceil(dimension_of(yarn.get("beta_slow", 1.0))), arch.rope_dim - 1)
-    ramp = ((torch.arange(arch.rope_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = (
+        (torch.arange(arch.rope_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    ).clamp(0, 1)
     return plain / yarn["factor"] * ramp + plain * (1 - ramp)
 
 

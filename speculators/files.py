@@ -52,14 +52,19 @@ def publish(path: Path) -> Iterator[Path]:
 def says_disk_is_full(error: Exception) -> bool:
     """Whether this is the system's word that no space is left. safetensors reports it in its text alone."""
     full = (errno.ENOSPC, errno.EDQUOT)
-    return getattr(error, "errno", None) in full or any(f"os error {code})" in str(error) for code in full)
+    return getattr(error, "errno", None) in full or any(
+        f"os error {code})" in str(error) for code in full
+    )
 
 
 def write_json(path: Path, value: Any, private: bool = False) -> None:
     """Publishes `value` as indented JSON; `private` for what only the owner may read, from its first byte on."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+            encoding="utf-8",
+        )
 
 
 def read_json(path: Path) -> Any:
@@ -80,7 +85,9 @@ def file_digest(path: Path) -> str:
 
 def value_digest(value: Any) -> str:
     """SHA-256 of a value's canonical JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
 
 
 def _remove(path: Path) -> None:

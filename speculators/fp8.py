@@ -31,7 +31,9 @@ def quantize(weight_OI: Tensor, blocks: tuple[int, int]) -> tuple[Tensor, Tensor
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
     # A block whose scale would be no normal float32 is as good as zero: dividing by its scale would lose what is left of it.
-    scale_PQ = torch.where(largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    scale_PQ = torch.where(
+        largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
+    )
     value = (blocked / scale_PQ[:, None, :, None]).clamp(-LARGEST, LARGEST)
     return _flat(value, weight_OI.shape).to(FP8), scale_PQ
 

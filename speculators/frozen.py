@@ -63,7 +63,9 @@ class FrozenExperts(Experts):
 
     def gate_up(self, expert: int, x_MH: Tensor) -> Tensor:
         """One expert's gate and up projections [M, 2F] of its tokens."""
-        return torch.cat([self._apply_frozen(name, expert, x_MH) for name in ("gate_proj", "up_proj")], dim=-1)
+        return torch.cat(
+            [self._apply_frozen(name, expert, x_MH) for name in ("gate_proj", "up_proj")], dim=-1
+        )
 
     def down(self, expert: int, act_MF: Tensor) -> Tensor:
         """One expert's down projection [M, H]."""

@@ -24,10 +24,26 @@ from outrider.speculators.layout import INDEX, SINGLE
 PIECE = 2**26
 """Bytes read at once, at most."""
 
-EXPONENT_BITS = {"F64": 0x7FF << 52, "F32": 0xFF << 23, "BF16": 0xFF << 7, "F16": 0x1F << 10, "F8_E5M2": 0x1F << 2}
+EXPONENT_BITS = {
+    "F64": 0x7FF << 52,
+    "F32": 0xFF << 23,
+    "BF16": 0xFF << 7,
+    "F16": 0x1F << 10,
+    "F8_E5M2": 0x1F << 2,
+}
 """A number whose exponent bits are all ones is infinite or not a number."""
 
-WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "F8_E5M2": 1, "F8_E4M3": 1, "BOOL": 1}
+WIDTHS = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "BOOL": 1,
+}
 """Bytes of a number."""
 
 
@@ -129,4 +145,6 @@ def _pieces(header: TensorHeader, row: int = 1) -> Iterator[np.ndarray]:
 def _floats(bits: np.ndarray, header: TensorHeader) -> np.ndarray:
     if header.dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
-    return bits.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[header.dtype]).astype(np.float32)
+    return bits.view(
+        {"F16": np.float16, "F32": np.float32, "F64": np.float64}[header.dtype]
+    ).astype(np.float32)

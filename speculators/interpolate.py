@@ -38,7 +38,10 @@ def interpolate(base_dir: Path, custom_dir: Path, share: float, out_dir: Path) -
     if share == 1:
         with publish(Path(out_dir)) as temporary:
             temporary.mkdir()
-            for file in (custom.directory / "config.json", *sorted(custom.directory.glob("*.safetensors*"))):
+            for file in (
+                custom.directory / "config.json",
+                *sorted(custom.directory.glob("*.safetensors*")),
+            ):
                 shutil.copyfile(file, temporary / file.name)
     else:
         write_mtp(_mixed(base_dir, custom_dir, share), base_dir, out_dir)

@@ -50,7 +50,11 @@ class CheckpointLayout:
 
     def mtp_suffixes(self) -> set[str]:
         """The MTP layer's tensors less the prefix, scales included, copies of the target's ends left out."""
-        suffixes = {name.removeprefix(self.prefix) for name in self.weight_map if name.startswith(self.prefix)}
+        suffixes = {
+            name.removeprefix(self.prefix)
+            for name in self.weight_map
+            if name.startswith(self.prefix)
+        }
         return {name for name in suffixes - set(SHARED_WITH_TARGET) if not name.endswith(DERIVED)}
 
     def training_tensors(self) -> list[str]:
@@ -97,12 +101,25 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     if not found:
         return None
     blocks = found.get("weight_block_size")
-    sound = isinstance(blocks, list) and len(blocks) == 2 and all(isinstance(n, int) and n > 0 for n in blocks)
+    sound = (
+        isinstance(blocks, list)
+        and len(blocks) == 2
+        and all(isinstance(n, int) and n > 0 for n in blocks)
+    )
     # DeepSeek-V3.1 rounds its scales to powers of two (scale_fmt ue8m0), which quantizing here does not.
-    expected = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": None}
-    known = "quant_method" in found and all(found.get(key, value) == value for key, value in expected.items())
+    expected = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "scale_fmt": None,
+    }
+    known = "quant_method" in found and all(
+        found.get(key, value) == value for key, value in expected.items()
+    )
     if not (sound and known):
-        said = ", ".join(f"{key} {found[key]}" for key in (*expected, "weight_block_size") if key in found)
+        said = ", ".join(
+            f"{key} {found[key]}" for key in (*expected, "weight_block_size") if key in found
+        )
         raise OutriderError(
             f"{path}: quantization_config says the weights are quantized ({said}); training reads unquantized weights and"
             " DeepSeek's FP8 (quant_method fp8, fmt e4m3, weight_block_size [128, 128], no scale_fmt) only. Point target.model"
@@ -122,4 +139,6 @@ def weight_map(directory: Path) -> dict[str, str]:
         )
     with single.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        return {name: single.name for name in json.loads(file.read(length)) if name != "__metadata__"}
+        return {
+            name: single.name for name in json.loads(file.read(length)) if name != "__metadata__"
+        }

@@ -25,7 +25,9 @@ ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 class AdaptedExperts(FrozenExperts):
     """Frozen experts, and the adapters as this module's parameters. The same seed gives the same A's in every process."""
 
-    def __init__(self, frozen: FrozenExperts, arch: DeepseekArch, rank: int, alpha: float, seed: int):
+    def __init__(
+        self, frozen: FrozenExperts, arch: DeepseekArch, rank: int, alpha: float, seed: int
+    ):
         super().__init__(arch, frozen.stacks)
         self.scale = alpha / rank
         draw = torch.Generator().manual_seed(seed)
@@ -55,7 +57,12 @@ class AdaptedExperts(FrozenExperts):
         """
         whole = {name: adapters[name].detach().float().cpu() for name in ADAPTERS}
         for expert in range(self.count):
-            gate, up = (self.scale * whole["gate_up_b"][expert] @ whole["gate_up_a"][expert]).chunk(2)
+            gate, up = (self.scale * whole["gate_up_b"][expert] @ whole["gate_up_a"][expert]).chunk(
+                2
+            )
             down = self.scale * whole["down_b"][expert] @ whole["down_a"][expert]
             for name, change in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
-                yield expert_name(expert, name), self.stacks[name].matrix(expert, torch.float32).cpu() + change
+                yield (
+                    expert_name(expert, name),
+                    self.stacks[name].matrix(expert, torch.float32).cpu() + change,
+                )

@@ -28,10 +28,13 @@ class TargetEnds:
     embedding_VH: Tensor
     lm_head_VH: Tensor
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "TargetEnds":
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "TargetEnds":
         """A copy on another device or in another dtype; the same tensors where nothing changes."""
         return TargetEnds(
-            self.embedding_VH.to(device=device, dtype=dtype), self.lm_head_VH.to(device=device, dtype=dtype)
+            self.embedding_VH.to(device=device, dtype=dtype),
+            self.lm_head_VH.to(device=device, dtype=dtype),
         )
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -42,11 +42,18 @@ class DensePrefix:
     def __init__(self, place_N: Tensor, spans: list[Span]):
         self.place_N, self.spans = place_N, spans
 
-    def __call__(self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
         outs, log_sum_exps = [], []
         for span in self.spans:
-            tokens, anchors = slice(span.token_start, span.token_end), slice(span.anchor_start, span.anchor_end)
-            score_ANP = torch.matmul(q_AND[:, anchors] * scale, key_APD[:, tokens].transpose(1, 2)).float()
+            tokens, anchors = (
+                slice(span.token_start, span.token_end),
+                slice(span.anchor_start, span.anchor_end),
+            )
+            score_ANP = torch.matmul(
+                q_AND[:, anchors] * scale, key_APD[:, tokens].transpose(1, 2)
+            ).float()
             token_P = torch.arange(span.token_start, span.token_end, device=self.place_N.device)
             score_ANP = score_ANP.masked_fill(token_P > self.place_N[anchors, None], float("-inf"))
             log_sum_exp_AN = score_ANP.logsumexp(-1)
@@ -65,7 +72,9 @@ class FlexPrefix:
         from torch.nn.attention.flex_attention import BlockMask
 
         device = place_N.device
-        start_N = torch.cat([torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]).to(device)
+        start_N = torch.cat(
+            [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]
+        ).to(device)
         partial_QK, full_QK = _blocks(start_N, place_N, tokens)
         self.mask = BlockMask.from_kv_blocks(
             *_listed(partial_QK),
@@ -75,7 +84,9 @@ class FlexPrefix:
             seq_lengths=(len(place_N), tokens),
         )
 
-    def __call__(self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         if q_AND.is_cuda and FlexPrefix._compiled is None:

@@ -127,7 +127,9 @@ class MTPSize:
             return self.total
         adapters = 0
         if what == "lora":
-            outputs = (self.hidden + 2 * self.expert_intermediate) + (self.expert_intermediate + self.hidden)
+            outputs = (self.hidden + 2 * self.expert_intermediate) + (
+                self.expert_intermediate + self.hidden
+            )
             adapters = self.experts * lora_rank * outputs
         return self.total - self.routed_experts + adapters
 

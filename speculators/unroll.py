@@ -58,7 +58,9 @@ def unroll(
     for s, u_NH in enumerate(states):
         keep_N = valid_BT(sequence_BT, s).flatten()[anchors_N]
         out = u_NH.new_zeros(sequence_BT.numel(), u_NH.shape[-1])
-        spread.append(out.index_copy(0, anchors_N[keep_N], u_NH[keep_N]).view(*sequence_BT.shape, -1))
+        spread.append(
+            out.index_copy(0, anchors_N[keep_N], u_NH[keep_N]).view(*sequence_BT.shape, -1)
+        )
     return spread
 
 
@@ -81,7 +83,9 @@ def unroll_anchors(
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     if not len(anchors_N):
-        return anchors_N, [hidden_BTH.new_zeros(0, arch.hidden, dtype=ends.embedding_VH.dtype)] * depth
+        return anchors_N, [
+            hidden_BTH.new_zeros(0, arch.hidden, dtype=ends.embedding_VH.dtype)
+        ] * depth
     token, position = token_ids_BT.flatten(), position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT)
 
@@ -101,7 +105,9 @@ def unroll_anchors(
     chain_keys, chain_values, states = [], [], []
     for s in range(depth):
         if s:
-            x_NH = speculator.inputs(next_embedding(anchors_N, s), states[-1], position[anchors_N] + s)
+            x_NH = speculator.inputs(
+                next_embedding(anchors_N, s), states[-1], position[anchors_N] + s
+            )
             q_AND, key_AND, value_ANV = _project(speculator, x_NH, position[anchors_N] + s)
             chain_keys.append(key_AND)
             chain_values.append(value_ANV)
@@ -111,7 +117,9 @@ def unroll_anchors(
     return anchors_N, states
 
 
-def _project(speculator: MTPSpeculator, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _project(
+    speculator: MTPSpeculator, x_NH: Tensor, position_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     rotary = rotary_tables(speculator.arch, position_N[None])
     q, key, value = speculator.block.project(x_NH[None], rotary)
     return q[0], key[0], value[0]
@@ -129,7 +137,9 @@ def _merge_chain(
     if not chain_keys:
         return prefix_ANV
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in chain_keys], dim=-1).float() * scale
-    share_ANS = torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)
+    share_ANS = (
+        torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)
+    )
     merged = prefix_ANV * share_ANS[..., :1]
     for s, value_ANV in enumerate(chain_values):
         merged = merged + value_ANV * share_ANS[..., s + 1 : s + 2]

@@ -47,7 +47,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadFileScheduling | None":
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: "Producer"
+) -> "LoadFileScheduling | None":
     """For `--dist loadfile`: a file goes to one process as a whole, and so does a folder whose files share an engine."""
     if config.getoption("dist") != "loadfile":
         return None
@@ -70,7 +72,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def turn(item: pytest.Item) -> int:
         folder = item.path.relative_to(TESTS).parts[0]
-        return 0 if item.path in with_engine else LONG.index(folder) + 1 if folder in LONG else len(LONG) + 1
+        return (
+            0
+            if item.path in with_engine
+            else LONG.index(folder) + 1
+            if folder in LONG
+            else len(LONG) + 1
+        )
 
     items.sort(key=turn)
 
@@ -98,7 +106,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 5 MB; mounting one takes rights that not everybody has."""
     disk_dir = tmp_path / "disk"
     disk_dir.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk_dir)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(disk_dir)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no right to mount a small disk")
     yield disk_dir

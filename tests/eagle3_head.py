@@ -20,12 +20,18 @@ HEAD_DIM = 64
 Linear = Callable[[int, int], torch.Tensor]
 
 
-def write_eagle3_head(target: Path, directory: Path, seed: int = 0, mla: bool = False, **changed) -> Path:
+def write_eagle3_head(
+    target: Path, directory: Path, seed: int = 0, mla: bool = False, **changed
+) -> Path:
     """The directory. The embedding is the target's own, and every second token of the first half of the vocabulary is drafted; `changed`
     are keys of config.json to write otherwise."""
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
-    hidden, vocab, intermediate = config["hidden_size"], config["vocab_size"], config["intermediate_size"]
+    hidden, vocab, intermediate = (
+        config["hidden_size"],
+        config["vocab_size"],
+        config["intermediate_size"],
+    )
     drafts = vocab // 4
 
     def linear(out: int, into: int) -> torch.Tensor:
@@ -66,7 +72,9 @@ def write_eagle3_head(target: Path, directory: Path, seed: int = 0, mla: bool = 
     return directory
 
 
-def _llama(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _llama(
+    config: dict[str, Any], linear: Linear
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The attention's tensors, and what config.json says of it."""
     hidden = config["hidden_size"]
     tensors = {name: linear(hidden, 2 * hidden) for name in ("q_proj", "k_proj", "v_proj")}
@@ -82,9 +90,12 @@ def _llama(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tens
 
 def _mla(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     hidden, heads, q_rank, rank = (
-        config[name] for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")
+        config[name]
+        for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")
     )
-    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    nope, rope, value = (
+        config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
     tensors = {
         "q_a_proj": linear(q_rank, 2 * hidden),
         "q_a_layernorm": torch.ones(q_rank, dtype=torch.bfloat16),

@@ -43,7 +43,9 @@ def write_fp8_copy(source: Path, directory: Path) -> Path:
     if (index := directory / "model.safetensors.index.json").is_file():
         index.write_text(json.dumps({"weight_map": weight_map}))
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION}, indent=2))
+    (directory / "config.json").write_text(
+        json.dumps(config | {"quantization_config": QUANTIZATION}, indent=2)
+    )
     return directory
 
 
@@ -60,4 +62,6 @@ def coarse(weight_OI: Tensor, stretch: float = 1.3) -> tuple[Tensor, Tensor]:
 
 def spread(scale_PQ: Tensor, shape: torch.Size) -> Tensor:
     """Every element's own scale, [O, I]."""
-    return scale_PQ.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
+    return scale_PQ.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[
+        :, : shape[1]
+    ]

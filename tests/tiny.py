@@ -45,7 +45,9 @@ def tiny_config() -> DeepseekV3Config:
     )
 
 
-def write_tiny_target(directory: Path, seed: int = 0, layers_in_shards: bool = False, **sizes: int) -> Path:
+def write_tiny_target(
+    directory: Path, seed: int = 0, layers_in_shards: bool = False, **sizes: int
+) -> Path:
     """Writes config.json and the weights in bf16, in one file or (`layers_in_shards`) in two with an index.
 
     `sizes` are keys of config.json to take instead of the tiny ones.
@@ -68,19 +70,27 @@ def write_tiny_target(directory: Path, seed: int = 0, layers_in_shards: bool = F
     mtp = f"model.layers.{LAYERS}."
     for suffix in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight"):
         tensors[mtp + suffix] = (1 + 0.1 * torch.randn(config.hidden_size)).bfloat16()
-    tensors[mtp + "eh_proj.weight"] = (0.15 * torch.randn(config.hidden_size, 2 * config.hidden_size)).bfloat16()
+    tensors[mtp + "eh_proj.weight"] = (
+        0.15 * torch.randn(config.hidden_size, 2 * config.hidden_size)
+    ).bfloat16()
     tensors[mtp + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[mtp + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     if layers_in_shards:
         (directory / "model.safetensors").unlink()
         shards = {
-            "model-00001-of-00002.safetensors": {k: v for k, v in tensors.items() if not k.startswith(mtp)},
-            "model-00002-of-00002.safetensors": {k: v for k, v in tensors.items() if k.startswith(mtp)},
+            "model-00001-of-00002.safetensors": {
+                k: v for k, v in tensors.items() if not k.startswith(mtp)
+            },
+            "model-00002-of-00002.safetensors": {
+                k: v for k, v in tensors.items() if k.startswith(mtp)
+            },
         }
         for name, shard in shards.items():
             save_file(shard, directory / name, metadata={"format": "pt"})
         weight_map = {tensor: name for name, shard in shards.items() for tensor in shard}
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        (directory / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": weight_map})
+        )
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     settings = json.loads((directory / "config.json").read_text())

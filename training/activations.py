@@ -68,11 +68,19 @@ class Unrolled:
 
     def last_depth_bytes(self) -> int:
         """The part of it that one depth's attention over the prefix and its MLP hold: what backward frees first."""
-        return self.row.pairs * self._pair() + self.row.anchors * self._finish() + self._copies_of_weights()
+        return (
+            self.row.pairs * self._pair()
+            + self.row.anchors * self._finish()
+            + self._copies_of_weights()
+        )
 
     def attention_scratch(self, value_bytes: int) -> int:
         """Of attention's backward over the longest sequence: the probabilities' gradient, the same in float32, the scores'."""
-        return 0 if self.device == "cuda" else (8 + value_bytes) * self.size.heads * self.row.largest_pairs
+        return (
+            0
+            if self.device == "cuda"
+            else (8 + value_bytes) * self.size.heads * self.row.largest_pairs
+        )
 
     def _norm(self, width: int) -> int:
         """RMSNorm of something that has a gradient: the wide input, 1/rms, the value before the weight."""
@@ -117,7 +125,13 @@ class Unrolled:
         """Of each anchor at each depth: scaled query and log-sum-exp, o_proj's input, the norm, the MLP, the final norm."""
         s = self.size
         attention = self._keys + 4 * s.heads + self._values * (2 if self.device == "cuda" else 1)
-        return attention + self._norm(s.hidden) + self.b * s.hidden + self._mlp() + self._norm(s.hidden)
+        return (
+            attention
+            + self._norm(s.hidden)
+            + self.b * s.hidden
+            + self._mlp()
+            + self._norm(s.hidden)
+        )
 
     @property
     def _dense(self) -> bool:
@@ -137,11 +151,17 @@ class Unrolled:
         routed = 16 + 2 * b * s.hidden + 3 * b * width + b
         if self.trained_parameters != "non_routed":
             # Weights that are trained want their inputs.
-            routed += b * s.hidden + b * width + (2 * b * self.lora_rank if self.trained_parameters == "lora" else 0)
+            routed += (
+                b * s.hidden
+                + b * width
+                + (2 * b * self.lora_rank if self.trained_parameters == "lora" else 0)
+            )
         return router + shared + k * routed
 
     def _copies_of_weights(self) -> int:
         """At each depth: the router's weights in float32, and with few experts `down_proj` laid out anew."""
         s = self.size
         router = 4 * s.router if self.b < 4 else 0
-        return router + (self.b * s.experts * s.expert_intermediate * s.hidden if self._dense else 0)
+        return router + (
+            self.b * s.experts * s.expert_intermediate * s.hidden if self._dense else 0
+        )

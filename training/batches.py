@@ -43,7 +43,13 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same on another device."""
-        tensors = (self.token_ids_BT, self.hidden_BTH, self.sequence_BT, self.position_BT, self.anchor_BT)
+        tensors = (
+            self.token_ids_BT,
+            self.hidden_BTH,
+            self.sequence_BT,
+            self.position_BT,
+            self.anchor_BT,
+        )
         return Batch(self.row, *(tensor.to(device, non_blocking=True) for tensor in tensors))
 
 
@@ -51,7 +57,9 @@ def assemble(store: Store, samples: Sequence[Sample], row: Row, row_tokens: int)
     """Reads the sequences of a row and lays them side by side; longer ones are cut at their end."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
-    hidden = torch.zeros(1, row_tokens, pieces[0][1].hidden.shape[-1], dtype=pieces[0][1].hidden.dtype)
+    hidden = torch.zeros(
+        1, row_tokens, pieces[0][1].hidden.shape[-1], dtype=pieces[0][1].hidden.dtype
+    )
     sequence = torch.full((1, row_tokens), -1)
     position = torch.zeros(1, row_tokens, dtype=torch.long)
     anchor = torch.zeros(1, row_tokens, dtype=torch.bool)
@@ -70,7 +78,9 @@ def assemble(store: Store, samples: Sequence[Sample], row: Row, row_tokens: int)
 class Prefetch:
     """Iterates over batches that a thread assembles two rows ahead; an error there is raised here."""
 
-    def __init__(self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int):
+    def __init__(
+        self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int
+    ):
         self.waited = 0.0
         self._queue: queue.Queue = queue.Queue(maxsize=2)
         self._stop = threading.Event()
@@ -97,7 +107,9 @@ class Prefetch:
                 raise item
             yield item
 
-    def _run(self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int) -> None:
+    def _run(
+        self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int
+    ) -> None:
         try:
             for row in rows:
                 if not self._put(assemble(store, samples, row, row_tokens)):

@@ -32,7 +32,9 @@ from outrider.training.universal import load_with_other_world
 STATE = "state.json"
 
 
-def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any], keep: int) -> None:
+def save_checkpoint(
+    accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any], keep: int
+) -> None:
     """All processes together: every share into one draft, sealed, then one rename; the oldest beyond `keep` are removed.
 
     An `OutriderError` in all processes when any of them cannot write; what `directory` held is untouched then.
@@ -71,21 +73,27 @@ def save_checkpoint(accelerator: Accelerator, directory: Path, step: int, state:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def load_checkpoint(accelerator: Accelerator, directory: Path, digest: str) -> dict[str, Any] | None:
+def load_checkpoint(
+    accelerator: Accelerator, directory: Path, digest: str
+) -> dict[str, Any] | None:
     """Restores the newest whole checkpoint and returns its state. Those of another run are removed, torn ones with a warning."""
     path = _newest_whole(accelerator, directory)
     if path is None:
         return None
     state = read_json(path / STATE)
     if state["digest"] != digest:
-        accelerator.print(f"{directory}: checkpoints of a run with other settings; starting anew", flush=True)
+        accelerator.print(
+            f"{directory}: checkpoints of a run with other settings; starting anew", flush=True
+        )
         together(accelerator, lambda: shutil.rmtree(directory), main_only=True)
         return None
     engine = accelerator.deepspeed_engine_wrapped.engine
     if state["processes"] == accelerator.num_processes:
         load_engine(engine, path)
         load_random_state(path / f"random-{accelerator.process_index:05d}.safetensors")
-    elif state["step"] > 0:  # at step 0 the weights are the base speculator's, and there are no moments
+    elif (
+        state["step"] > 0
+    ):  # at step 0 the weights are the base speculator's, and there are no moments
         accelerator.print(
             f"{path.name} was written by {state['processes']} processes, {accelerator.num_processes} go on with it",
             flush=True,
@@ -117,13 +125,15 @@ def _newest_whole(accelerator: Accelerator, directory: Path) -> Path | None:
     for name in reversed(present):
         path = directory / name
         problems = together(
-            accelerator, lambda path=path: torn(path, accelerator.process_index, accelerator.num_processes)
+            accelerator,
+            lambda path=path: torn(path, accelerator.process_index, accelerator.num_processes),
         )
         problem = next((each for each in problems if each), None)
         if problem is None:
             return path
         accelerator.print(
-            f"warning: {path}: {problem}; passed over and removed, an older checkpoint is taken", flush=True
+            f"warning: {path}: {problem}; passed over and removed, an older checkpoint is taken",
+            flush=True,
         )
         together(accelerator, lambda path=path: shutil.rmtree(path), main_only=True)
     return None

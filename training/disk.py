@@ -34,7 +34,9 @@ def checkpoint_bytes(model: nn.Module, processes: int) -> int:
     for parameter in model.parameters():
         # Under ZeRO-3 a parameter holds nothing between its uses; DeepSpeed keeps its whole size beside it.
         numel = getattr(parameter, "ds_numel", parameter.numel())
-        total += numel * (parameter.element_size() + (_STATE_BYTES if parameter.requires_grad else 0))
+        total += numel * (
+            parameter.element_size() + (_STATE_BYTES if parameter.requires_grad else 0)
+        )
     return total
 
 

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+    CheckpointCommitInfo,
+    CheckpointEngine,
+)
 from safetensors import SafetensorError
 
 from outrider.speculators.errors import OutriderError
@@ -68,7 +71,9 @@ def load_engine(engine: Any, directory: Path, folder: str = FOLDER) -> None:
     """Restores weights, masters and moments in place."""
     loaded, _ = engine.load_checkpoint(str(directory), tag=folder)
     if loaded is None:
-        raise OutriderError(f"{directory / folder}: DeepSpeed found no checkpoint there; delete {directory}")
+        raise OutriderError(
+            f"{directory / folder}: DeepSpeed found no checkpoint there; delete {directory}"
+        )
 
 
 def _renamed(name_of: Callable[..., str]) -> Callable[..., str]:

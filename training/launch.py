@@ -82,7 +82,12 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
     worker = ["-m", WORKER, str(spec_path)]
     if training.processes == 1:
         return [sys.executable, *worker]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={training.processes}"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={training.processes}",
+    ]
     return [sys.executable, *launcher, *worker]
 
 
@@ -106,8 +111,13 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 start_new_session=True,
             )
         except OSError as error:
-            raise OutriderError(f"training.launcher: {command[0]} cannot be started ({error.strerror})") from None
-        with _signals_go_to_workers(spec.stop_file) as told, log_path.open("a", encoding="utf-8") as log:
+            raise OutriderError(
+                f"training.launcher: {command[0]} cannot be started ({error.strerror})"
+            ) from None
+        with (
+            _signals_go_to_workers(spec.stop_file) as told,
+            log_path.open("a", encoding="utf-8") as log,
+        ):
             for line in process.stdout:
                 print(line, end="", flush=True)
                 log.write(line)
@@ -132,7 +142,9 @@ def _signals_go_to_workers(stop_file: Path) -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield told
         return
-    previous = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {
+        number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield told
     finally:
@@ -160,7 +172,9 @@ def _raise_what_went_wrong(spec: TrainingSpec, code: int, told_to_stop: bool) ->
         raise OutriderError(describe(errors, spec.training.processes))
     if code:
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise OutriderError(f"training {ended} without a message; see {spec.log_dir / 'train.log'} (out of memory?)")
+        raise OutriderError(
+            f"training {ended} without a message; see {spec.log_dir / 'train.log'} (out of memory?)"
+        )
     if not (spec.out_dir / "result.json").exists():
         raise OutriderError(
             f"training.launcher={spec.training.launcher!r} ended without starting the workers; see"

@@ -72,7 +72,9 @@ def distillation_loss(
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
     """
     rows = max(CHUNK_ROWS, CHUNK_ELEMENTS[u_KNH.device.type] // lm_head_VH.shape[0])
-    loss_KN, *found = _ChunkedDistillation.apply(u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows)
+    loss_KN, *found = _ChunkedDistillation.apply(
+        u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows
+    )
     return loss_KN, Judged(*found)
 
 
@@ -81,7 +83,9 @@ class _Buffers:
 
     def __init__(self, u_KNH: Tensor, rows: int, vocabulary: int, wide: torch.dtype):
         self.raw_CV = u_KNH.new_empty(rows, vocabulary)
-        self.z_CV, self.p_CV, self.q_CV = (u_KNH.new_empty(rows, vocabulary, dtype=wide) for _ in range(3))
+        self.z_CV, self.p_CV, self.q_CV = (
+            u_KNH.new_empty(rows, vocabulary, dtype=wide) for _ in range(3)
+        )
 
     def cut(self, rows: int) -> "_Buffers":
         """The same memory for a chunk of fewer rows."""
@@ -109,11 +113,15 @@ class _ChunkedDistillation(torch.autograd.Function):
             room = whole.cut(chunk.stop - start)
             token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
             z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
-            teacher = served_distribution(z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk])
+            teacher = served_distribution(
+                z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk]
+            )
             draft_temperature_C = served.draft_temperature(chunk)
             for s in range(depths):
                 z_CV = room.logits(u_KNH[s, chunk], lm_head_VH)
-                found, dz_CV = _judge(z_CV, room.q_CV, teacher, token_C, temperature_C, draft_temperature_C, kind)
+                found, dz_CV = _judge(
+                    z_CV, room.q_CV, teacher, token_C, temperature_C, draft_temperature_C, kind
+                )
                 for out_KN, found_C in zip(out, found, strict=True):
                     out_KN[s, chunk] = found_C * valid_KN[s, chunk]
                 torch.mm(room.raw_CV.copy_(dz_CV), lm_head_VH, out=grad_KNH[s, chunk])
@@ -153,7 +161,9 @@ def _judge(
     if drawn:
         sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
-        ratio_C = (q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=1.0)
+        ratio_C = (
+            q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
+        ).clamp(max=1.0)
         accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
     if drawn or kind in _MIXED:
         m_CV = (q_CV < p_CV).to(z_CV.dtype) if drawn else p_CV
@@ -171,7 +181,9 @@ def _judge(
     else:
         loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
         # of_kl (q - p) - of_alpha q (m - <m, q>), written so that q is the only matrix that changes
-        rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_((of_kl_C + of_alpha_C * m_q_C)[:, None])
+        rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
+            (of_kl_C + of_alpha_C * m_q_C)[:, None]
+        )
         dz_CV = q_CV.mul_(rise_CV).addcmul_(p_CV, of_kl_C[:, None], value=-1)
     if drawn:
         dz_CV.div_(draft_temperature_C[:, None])

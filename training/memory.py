@@ -90,7 +90,10 @@ class MemoryPlan:
             "backward": kept | states | self._backward(),
             "update": kept | states | self._update(),
         }
-        return {phase: {part: int(value) for part, value in parts.items() if value} for phase, parts in phases.items()}
+        return {
+            phase: {part: int(value) for part, value in parts.items() if value}
+            for phase, parts in phases.items()
+        }
 
     def host_bytes(self, processes: int) -> int:
         """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs embedding and head on their way
@@ -103,7 +106,15 @@ class MemoryPlan:
     @property
     def unrolled(self) -> Unrolled:
         """What autograd keeps."""
-        return Unrolled(self.size, self.row, self.depth, self._b, self.device, self.trained_parameters, self.lora_rank)
+        return Unrolled(
+            self.size,
+            self.row,
+            self.depth,
+            self._b,
+            self.device,
+            self.trained_parameters,
+            self.lora_rank,
+        )
 
     @property
     def _b(self) -> int:
@@ -121,7 +132,9 @@ class MemoryPlan:
         return self.row_tokens * (2 * self.size.hidden + 25)
 
     def _largest(self) -> int:
-        return self.size.largest if self.trained_parameters == "all" else self.size.largest_non_routed
+        return (
+            self.size.largest if self.trained_parameters == "all" else self.size.largest_non_routed
+        )
 
     def _bucket(self) -> int:
         """A GPU reserves it whole; on a CPU only what is written to takes memory."""
@@ -158,7 +171,8 @@ class MemoryPlan:
         return {
             "base_speculator_float32": 4 * s.total,
             "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
-            "activations": 4 * (keys_and_values + states + row.anchors * mlp) + self.unrolled.attention_scratch(4),
+            "activations": 4 * (keys_and_values + states + row.anchors * mlp)
+            + self.unrolled.attention_scratch(4),
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
@@ -184,7 +198,9 @@ class MemoryPlan:
         }
         found = max(first, at_loss, between, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3 and self.trained_parameters == "all":
-            found["gathered_weights"] = b * s.routed_experts * self.depth + b * (s.total - s.routed_experts)
+            found["gathered_weights"] = b * s.routed_experts * self.depth + b * (
+                s.total - s.routed_experts
+            )
         return found
 
     def _update(self) -> dict[str, int]:
@@ -193,7 +209,11 @@ class MemoryPlan:
         flat = 0 if b == 4 else 4
         if self.zero_stage == 3:
             group = min(SUB_GROUP, own)
-            return {"gradients": int(max((b + flat) * group, 8 * min(self._largest() / self.processes, own)))}
+            return {
+                "gradients": int(
+                    max((b + flat) * group, 8 * min(self._largest() / self.processes, own))
+                )
+            }
         others = b * (self.trained - own) if self.zero_stage == 1 else 0
         reduce = b * self.trained * (1 if self.zero_stage == 1 else 0) + self._bucket() + b * own
         norm = others + b * own + 8 * min(self._largest(), own)

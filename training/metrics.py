@@ -16,7 +16,12 @@ class Metrics:
     """Written by the main process alone."""
 
     def __init__(
-        self, accelerator: Accelerator, log_dir: Path, project: str | None, config: dict[str, Any], resumed_step: int
+        self,
+        accelerator: Accelerator,
+        log_dir: Path,
+        project: str | None,
+        config: dict[str, Any],
+        resumed_step: int,
     ):
         self.accelerator = accelerator
         self.path = log_dir / "metrics.jsonl"
@@ -28,7 +33,9 @@ class Metrics:
             os.environ.setdefault("WANDB_SILENT", "true")
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
             mode = os.environ.get("WANDB_MODE", mode)
-            accelerator.init_trackers(project, config, {"wandb": {"dir": str(log_dir), "mode": mode}})
+            accelerator.init_trackers(
+                project, config, {"wandb": {"dir": str(log_dir), "mode": mode}}
+            )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Numbers and lists of numbers of one step."""
@@ -48,7 +55,9 @@ class Metrics:
         first value that it was given for a step."""
         if self.accelerator.is_main_process and self.path.exists():
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
+            kept = [
+                line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step
+            ]
             self.path.write_text("".join(kept) if step else "", encoding="utf-8")
 
 

@@ -48,7 +48,9 @@ class Objective:
 
     def targets(self, in_step: Sequence[Sample]) -> Tensor:
         """Targets of each depth in these samples, [K], at least 1."""
-        count_K = torch.tensor([sum(sample.targets(s) for sample in in_step) for s in range(self.depth)])
+        count_K = torch.tensor(
+            [sum(sample.targets(s) for sample in in_step) for s in range(self.depth)]
+        )
         return count_K.clamp_min(1)
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
@@ -56,7 +58,9 @@ class Objective:
         count_K = self.targets(in_step)
         if self.config.depth_weights == "visited":
             return (1 / count_K[:1]).expand(self.depth)
-        return fixed_weights(self.config.depth_weights, self.depth, self.config.depth_decay) / count_K
+        return (
+            fixed_weights(self.config.depth_weights, self.depth, self.config.depth_decay) / count_K
+        )
 
     def of_row(
         self, u_KNH: Tensor, batch: Batch, share_K: Tensor, base_KNH: Tensor | None = None
@@ -80,7 +84,9 @@ class Objective:
         loss = (loss_KN * weight_KN).sum()
         if base_KNH is not None:
             base_KNH, _ = align_to_targets(base_KNH, batch.sequence_BT[0, anchors_N])
-            loss = loss + self.config.base_kl * self._from_base(u_KNH, base_KNH, token_N, valid_KN, weight_KN)
+            loss = loss + self.config.base_kl * self._from_base(
+                u_KNH, base_KNH, token_N, valid_KN, weight_KN
+            )
         return loss, RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
 
     def _from_base(
@@ -88,7 +94,10 @@ class Objective:
     ) -> Tensor:
         """KL(base||custom) of the drafts at temperature 1, weighed as the loss is."""
         once_N = torch.ones(u_KNH.shape[1], device=u_KNH.device)
-        plain, total = Served(once_N, once_N, probabilistic=False), u_KNH.new_zeros((), dtype=torch.float32)
+        plain, total = (
+            Served(once_N, once_N, probabilistic=False),
+            u_KNH.new_zeros((), dtype=torch.float32),
+        )
         for s in range(self.depth):
             depth = slice(s, s + 1)
             kl_KN, _ = distillation_loss(

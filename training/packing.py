@@ -38,7 +38,9 @@ Row = tuple[int, ...]
 """Indices of the samples that one row holds."""
 
 
-def make_samples(lengths: Iterable[tuple[str, int, int]], row_tokens: int) -> tuple[list[Sample], dict[str, str]]:
+def make_samples(
+    lengths: Iterable[tuple[str, int, int]], row_tokens: int
+) -> tuple[list[Sample], dict[str, str]]:
     """Samples of (sequence_id, length, completion_start), and those left out with the reason.
 
     The engine drafts only after the prefill has delivered the first token of the completion, index S. Its first chain knows
@@ -51,14 +53,20 @@ def make_samples(lengths: Iterable[tuple[str, int, int]], row_tokens: int) -> tu
         if sample.targets(0):
             samples.append(sample)
         elif length > row_tokens:
-            left_out[sequence_id] = f"its prompt of {completion_start} tokens fills a row of {row_tokens}"
+            left_out[sequence_id] = (
+                f"its prompt of {completion_start} tokens fills a row of {row_tokens}"
+            )
         else:
             left_out[sequence_id] = "its completion is shorter than two tokens: nothing to draft"
     return samples, left_out
 
 
 def samples_of_part(
-    manifest: dict[str, Any], sequence_ids: Sequence[str], row_tokens: int, part: str, features_dir: Path
+    manifest: dict[str, Any],
+    sequence_ids: Sequence[str],
+    row_tokens: int,
+    part: str,
+    features_dir: Path,
 ) -> tuple[list[Sample], dict[str, str]]:
     """`make_samples` of a feature store's sequences; an `OutriderError` when one has no states or none can be used."""
     table = {row["id"]: row for row in manifest["sequences"]}
@@ -69,10 +77,14 @@ def samples_of_part(
             " run the capture stage again"
         )
     rows = [table[sequence_id] for sequence_id in sequence_ids]
-    samples, left_out = make_samples(((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens)
+    samples, left_out = make_samples(
+        ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens
+    )
     if not samples:
         reason = next(iter(left_out.values()))
-        raise OutriderError(f"training: every sequence of the {part} part was left out, the first because {reason}")
+        raise OutriderError(
+            f"training: every sequence of the {part} part was left out, the first because {reason}"
+        )
     return samples, left_out
 
 
@@ -85,7 +97,9 @@ def plan_epoch(
     generator.shuffle(order)
     rows = []
     for start in range(0, len(order), WINDOW):
-        rows += pack([(index, samples[index].length) for index in order[start : start + WINDOW]], row_tokens)
+        rows += pack(
+            [(index, samples[index].length) for index in order[start : start + WINDOW]], row_tokens
+        )
     generator.shuffle(rows)
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
@@ -133,7 +147,11 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     return taken[::-1]
 
 
-def padding_share(steps: Iterable[Sequence[Row]], samples: Sequence[Sample], row_tokens: int) -> float:
+def padding_share(
+    steps: Iterable[Sequence[Row]], samples: Sequence[Sample], row_tokens: int
+) -> float:
     """Share of the rows' slots that hold no token."""
     rows = [row for step in steps for row in step]
-    return 1 - sum(samples[index].length for row in rows for index in row) / (len(rows) * row_tokens)
+    return 1 - sum(samples[index].length for row in rows for index in row) / (
+        len(rows) * row_tokens
+    )

@@ -64,7 +64,9 @@ def describe(errors: list[RankError], processes: int) -> str:
     silent = sorted(set(range(processes)) - {error.rank for error in errors})
     if silent and not first.expected:
         names = ", ".join(map(str, silent))
-        message += f" (rank {names} left no message: perhaps killed, for want of memory; see train.log)"
+        message += (
+            f" (rank {names} left no message: perhaps killed, for want of memory; see train.log)"
+        )
     return message
 
 
@@ -87,7 +89,11 @@ def watch(out_dir: Path, rank: int) -> None:
         time.sleep(GRACE_S)
         # So that this rank is not taken for one that was killed.
         leave_error(
-            out_dir, rank, f"ended because rank {failures[0].rank} did", OutriderError.exit_code, expected=False
+            out_dir,
+            rank,
+            f"ended because rank {failures[0].rank} did",
+            OutriderError.exit_code,
+            expected=False,
         )
         os._exit(OutriderError.exit_code)
 
@@ -96,4 +102,8 @@ def watch(out_dir: Path, rank: int) -> None:
 
 def _failures(out_dir: Path, rank: int) -> list[RankError]:
     """Of other ranks; to be asked to stop is none, as everyone stops by itself."""
-    return [error for error in read_errors(out_dir) if error.rank != rank and error.exit_code != Preempted.exit_code]
+    return [
+        error
+        for error in read_errors(out_dir)
+        if error.rank != rank and error.exit_code != Preempted.exit_code
+    ]

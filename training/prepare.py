@@ -39,18 +39,32 @@ class ChainUnroll(nn.Module):
         self.depth = depth
 
     def forward(
-        self, token_ids_BT: Tensor, hidden_BTH: Tensor, sequence_BT: Tensor, position_BT: Tensor, anchor_BT: Tensor
+        self,
+        token_ids_BT: Tensor,
+        hidden_BTH: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
     ) -> Tensor:
         """u [K, N, H] of the anchors in row-major order."""
         _, states = unroll_anchors(
-            self.speculator, self.ends, token_ids_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT, self.depth
+            self.speculator,
+            self.ends,
+            token_ids_BT,
+            hidden_BTH,
+            sequence_BT,
+            position_BT,
+            anchor_BT,
+            self.depth,
         )
         return torch.stack(states)
 
 
 def run_unroll(model: nn.Module, batch: Batch) -> Tensor:
     """A ChainUnroll, wrapped by DeepSpeed or not, on a batch."""
-    return model(batch.token_ids_BT, batch.hidden_BTH, batch.sequence_BT, batch.position_BT, batch.anchor_BT)
+    return model(
+        batch.token_ids_BT, batch.hidden_BTH, batch.sequence_BT, batch.position_BT, batch.anchor_BT
+    )
 
 
 def start_environment() -> None:
@@ -62,7 +76,13 @@ def start_environment() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+        alone = {
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 1,
+            "LOCAL_WORLD_SIZE": 1,
+            "MASTER_PORT": port,
+        }
         os.environ.update({name: str(value) for name, value in alone.items()})
         os.environ["MASTER_ADDR"] = "127.0.0.1"
 
@@ -80,7 +100,10 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": rows_each,
         "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": {"stage": config.zero_stage, "stage3_gather_16bit_weights_on_model_save": True},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
         "bf16": {"enabled": config.compute == "bf16"},
         # DeepSpeed's own Adam kernels want a compiler at run time; torch's is as fast for one layer.
         "optimizer": {

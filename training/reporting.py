@@ -44,7 +44,8 @@ def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
     return (
         f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"
         f"  lr {values['learning_rate']:.1e}  {values['tokens_per_s']:.0f} tokens/s  waiting {values['wait_share']:.0%}"
-        f"  padding {values['padding_share']:.0%}" + (f"  MFU {values['mfu']:.0%}" if "mfu" in values else "")
+        f"  padding {values['padding_share']:.0%}"
+        + (f"  MFU {values['mfu']:.0%}" if "mfu" in values else "")
     )
 
 

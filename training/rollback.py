@@ -35,7 +35,9 @@ class BadBatch(Exception):
         self.step, self.reason, self.sequences = step, reason, sequences
 
 
-def why_bad(loss: float, gradient_norm: float, recent: list[float], spike_factor: float | None) -> str | None:
+def why_bad(
+    loss: float, gradient_norm: float, recent: list[float], spike_factor: float | None
+) -> str | None:
     """The reason why a step is bad, or None. DeepSpeed reports a gradient that is no number as the norm -1."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
@@ -52,7 +54,14 @@ class Guard:
     def __init__(self, config: TrainingConfig):
         self.spike_factor = config.spike_factor
 
-    def check(self, state: dict[str, Any], step: int, loss: float, gradient_norm: float, sequences: list[str]) -> None:
+    def check(
+        self,
+        state: dict[str, Any],
+        step: int,
+        loss: float,
+        gradient_norm: float,
+        sequences: list[str],
+    ) -> None:
         """Raises `BadBatch`, or remembers the loss. `loss` and `gradient_norm` must be the same in all processes."""
         recent = state.setdefault("recent_losses", [])
         reason = why_bad(loss, gradient_norm, recent, self.spike_factor)
@@ -83,7 +92,14 @@ class Rollbacks:
 
     def add(self, bad: BadBatch, back_to: int, write: bool) -> str:
         """Notes a rollback and returns what to tell the user. In every process; `write` in the first."""
-        self.list.append({"step": bad.step + 1, "reason": bad.reason, "back_to": back_to, "sequences": bad.sequences})
+        self.list.append(
+            {
+                "step": bad.step + 1,
+                "reason": bad.reason,
+                "back_to": back_to,
+                "sequences": bad.sequences,
+            }
+        )
         if write:
             write_json(self.path, {"digest": self.digest, "rollbacks": self.list})
         if len(self.list) > self.config.max_rollbacks:

@@ -17,7 +17,9 @@ MANIFEST = "manifest.json"
 
 def file_digests(directory: Path, share: int = 0, shares: int = 1) -> dict[str, list]:
     """[bytes, SHA-256] by relative path, of every `shares`-th file."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = sorted(
+        path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST
+    )
     return {
         path.relative_to(directory).as_posix(): [path.stat().st_size, file_digest(path)]
         for path in files[share::shares]

@@ -59,7 +59,8 @@ class TrainingSpec(BaseModel):
             "tokens_per_s",
         }
         return self.model_dump(
-            mode="json", exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent}
+            mode="json",
+            exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent},
         )
 
     @property

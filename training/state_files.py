@@ -62,15 +62,21 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor], where: str) -> Any:
         return ["dtype", str(value).removeprefix("torch.")]
     if isinstance(value, dict):
         pairs = [
-            [_encode(key, tensors, where), _encode(item, tensors, f"{where}.{key}")] for key, item in value.items()
+            [_encode(key, tensors, where), _encode(item, tensors, f"{where}.{key}")]
+            for key, item in value.items()
         ]
         return ["ordered" if isinstance(value, OrderedDict) else "dict", pairs]
     for kind, container in _CONTAINERS.items():
         if type(value) is container:
-            return [kind, [_encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)]]
+            return [
+                kind,
+                [_encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)],
+            ]
     if KNOWN.get(type(value).__name__) is type(value):
         return ["object", [type(value).__name__, _encode(vars(value), tensors, where)]]
-    raise TypeError(f"{where}: a {type(value).__module__}.{type(value).__qualname__} cannot be written to a checkpoint")
+    raise TypeError(
+        f"{where}: a {type(value).__module__}.{type(value).__qualname__} cannot be written to a checkpoint"
+    )
 
 
 def _decode(node: Any, file: Any) -> Any:

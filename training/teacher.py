@@ -48,7 +48,9 @@ class Teacher(NamedTuple):
     """p of the logged token; before the cut where the cut (by rounding: a log shows what was sampled) left it out."""
 
 
-def served_distribution(z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor) -> Teacher:
+def served_distribution(
+    z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor
+) -> Teacher:
     """Puts p of the logits z, float32 or float64, into `p_CV`; z is divided by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
     z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
@@ -60,7 +62,9 @@ def served_distribution(z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature
     rows = ((top_p_C < 1) & ~greedy_C).nonzero()[:, 0]
     for within in (NUCLEUS_WITHIN, p_CV.shape[1]):
         if len(rows):
-            rows = _cut_to_nucleus(p_CV, negative_entropy_C, top_p_C, rows, min(within, p_CV.shape[1]))
+            rows = _cut_to_nucleus(
+                p_CV, negative_entropy_C, top_p_C, rows, min(within, p_CV.shape[1])
+            )
     if greedy_C.any():
         p_CV[greedy_C] = 0.0
         p_CV[greedy_C, best_C[greedy_C]] = 1.0
@@ -69,7 +73,9 @@ def served_distribution(z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature
     return Teacher(p_CV, best_C, negative_entropy_C, torch.where(logged_C > 0, logged_C, uncut_C))
 
 
-def _cut_to_nucleus(p_CV: Tensor, negative_entropy_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int) -> Tensor:
+def _cut_to_nucleus(
+    p_CV: Tensor, negative_entropy_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int
+) -> Tensor:
     """Cuts and renormalises the rows whose nucleus ends within the most likely tokens, and returns the other rows.
 
     A token is kept while the mass of the more likely ones is below top_p: vLLM's rule (ascending, dropped while the mass up

@@ -17,7 +17,9 @@ from outrider.speculators.errors import OutriderError
 from outrider.speculators.files import says_disk_is_full
 
 
-def together(accelerator: Accelerator, action: Callable[[], Any], *, main_only: bool = False) -> list[Any]:
+def together(
+    accelerator: Accelerator, action: Callable[[], Any], *, main_only: bool = False
+) -> list[Any]:
     """Runs `action` in every process (`main_only`: in the first alone) and returns the results of all, by rank.
 
     An `OutriderError`, an `OSError` or one of safetensors in any process is raised in all as an `OutriderError`.
@@ -32,10 +34,16 @@ def together(accelerator: Accelerator, action: Callable[[], Any], *, main_only: 
     failures = [(rank, message) for rank, _, message in told if message is not None]
     if failures:
         rank, message = failures[0]
-        raise OutriderError(message if accelerator.num_processes == 1 else f"rank {rank}: {message}")
+        raise OutriderError(
+            message if accelerator.num_processes == 1 else f"rank {rank}: {message}"
+        )
     return [result for _, result, _ in told]
 
 
 def _described(error: Exception) -> str:
     full = says_disk_is_full(error)
-    return f"{error}: no space left on the disk; free some and run the same command again" if full else str(error)
+    return (
+        f"{error}: no space left on the disk; free some and run the same command again"
+        if full
+        else str(error)
+    )

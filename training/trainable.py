@@ -36,12 +36,16 @@ def load_trainable(
     speculator = load_mtp(target_dir, dtype, device, frozen_experts=config.train != "all")
     if config.train == "lora":
         mlp = speculator.block.mlp
-        adapted = AdaptedExperts(mlp.experts, speculator.arch, config.lora_rank, config.lora_alpha, seed)
+        adapted = AdaptedExperts(
+            mlp.experts, speculator.arch, config.lora_rank, config.lora_alpha, seed
+        )
         mlp.experts = adapted.to(device=device, dtype=dtype)
     return speculator
 
 
-def trained_tensors(speculator: MTPSpeculator, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def trained_tensors(
+    speculator: MTPSpeculator, weights: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """What training may have changed, under the checkpoint's names; adapters merged into their experts in float32.
 
     `weights` is the whole state dict of the prepared `ChainUnroll`: under ZeRO-3 the module itself holds shards.
@@ -49,12 +53,16 @@ def trained_tensors(speculator: MTPSpeculator, weights: Mapping[str, Tensor]) ->
     buffers = {name for name, _ in speculator.named_buffers()}
     state = {name.removeprefix("speculator."): value for name, value in weights.items()}
     adapters = {name: state.pop(EXPERTS + name) for name in ADAPTERS if EXPERTS + name in state}
-    yield from checkpoint_names({name: value for name, value in state.items() if name not in buffers}).items()
+    yield from checkpoint_names(
+        {name: value for name, value in state.items() if name not in buffers}
+    ).items()
     if adapters:
         yield from speculator.block.mlp.experts.merged(adapters)
 
 
-def exported_profile(validation: Validation, directory: Path, ends: TargetEnds, depth: int) -> dict[str, Any]:
+def exported_profile(
+    validation: Validation, directory: Path, ends: TargetEnds, depth: int
+) -> dict[str, Any]:
     """Acceptance on the validation part of what a directory holds, computed as training computes.
 
     Against the same weights before they were written it tells what their precision costs: FP8 blocks round what was trained, and a
@@ -66,11 +74,20 @@ def exported_profile(validation: Validation, directory: Path, ends: TargetEnds, 
 
 
 def export_line(
-    base: dict[str, Any], trained: dict[str, Any], exported: dict[str, Any], blocks: tuple[int, int] | None
+    base: dict[str, Any],
+    trained: dict[str, Any],
+    exported: dict[str, Any],
+    blocks: tuple[int, int] | None,
 ) -> str:
     """For people: what export cost."""
-    first, before, after = (profile["acceptance_length"][-1] for profile in (base, trained, exported))
-    form = "as the target ships its weights" if blocks is None else f"in FP8 blocks of {blocks[0]} x {blocks[1]}"
+    first, before, after = (
+        profile["acceptance_length"][-1] for profile in (base, trained, exported)
+    )
+    form = (
+        "as the target ships its weights"
+        if blocks is None
+        else f"in FP8 blocks of {blocks[0]} x {blocks[1]}"
+    )
     line = (
         f"exported {form}: acceptance {' '.join(f'{a:.3f}' for a in exported['acceptance'])}  acceptance length {after:.3f} at"
         f" K={len(exported['acceptance'])}, {after / before - 1:+.2%} from the trained weights' {before:.3f}"

@@ -27,12 +27,23 @@ from outrider.training.checkpoints import load_checkpoint, save_checkpoint, stat
 from outrider.training.metrics import Metrics
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
-from outrider.training.prepare import COMPUTE_DTYPE, ChainUnroll, make_accelerator, prepare_model, run_unroll
+from outrider.training.prepare import (
+    COMPUTE_DTYPE,
+    ChainUnroll,
+    make_accelerator,
+    prepare_model,
+    run_unroll,
+)
 from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.schedule import learning_rate
 from outrider.training.spec import Preempted, TrainingSpec
-from outrider.training.trainable import export_line, exported_profile, load_trainable, trained_tensors
+from outrider.training.trainable import (
+    export_line,
+    exported_profile,
+    load_trainable,
+    trained_tensors,
+)
 from outrider.training.utilization import step_flops, utilization
 from outrider.training.validation import Validation, check_parity
 
@@ -61,7 +72,11 @@ class Trainer:
             step
             for epoch in range(self.config.epochs)
             for step in plan_epoch(
-                self.samples, self.config.row_tokens, self.config.rows_per_step, self.config.seed, epoch
+                self.samples,
+                self.config.row_tokens,
+                self.config.rows_per_step,
+                self.config.seed,
+                epoch,
             )
         ]
         self.padding = padding_share(self.steps, self.samples, self.config.row_tokens)
@@ -75,11 +90,18 @@ class Trainer:
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        speculator = load_trainable(spec.target_dir, spec.speculator, dtype, self.device, self.config.seed)
+        speculator = load_trainable(
+            spec.target_dir, spec.speculator, dtype, self.device, self.config.seed
+        )
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
-            self.config, self.depth, ends.lm_head_VH, self.samples, spec.sampling, spec.probabilistic_drafts
+            self.config,
+            self.depth,
+            ends.lm_head_VH,
+            self.samples,
+            spec.sampling,
+            spec.probabilistic_drafts,
         )
         self.base = None
         if self.config.base_kl:
@@ -139,7 +161,9 @@ class Trainer:
     def _start(self) -> dict[str, Any]:
         """Step 0: the base speculator in float32, the same as prepared, and proof that they agree."""
         base_ends = load_target_ends(self.spec.target_dir).to(self.device)
-        base_unroll = ChainUnroll(load_mtp(self.spec.target_dir, device=self.device), base_ends, self.depth)
+        base_unroll = ChainUnroll(
+            load_mtp(self.spec.target_dir, device=self.device), base_ends, self.depth
+        )
         base = self.validation.profile(base_unroll, base_unroll)
         prepared = self._evaluate(0)
         check_parity(base, prepared, self.config.parity_tolerance)
@@ -157,7 +181,9 @@ class Trainer:
         """Runs to the end or to a batch that has to be undone."""
         if self._patience_ended(state):
             return None
-        with Prefetch(self.store, self.samples, self._my_rows(first_step), self.config.row_tokens) as batches:
+        with Prefetch(
+            self.store, self.samples, self._my_rows(first_step), self.config.row_tokens
+        ) as batches:
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
                 if step not in self.rollbacks.steps:
@@ -170,14 +196,21 @@ class Trainer:
                 if last or done % self.config.evaluate_every == 0:
                     self._judge(state, done)
                 stop = self._someone_was_told_to_stop()
-                if stop or last or done % self.config.checkpoint_every == 0 or self._patience_ended(state):
+                if (
+                    stop
+                    or last
+                    or done % self.config.checkpoint_every == 0
+                    or self._patience_ended(state)
+                ):
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
                         f"training was asked to stop; step {done} of {len(self.steps)} is saved, the same command goes on"
                     )
                 if self._patience_ended(state):
-                    self._say(f"no gain in {self.config.patience} evaluations: stopped at step {done}")
+                    self._say(
+                        f"no gain in {self.config.patience} evaluations: stopped at step {done}"
+                    )
                     return None
         return None
 
@@ -185,7 +218,9 @@ class Trainer:
         """Restores the last checkpoint, notes the batch to leave out, and returns the step to go on from."""
         restored = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         if restored is None:
-            raise OutriderError(f"training: {bad}, and {self._checkpoints} holds no whole checkpoint to go back to")
+            raise OutriderError(
+                f"training: {bad}, and {self._checkpoints} holds no whole checkpoint to go back to"
+            )
         self._say(self.rollbacks.add(bad, restored["step"], write=self.accelerator.is_main_process))
         self.rollbacks.join(restored)
         state.clear()
@@ -193,11 +228,17 @@ class Trainer:
         self.metrics.forget_after(restored["step"])
         return restored["step"]
 
-    def _step(self, state: dict[str, Any], step: int, supply: Iterator[Batch], batches: Prefetch) -> None:
+    def _step(
+        self, state: dict[str, Any], step: int, supply: Iterator[Batch], batches: Prefetch
+    ) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
-        config, world, rank = self.config, self.accelerator.num_processes, self.accelerator.process_index
+        config, world, rank = (
+            self.config,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
         rate = learning_rate(step, len(self.steps), config.learning_rate, config.warmup_fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -218,13 +259,20 @@ class Trainer:
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat([loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()])
+            sums += torch.cat(
+                [loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()]
+            )
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
-        gradient_norm = self._from_first(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
+        gradient_norm = self._from_first(
+            self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm()
+        )
         names = [sample.sequence_id for sample in in_step]
         self.guard.check(state, step, self._from_first(sums[0].item()), gradient_norm, names)
         seconds = time.perf_counter() - began
-        lengths, anchors = [sample.length for sample in in_step], [sample.targets(0) for sample in in_step]
+        lengths, anchors = (
+            [sample.length for sample in in_step],
+            [sample.targets(0) for sample in in_step],
+        )
         values = step_values(
             sums,
             self.objective.targets(in_step),
@@ -265,7 +313,9 @@ class Trainer:
 
     def _save(self, done: int, state: dict[str, Any]) -> None:
         """A checkpoint, and of the best speculators those that a checkpoint refers to."""
-        save_checkpoint(self.accelerator, self._checkpoints, done, state, self.config.keep_checkpoints)
+        save_checkpoint(
+            self.accelerator, self._checkpoints, done, state, self.config.keep_checkpoints
+        )
         if self.accelerator.is_main_process:
             wanted = {self._best(each["best_step"]) for each in states(self._checkpoints)}
             for path in set(self._best(0).parent.glob("step-*")) - wanted:
@@ -274,27 +324,45 @@ class Trainer:
     def _save_best(self, done: int) -> None:
         weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            write_mtp(trained_tensors(self.unroll.speculator, weights), self.spec.target_dir, self._best(done))
+            write_mtp(
+                trained_tensors(self.unroll.speculator, weights),
+                self.spec.target_dir,
+                self._best(done),
+            )
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
         """What the best speculator accepts as it was written, in the target's own precision."""
         best = self._best(state["best_step"])
         profile = exported_profile(self.validation, best, self.unroll.ends, self.depth)
-        self.metrics.write(state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()})
-        self._say(export_line(state["base"], state["best"], profile, read_layout(self.spec.target_dir).blocks))
+        self.metrics.write(
+            state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}
+        )
+        self._say(
+            export_line(
+                state["base"], state["best"], profile, read_layout(self.spec.target_dir).blocks
+            )
+        )
         return profile
 
     def _my_rows(self, first_step: int) -> Iterator[Row]:
         """This process's rows of all steps to come. In a short step its first row stands in, and is not counted."""
-        world, rank, left_out = self.accelerator.num_processes, self.accelerator.process_index, self.rollbacks.steps
-        for rows in (self.steps[step] for step in range(first_step, len(self.steps)) if step not in left_out):
+        world, rank, left_out = (
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+            self.rollbacks.steps,
+        )
+        for rows in (
+            self.steps[step] for step in range(first_step, len(self.steps)) if step not in left_out
+        ):
             for turn in range(self.config.rows_per_step // world):
                 place = turn * world + rank
                 yield rows[place] if place < len(rows) else rows[0]
 
     def _someone_was_told_to_stop(self) -> bool:
-        stop = self.stop_requested or (self.accelerator.is_main_process and self.spec.stop_file.exists())
+        stop = self.stop_requested or (
+            self.accelerator.is_main_process and self.spec.stop_file.exists()
+        )
         told = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(told, reduction="sum").item())
 

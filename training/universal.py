@@ -30,10 +30,14 @@ _UNIVERSAL = "universal"
 _DISK_FACTOR = 3
 
 
-def load_with_other_world(accelerator: Accelerator, engine: Any, checkpoint: Path, zero_stage: int) -> None:
+def load_with_other_world(
+    accelerator: Accelerator, engine: Any, checkpoint: Path, zero_stage: int
+) -> None:
     """Restores weights, masters and moments of `checkpoint` into `engine`, whose partitions are others."""
     scratch = checkpoint.with_name(f".{checkpoint.name}.{_UNIVERSAL}")
-    together(accelerator, lambda: _convert(checkpoint / FOLDER, scratch, zero_stage), main_only=True)
+    together(
+        accelerator, lambda: _convert(checkpoint / FOLDER, scratch, zero_stage), main_only=True
+    )
     engine._config.load_universal_checkpoint = True
     try:
         with _weights_only():

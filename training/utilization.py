@@ -27,12 +27,16 @@ BF16_TFLOPS = {
 """Dense bf16 peaks from the vendor's data sheets, by a part of the device's name; the first that fits."""
 
 
-def step_flops(arch: DeepseekArch, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
+def step_flops(
+    arch: DeepseekArch, depth: int, lengths: Sequence[int], anchors: Sequence[int]
+) -> float:
     """FLOPs of one step over sequences of these lengths with these numbers of anchors: depth 0 runs for every token (its keys are
     read), what follows its attention and all later depths for anchors alone."""
     tokens, chains = sum(lengths), sum(anchors)
     # Of an anchor's length / 2 keys on average, the scores (D) and the values (V).
-    pairs = sum(count * (length - count / 2) for length, count in zip(lengths, anchors, strict=True))
+    pairs = sum(
+        count * (length - count / 2) for length, count in zip(lengths, anchors, strict=True)
+    )
     layer = (
         tokens * _projections(arch)
         + (depth - 1) * chains * _projections(arch)
@@ -43,7 +47,9 @@ def step_flops(arch: DeepseekArch, depth: int, lengths: Sequence[int], anchors: 
     return 2.0 * (3 * layer + chains * head * (1 + 2 * depth))
 
 
-def utilization(flops: float, seconds: float, device: torch.device, compute: str, processes: int) -> float | None:
+def utilization(
+    flops: float, seconds: float, device: torch.device, compute: str, processes: int
+) -> float | None:
     """Share of the GPUs' bf16 peak; None on a CPU, for a GPU that is not in the table, and in float32."""
     if device.type != "cuda" or compute != "bf16":
         return None
@@ -57,7 +63,12 @@ def _projections(arch: DeepseekArch) -> int:
     query = arch.heads * (arch.nope_dim + arch.rope_dim)
     queries = arch.hidden * query if arch.q_rank is None else arch.q_rank * (arch.hidden + query)
     latent = arch.hidden * (arch.kv_rank + arch.rope_dim)
-    return 2 * arch.hidden**2 + queries + latent + arch.kv_rank * arch.heads * (arch.nope_dim + arch.value_dim)
+    return (
+        2 * arch.hidden**2
+        + queries
+        + latent
+        + arch.kv_rank * arch.heads * (arch.nope_dim + arch.value_dim)
+    )
 
 
 def _after_attention(arch: DeepseekArch) -> int:
@@ -66,4 +77,6 @@ def _after_attention(arch: DeepseekArch) -> int:
     if arch.layers < arch.dense_layers:
         return output + 3 * arch.hidden * arch.dense_intermediate
     experts = arch.experts_per_token + arch.shared_experts
-    return output + arch.hidden * arch.experts + 3 * arch.hidden * arch.expert_intermediate * experts
+    return (
+        output + arch.hidden * arch.experts + 3 * arch.hidden * arch.expert_intermediate * experts
+    )

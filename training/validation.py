@@ -30,14 +30,25 @@ class Validation:
         row_tokens: int,
         probabilistic: bool,
     ):
-        self.accelerator, self.store, self.samples, self.sampling = accelerator, store, samples, sampling
+        self.accelerator, self.store, self.samples, self.sampling = (
+            accelerator,
+            store,
+            samples,
+            sampling,
+        )
         self.row_tokens, self.probabilistic = row_tokens, probabilistic
-        self.rows = pack([(index, sample.length) for index, sample in enumerate(samples)], row_tokens)
+        self.rows = pack(
+            [(index, sample.length) for index, sample in enumerate(samples)], row_tokens
+        )
 
     @torch.no_grad()
     def profile(self, model: nn.Module, ends_and_depth: ChainUnroll) -> dict[str, Any]:
         """Acceptance by position and acceptance length for k = 1..K; `model` runs, `ends_and_depth` tells E, W and K."""
-        depth, world, rank = ends_and_depth.depth, self.accelerator.num_processes, self.accelerator.process_index
+        depth, world, rank = (
+            ends_and_depth.depth,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
         # Every process runs as many rows as the others (ZeRO-3 gathers weights together); the surplus is not counted.
         rounds = -(-len(self.rows) // world)
         mine = [self.rows[(turn * world + rank) % len(self.rows)] for turn in range(rounds)]
@@ -57,7 +68,9 @@ class Validation:
             "acceptance": (accepted_K / offered_K.clamp_min(1e-9)).tolist(),
         }
 
-    def _row_sums(self, u_KNH: torch.Tensor, batch: Any, ends_and_depth: ChainUnroll) -> torch.Tensor:
+    def _row_sums(
+        self, u_KNH: torch.Tensor, batch: Any, ends_and_depth: ChainUnroll
+    ) -> torch.Tensor:
         samples = [self.samples[index] for index in batch.row]
         anchors_R = torch.tensor([sample.targets(0) for sample in samples])
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
@@ -96,7 +109,9 @@ class Validation:
 
 def check_parity(base: dict[str, Any], prepared: dict[str, Any], tolerance: float) -> None:
     """Before the first update the prepared speculator must accept as the base one does; else nothing measured later counts."""
-    difference = max(abs(a - b) for a, b in zip(base["acceptance"], prepared["acceptance"], strict=True))
+    difference = max(
+        abs(a - b) for a, b in zip(base["acceptance"], prepared["acceptance"], strict=True)
+    )
     if difference > tolerance:
 
         def rates(profile: dict[str, Any]) -> str:

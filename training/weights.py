@@ -37,7 +37,10 @@ def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
     `anchors_R` counts the anchors of each response, in the order of N; a response's anchors are consecutive.
     """
     depth, anchors = accepted_KN.shape
-    a_NK = torch.stack([F.pad(accepted_KN[s, min(s, anchors) :], (0, min(s, anchors))) for s in range(depth)], dim=-1)
+    a_NK = torch.stack(
+        [F.pad(accepted_KN[s, min(s, anchors) :], (0, min(s, anchors))) for s in range(depth)],
+        dim=-1,
+    )
     a_RAK = pad_anchors(a_NK.cpu().double(), anchors_R)
     visits_RA = replay_chain(a_RAK, anchors_R).visits_RAK[..., -1]
     index_A1 = torch.arange(a_RAK.shape[1])[:, None]
@@ -46,5 +49,8 @@ def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
     offered_RAK = visits_RA[..., None] * reached_RAK * inside_RAK
     offered_NK = offered_RAK[index_A1[:, 0] < anchors_R[:, None]]
     return torch.stack(
-        [F.pad(offered_NK[: anchors - min(s, anchors), s], (min(s, anchors), 0)) for s in range(depth)]
+        [
+            F.pad(offered_NK[: anchors - min(s, anchors), s], (min(s, anchors), 0))
+            for s in range(depth)
+        ]
     ).to(accepted_KN.device, torch.float32)

@@ -32,7 +32,9 @@ def join_world(processes: int, by_slurm: bool) -> int:
 
 def slurm_world(environment: os._Environ | dict[str, str]) -> dict[str, str]:
     """torch's variables from srun's. The processes meet at MASTER_ADDR or on the job step's first machine."""
-    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "127.0.0.1")
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get(
+        "SLURM_JOB_NODELIST", "127.0.0.1"
+    )
     here = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
     return {
         "RANK": environment["SLURM_PROCID"],
@@ -48,6 +50,8 @@ def first_host(nodelist: str) -> str:
     """Of Slurm's compact list: `gpu-[003-005,9],login` -> `gpu-003`."""
     head = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist)
     if head is None:
-        raise OutriderError(f"SLURM_STEP_NODELIST={nodelist!r} names no machine; set MASTER_ADDR to the first one")
+        raise OutriderError(
+            f"SLURM_STEP_NODELIST={nodelist!r} names no machine; set MASTER_ADDR to the first one"
+        )
     prefix, number, suffix = head.groups()
     return prefix + (number or "") + (suffix or "")

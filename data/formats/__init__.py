@@ -74,7 +74,9 @@ UNKNOWN = "unknown"
 def check_format(name: str) -> None:
     """An error where `traffic.format` names no format."""
     if name != "auto" and name not in FORMATS:
-        raise OutriderError(f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}")
+        raise OutriderError(
+            f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
+        )
 
 
 def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:

@@ -27,12 +27,18 @@ records = row_records
 
 def recognises(sample: Sample) -> bool:
     """Whether most conversations end with an assistant's turn; those of requests end with a user's."""
-    conversations = [row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)]
+    conversations = [
+        row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)
+    ]
     return sum(map(_ends_with_answer, conversations)) > len(conversations) / 2
 
 
 def _ends_with_answer(messages: list[Any]) -> bool:
-    return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+    return (
+        bool(messages)
+        and isinstance(messages[-1], dict)
+        and messages[-1].get("role") == "assistant"
+    )
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -49,6 +55,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     *asked, answer = openai_messages(messages, "row.messages")
     request = {key: row[key] for key in REQUEST if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables keep them as text
-    request["messages"] = [{key: value for key, value in message.items() if key != "weight"} for message in asked]
+    request["messages"] = [
+        {key: value for key, value in message.items() if key != "weight"} for message in asked
+    ]
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
     return exchanges(request, {"choices": [choice]}, record.place, **beside)

@@ -25,7 +25,10 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
     if text[0] not in "[{":
         return value
     if text[-1] not in "]}":
-        raise Reject("truncated", f"{where}.{key} ends within its JSON, as under a limit on the length of values")
+        raise Reject(
+            "truncated",
+            f"{where}.{key} ends within its JSON, as under a limit on the length of values",
+        )
     try:
         return decode(text.encode())
     except Reject as reject:
@@ -43,7 +46,9 @@ def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
 def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """`holder[key]` as a dict: an object, its JSON, or a table's list of pairs; empty where it is unset."""
     value = unpacked(holder, key, where)
-    if isinstance(value, list) and all(isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value):
+    if isinstance(value, list) and all(
+        isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value
+    ):
         value = dict(value)
     if value is not None and not isinstance(value, dict):
         raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
@@ -54,7 +59,11 @@ def number(holder: dict[str, Any], key: str) -> float | None:
     """A number, also one that a store of texts keeps as text; None for what is none (`"Infinity"` for no limit)."""
     value = holder.get(key)
     try:
-        value = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+        value = (
+            float(value)
+            if isinstance(value, str | int | float) and not isinstance(value, bool)
+            else None
+        )
     except (ValueError, OverflowError):
         return None
     return value if value is not None and abs(value) < LARGEST else None

@@ -37,7 +37,9 @@ def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
 def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
     """A list of token ids or None."""
     values = take(holder, key, list, where)
-    if values is not None and not all(type(value) is int and 0 <= value < 2**31 for value in values):
+    if values is not None and not all(
+        type(value) is int and 0 <= value < 2**31 for value in values
+    ):
         raise Reject("wrong_type", f"{where}.{key} holds something other than token ids")
     return values
 

@@ -25,7 +25,10 @@ records = row_records
 
 
 def recognises(sample: Sample) -> bool:
-    return any("request_created_at" in row and ("request_body" in row or "request_id" in row) for row in sample.rows)
+    return any(
+        "request_created_at" in row and ("request_body" in row or "request_id" in row)
+        for row in sample.rows
+    )
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -43,14 +46,17 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:
         raise Reject("prompt_not_messages", "request_body.prompt")
-    properties = {key.lower(): value for key, value in mapping(row, "request_properties", "row").items()}
+    properties = {
+        key.lower(): value for key, value in mapping(row, "request_properties", "row").items()
+    }
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
     return exchanges(
         {"model": first(*names), **request},
         _whole(response),
         record.place,
         session=first(
-            take_text(properties, "helicone-session-id", "request_properties"), take_text(row, "request_user_id", "row")
+            take_text(properties, "helicone-session-id", "request_properties"),
+            take_text(row, "request_user_id", "row"),
         ),
         tenant=take_text(properties, "tenant", "request_properties"),
         route=take_text(properties, "route", "request_properties"),
@@ -66,8 +72,13 @@ def _whole(response: dict[str, Any]) -> dict[str, Any]:
     chunks = unpacked(response, "streamed_data", "response_body")
     if chunks:
         # Helicone leaves an empty object where the stream's [DONE] stood.
-        return join_chunks(chunk for chunk in take(response, "streamed_data", list, "response_body") if chunk)
+        return join_chunks(
+            chunk for chunk in take(response, "streamed_data", list, "response_body") if chunk
+        )
     for choice in take(response, "choices", list, "response_body") or ():
         if isinstance(choice, dict) and "delta" in choice:
-            raise Reject("stream_not_kept", "response_body was put together of a stream whose chunks are not exported")
+            raise Reject(
+                "stream_not_kept",
+                "response_body was put together of a stream whose chunks are not exported",
+            )
     return response

@@ -41,7 +41,9 @@ class Member(NamedTuple):
     row: bytes
 
 
-def joined_records(files: Sequence[LogFile], scratch: Path, member_of: MemberOf) -> Iterator[Record | Reject]:
+def joined_records(
+    files: Sequence[LogFile], scratch: Path, member_of: MemberOf
+) -> Iterator[Record | Reject]:
     """A record for each response with its request, of rows that `member_of` tells apart, or refuses by raising `Reject`."""
     with Join(scratch) as join:
         for file in files:
@@ -67,11 +69,20 @@ class Join:
 
     def __init__(self, scratch: Path):
         self._folder = tempfile.TemporaryDirectory(dir=scratch)
-        self._database = sqlite3.connect(Path(self._folder.name) / "rows.sqlite", isolation_level=None)
+        self._database = sqlite3.connect(
+            Path(self._folder.name) / "rows.sqlite", isolation_level=None
+        )
         # The file is of no use after a crash, so nothing is done for it to survive one.
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size=-{CACHE_KIB}"):
+        for pragma in (
+            "journal_mode=OFF",
+            "synchronous=OFF",
+            "locking_mode=EXCLUSIVE",
+            f"cache_size=-{CACHE_KIB}",
+        ):
             self._database.execute(f"PRAGMA {pragma}")
-        self._database.execute("CREATE TABLE rows (key BLOB, side TEXT, file INTEGER, line INTEGER, row BLOB)")
+        self._database.execute(
+            "CREATE TABLE rows (key BLOB, side TEXT, file INTEGER, line INTEGER, row BLOB)"
+        )
         self._files: dict[str, int] = {}
         self._waiting: list[tuple[bytes, str, int, int, bytes]] = []
         self._waiting_bytes = 0
@@ -79,7 +90,9 @@ class Join:
     def __enter__(self) -> "Join":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._database.close()
         self._folder.cleanup()
 
@@ -103,14 +116,22 @@ class Join:
             "CREATE TABLE keys AS SELECT key, MIN(rowid) AS first, COUNT(*) AS members, SUM(LENGTH(row)) AS size"
             " FROM rows GROUP BY key ORDER BY first"
         )
-        for key, first, count, size in query("SELECT key, first, members, size FROM keys ORDER BY rowid"):
+        for key, first, count, size in query(
+            "SELECT key, first, members, size FROM keys ORDER BY rowid"
+        ):
             if size + count * ROW_OVERHEAD > LONGEST_LINE:
-                file, line = query("SELECT file, line FROM rows WHERE rowid = ?", (first,)).fetchone()
+                file, line = query(
+                    "SELECT file, line FROM rows WHERE rowid = ?", (first,)
+                ).fetchone()
                 detail = f"more than {LONGEST_LINE >> 20} MB under one id"
                 yield Reject("line_too_long", detail, Place(names[file], line), rows=count)
                 continue
-            found = query("SELECT side, file, line, row FROM rows WHERE key = ? ORDER BY rowid", (key,))
-            yield from _records([Member(side, Place(names[file], line), row) for side, file, line, row in found])
+            found = query(
+                "SELECT side, file, line, row FROM rows WHERE key = ? ORDER BY rowid", (key,)
+            )
+            yield from _records(
+                [Member(side, Place(names[file], line), row) for side, file, line, row in found]
+            )
 
     def _write(self) -> None:
         self._database.execute("BEGIN")
@@ -133,22 +154,36 @@ def _records(members: list[Member]) -> Iterator[Record | Reject]:
             yield from _pairs(together)
         else:
             # Which request a response answers is anyone's guess.
-            yield Reject("ambiguous_id", "different requests under one id", together[0].place, rows=len(together))
+            yield Reject(
+                "ambiguous_id",
+                "different requests under one id",
+                together[0].place,
+                rows=len(together),
+            )
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     """Every response with a request; equal requests are one that was sent again."""
     requests = [member for member in members if member.side == "request"]
     chunks = [member for member in members if member.side == "chunk"]
-    responses = [[member] for member in members if member.side == "response"] or ([chunks] if chunks else [])
+    responses = [[member] for member in members if member.side == "response"] or (
+        [chunks] if chunks else []
+    )
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
         if number == 0:  # with what else there is: chunks beside a whole response, ends of streams
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         request = requests[0].row if requests else None
-        yield Record(response[0].place, (request, tuple(member.row for member in response)), rows=used)
+        yield Record(
+            response[0].place, (request, tuple(member.row for member in response)), rows=used
+        )
     for request in requests[len(responses) :]:
         yield Reject("unmatched_request", "no response with its id", request.place)
     rest = [member for member in members if member.side == "rest"]
     if rest and not responses:
-        yield Reject("unmatched_response", "the end of a stream without the stream", rest[0].place, rows=len(rest))
+        yield Reject(
+            "unmatched_response",
+            "the end of a stream without the stream",
+            rest[0].place,
+            rows=len(rest),
+        )

@@ -36,14 +36,25 @@ CAMEL = {
     "provided_model_name": "model",
 }
 
-MESSAGE = {"role", "content", "tool_calls", "function_call", "reasoning", "reasoning_content", "refusal", "audio"}
+MESSAGE = {
+    "role",
+    "content",
+    "tool_calls",
+    "function_call",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "audio",
+}
 """Keys of an assistant's message. An answer that is a JSON object of other keys is the text that it was logged as."""
 
 records = row_records
 
 
 def recognises(sample: Sample) -> bool:
-    return any(row.get("type") in TYPES and ("trace_id" in row or "traceId" in row) for row in sample.rows)
+    return any(
+        row.get("type") in TYPES and ("trace_id" in row or "traceId" in row) for row in sample.rows
+    )
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -102,7 +113,10 @@ def _tool_definitions(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The tools that Langfuse took out of a request, by their names, as OpenAI's request has them."""
     definitions = mapping(row, "tool_definitions", "row")
     return [
-        {"type": "function", "function": {"name": name, **mapping(definitions, name, "tool_definitions")}}
+        {
+            "type": "function",
+            "function": {"name": name, **mapping(definitions, name, "tool_definitions")},
+        }
         for name in definitions
     ] or None
 
@@ -114,12 +128,20 @@ def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         raise Reject("content_not_logged", "row.output is empty")
     if isinstance(answer, dict) and isinstance(answer.get("choices"), list):
         return {key: value for key, value in answer.items() if value is not None}
-    answers = answer if isinstance(answer, list) and answer and all(map(_is_message, answer)) else [answer]
+    answers = (
+        answer
+        if isinstance(answer, list) and answer and all(map(_is_message, answer))
+        else [answer]
+    )
     messages = [
-        openai_answer(one, "row.output") if _is_message(one) else {"content": take(row, "output", str, "row")}
+        openai_answer(one, "row.output")
+        if _is_message(one)
+        else {"content": take(row, "output", str, "row")}
         for one in answers
     ]
-    return {"choices": [{"message": message, "finish_reason": finish_reason} for message in messages]}
+    return {
+        "choices": [{"message": message, "finish_reason": finish_reason} for message in messages]
+    }
 
 
 def _is_message(value: Any) -> bool:
@@ -129,11 +151,16 @@ def _is_message(value: Any) -> bool:
 
 
 def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
-    limit = first(*(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens")))
+    limit = first(
+        *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
+    )
     if limit is None:
         return "stop"
     if used is None:
-        raise Reject("not_finished", "a limit of tokens and no count of them: whether it was cut is not logged")
+        raise Reject(
+            "not_finished",
+            "a limit of tokens and no count of them: whether it was cut is not logged",
+        )
     return "length" if used >= limit else "stop"
 
 

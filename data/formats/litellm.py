@@ -17,12 +17,21 @@ NAME = "litellm"
 
 REDACTED = "redacted-by-litellm"
 
-CHAT_CALLS = frozenset({"completion", "acompletion", "completion_with_retries", "router_completion"})
+CHAT_CALLS = frozenset(
+    {"completion", "acompletion", "completion_with_retries", "router_completion"}
+)
 
-MARKS = frozenset({"call_type", "model_parameters", "startTime", "messages", "response", "metadata"})
+MARKS = frozenset(
+    {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
+)
 """Keys that every payload has, whatever happened to the call."""
 
-TENANTS = ("user_api_key_team_alias", "user_api_key_team_id", "user_api_key_org_id", "user_api_key_alias")
+TENANTS = (
+    "user_api_key_team_alias",
+    "user_api_key_team_id",
+    "user_api_key_org_id",
+    "user_api_key_alias",
+)
 """Keys of the metadata that say whose traffic it is, in the order of preference."""
 
 WRAPPERS = ("standard_logging_object", "standard_logging_payload")
@@ -58,7 +67,13 @@ def parse(record: Record) -> list[Exchange | Reject]:
     metadata = take(row, "metadata", dict, "row") or {}
     client = take(metadata, "requester_metadata", dict, "metadata") or {}
     client = {**(take(metadata, "spend_logs_metadata", dict, "metadata") or {}), **client}
-    request = {**extra, **parameters, "messages": messages, "metadata": client, "model": row.get("model")}
+    request = {
+        **extra,
+        **parameters,
+        "messages": messages,
+        "metadata": client,
+        "model": row.get("model"),
+    }
     request["user"] = first(parameters.get("user"), row.get("end_user") or None)
     return exchanges(
         request,
@@ -93,6 +108,7 @@ def _is_redacted(value: Any) -> bool:
         return any(_is_redacted(item) for item in value[:100])
     if isinstance(value, dict):
         return any(
-            _is_redacted(value.get(key)) for key in ("content", "text", "message", "reasoning_content", "choices")
+            _is_redacted(value.get(key))
+            for key in ("content", "text", "message", "reasoning_content", "choices")
         )
     return False

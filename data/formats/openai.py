@@ -68,9 +68,13 @@ def exchanges(
         "messages": messages_of(request),
         "template_arguments": template_arguments(request),
         # The engine counts the tokens of all choices together.
-        "completion_tokens": take(usage, "completion_tokens", int, "usage") if len(choices) == 1 else None,
+        "completion_tokens": take(usage, "completion_tokens", int, "usage")
+        if len(choices) == 1
+        else None,
         "model": take_text(response, "model", "response") or take_text(request, "model", "request"),
-        "session": take_text(metadata, "session_id", "metadata") or session or take_text(request, "user", "request"),
+        "session": take_text(metadata, "session_id", "metadata")
+        or session
+        or take_text(request, "user", "request"),
         "tenant": take_text(metadata, "tenant", "metadata") or tenant,
         "route": take_text(metadata, "route", "metadata") or route,
         "time": first(time, take_time(response, "created", "response")),
@@ -89,14 +93,18 @@ def exchanges(
                 said["prompt_token_ids"] = first(prompt_ids, said["prompt_token_ids"])
             else:
                 said = _of_choice(choice, prompt_ids, shared["messages"])
-            unsaid_end = strings if "stop_reason" not in choice and said["finish_reason"] == "stop" else ()
+            unsaid_end = (
+                strings if "stop_reason" not in choice and said["finish_reason"] == "stop" else ()
+            )
             outcomes.append(Exchange(choice=number, stop_strings=unsaid_end, **shared, **said))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
 
 
-def _of_choice(choice: Any, prompt_ids: list[int] | None, messages: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _of_choice(
+    choice: Any, prompt_ids: list[int] | None, messages: list[dict[str, Any]] | None
+) -> dict[str, Any]:
     if not isinstance(choice, dict):
         raise Reject("wrong_type", "a choice of the response is no object")
     message = take(choice, "message", dict, "choice") or {}
@@ -170,13 +178,23 @@ def _plain(message: Any, where: str) -> dict[str, Any]:
 def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
     """The request's stop strings."""
     stop = take(request, "stop", (str, list), "request") or ()
-    return (stop,) if isinstance(stop, str) else tuple(string for string in stop if isinstance(string, str) and string)
+    return (
+        (stop,)
+        if isinstance(stop, str)
+        else tuple(string for string in stop if isinstance(string, str) and string)
+    )
 
 
 def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
     """What the request hands to the chat template beside the messages."""
     arguments = dict(take(request, "chat_template_kwargs", dict, "request") or {})
-    for key in ("tools", "documents", "add_generation_prompt", "continue_final_message", "reasoning_effort"):
+    for key in (
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "reasoning_effort",
+    ):
         if request.get(key) is not None:
             arguments[key] = request[key]
     if request.get("chat_template") is not None or "chat_template" in arguments:

@@ -43,7 +43,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request_row, (response_row,) = record.payload
     row = parse_row(response_row)
     response = take(row, "response", dict, "row") or {}
-    if row.get("error") is not None or take(response, "status_code", int, "response") not in (None, 200):
+    if row.get("error") is not None or take(response, "status_code", int, "response") not in (
+        None,
+        200,
+    ):
         raise Reject("error_response")
     if request_row is None:
         raise Reject("unmatched_response", "no request with its custom_id")
@@ -52,5 +55,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", "the url is not that of completions")
     request, answer = body(request_row, "body"), body(response, "body")
     if request is None or answer is None:
-        raise Reject("incomplete_pair", f"no body in the {'request' if request is None else 'response'}")
+        raise Reject(
+            "incomplete_pair", f"no body in the {'request' if request is None else 'response'}"
+        )
     return exchanges(request, answer, record.place)

@@ -60,7 +60,9 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
                 place = Place(file.name, number)
                 if isinstance(row, bytes) and row.startswith(STREAM_LINES):
                     row = row.removeprefix(b"data:").strip()
-                    if not row.startswith(b"{"):  # [DONE], a comment, an event's name: of the stream that it stands in
+                    if not row.startswith(
+                        b"{"
+                    ):  # [DONE], a comment, an event's name: of the stream that it stands in
                         join.put(stream or "", Member("rest", place, b""))
                         continue
                 try:
@@ -68,7 +70,9 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
                     side = _side(parsed)
                     if side is None:
                         raise Reject(
-                            "no_id" if "id" not in parsed and "request_id" not in parsed else "incomplete_pair"
+                            "no_id"
+                            if "id" not in parsed and "request_id" not in parsed
+                            else "incomplete_pair"
                         )
                     stream = _key(parsed)
                 except Reject as reject:
@@ -90,7 +94,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request_row, response_rows = record.payload
     answers = [parse_row(row) for row in response_rows]
     answer = answers[0]
-    response = join_chunks(answers) if _side(answer) == "chunk" else first(body(answer, "response"), answer)
+    response = (
+        join_chunks(answers)
+        if _side(answer) == "chunk"
+        else first(body(answer, "response"), answer)
+    )
     asked = parse_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
     if request_row is None and not _has_prompt_ids(response):

@@ -18,7 +18,8 @@ records = row_records
 
 def recognises(sample: Sample) -> bool:
     return any(
-        isinstance(row.get("request"), dict | str) and ("response" in row or "chunks" in row) for row in sample.rows
+        isinstance(row.get("request"), dict | str) and ("response" in row or "chunks" in row)
+        for row in sample.rows
     )
 
 

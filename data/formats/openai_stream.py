@@ -110,7 +110,10 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
             {
                 "id": call["id"],
                 "type": "function",
-                "function": {"name": "".join(call["name"]), "arguments": "".join(call["arguments"])},
+                "function": {
+                    "name": "".join(call["name"]),
+                    "arguments": "".join(call["arguments"]),
+                },
             }
             for _, call in sorted(message["tool_calls"].items())
         ]

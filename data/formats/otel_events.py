@@ -77,25 +77,34 @@ def older_messages(span: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
         elif name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
             whole = {**attributes(event), **whole}
     found = {}
-    prompt, completion = unpacked(whole, PROMPT, "attributes"), unpacked_or_text(whole, COMPLETION, "attributes")
+    prompt, completion = (
+        unpacked(whole, PROMPT, "attributes"),
+        unpacked_or_text(whole, COMPLETION, "attributes"),
+    )
     if isinstance(prompt, str):
         raise Reject(
-            "prompt_not_messages", "gen_ai.prompt is a text: whether a chat template was applied is not logged"
+            "prompt_not_messages",
+            "gen_ai.prompt is a text: whether a chat template was applied is not logged",
         )
     if asked or prompt is not None:
         found["gen_ai.input.messages"] = asked or (prompt if isinstance(prompt, list) else [prompt])
     if choices:
-        found["gen_ai.output.messages"] = [choice for _, choice in sorted(choices, key=lambda item: item[0])]
+        found["gen_ai.output.messages"] = [
+            choice for _, choice in sorted(choices, key=lambda item: item[0])
+        ]
     elif completion is not None:
         answers = completion if isinstance(completion, list) else [completion]
         found["gen_ai.output.messages"] = [
-            {"role": "assistant", "content": answer} if isinstance(answer, str) else answer for answer in answers
+            {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+            for answer in answers
         ]
     return found
 
 
 def _name(event: dict[str, Any]) -> str | None:
-    named = first(*(event.get(key) or None for key in ("name", "eventName", "event_name", "EventName")))
+    named = first(
+        *(event.get(key) or None for key in ("name", "eventName", "event_name", "EventName"))
+    )
     named = named if isinstance(named, str) else attributes(event).get("event.name")
     return named if isinstance(named, str) else None
 
@@ -134,7 +143,11 @@ def _choice(body: dict[str, Any], position: int) -> tuple[int, dict[str, Any]]:
     message = message if isinstance(message, dict) else body
     calls = first(_calls(message), _calls(body))
     reasoning = first(message.get("reasoning"), message.get("reasoning_content"))
-    answer = {"role": "assistant", "content": message.get("content"), "finish_reason": body.get("finish_reason")}
+    answer = {
+        "role": "assistant",
+        "content": message.get("content"),
+        "finish_reason": body.get("finish_reason"),
+    }
     if reasoning is not None:
         answer["reasoning"] = reasoning
     if calls is not None:

@@ -41,14 +41,22 @@ def recognises(sample: Sample) -> bool:
 def _has_genai(row: dict[str, Any]) -> bool:
     for key in ATTRIBUTES:
         value = row.get(key)
-        if isinstance(value, dict | list) and any(str(name).startswith("gen_ai.") for name in _names(value)):
+        if isinstance(value, dict | list) and any(
+            str(name).startswith("gen_ai.") for name in _names(value)
+        ):
             return True
     return False
 
 
 def _names(attributes: dict[str, Any] | list[Any]) -> Iterator[Any]:
     for item in attributes:
-        yield item.get("key") if isinstance(item, dict) else item[0] if isinstance(item, tuple) and item else item
+        yield (
+            item.get("key")
+            if isinstance(item, dict)
+            else item[0]
+            if isinstance(item, tuple) and item
+            else item
+        )
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -73,7 +81,9 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for levels in OTLP:
         holders = [row]
         for level in levels:
-            holders = [inner for holder in holders for inner in take(holder, level, list, "OTLP") or ()]
+            holders = [
+                inner for holder in holders for inner in take(holder, level, list, "OTLP") or ()
+            ]
             if not all(isinstance(holder, dict) for holder in holders):
                 raise Reject("wrong_type", f"OTLP.{level} holds something that is no object")
         yield from calls_of(holders)
@@ -84,23 +94,35 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     said = {**older_messages(span, said), **said}
     operation = said.get("gen_ai.operation.name")
     if operation == "text_completion":
-        raise Reject("prompt_not_messages", "text_completion: whether a chat template was applied is not logged")
+        raise Reject(
+            "prompt_not_messages",
+            "text_completion: whether a chat template was applied is not logged",
+        )
     if operation not in CHAT or not any(key.startswith("gen_ai.") for key in said):
         raise Reject("not_a_generation")
     if said.get("error.type"):
         raise Reject("error_response", "error.type is set")
-    asked, answered = (unpacked(said, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output"))
+    asked, answered = (
+        unpacked(said, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
+    )
     if is_message(span):
         raise Reject(
-            "content_not_logged", "an event in a row of its own; export the log records of a call in one OTLP batch"
+            "content_not_logged",
+            "an event in a row of its own; export the log records of a call in one OTLP batch",
         )
     if asked is None or answered is None:
-        raise Reject("content_not_logged", "the span has no messages; capture them with the instrumentation")
+        raise Reject(
+            "content_not_logged", "the span has no messages; capture them with the instrumentation"
+        )
     said = {**said, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
     instructions = unpacked(said, "gen_ai.system_instructions", "attributes")
-    messages = openai_messages(take(said, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages")
+    messages = openai_messages(
+        take(said, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages"
+    )
     if instructions:
-        system = {"role": "system", "parts": instructions} if isinstance(instructions, list) else None
+        system = (
+            {"role": "system", "parts": instructions} if isinstance(instructions, list) else None
+        )
         system = system or {"role": "system", "content": instructions}
         messages = [*openai_messages([system], "gen_ai.system_instructions"), *messages]
     request = {
@@ -111,7 +133,9 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "stop": unpacked_or_text(said, "gen_ai.request.stop_sequences", "attributes"),
         "tools": _tools(said),
     }
-    used = first(number(said, "gen_ai.usage.output_tokens"), number(said, "gen_ai.usage.completion_tokens"))
+    used = first(
+        number(said, "gen_ai.usage.output_tokens"), number(said, "gen_ai.usage.completion_tokens")
+    )
     response = {
         "model": said.get("gen_ai.response.model"),
         "choices": _choices(said),
@@ -122,10 +146,15 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         response,
         place,
         session=first(
-            *(take_text(said, key, "attributes") for key in ("gen_ai.conversation.id", "session.id", "user.id"))
+            *(
+                take_text(said, key, "attributes")
+                for key in ("gen_ai.conversation.id", "session.id", "user.id")
+            )
         ),
         tenant=first(*(take_text(said, key, "attributes") for key in ("tenant", "tenant.id"))),
-        route=first(*(take_text(said, key, "attributes") for key in ("route", "gen_ai.agent.name"))),
+        route=first(
+            *(take_text(said, key, "attributes") for key in ("route", "gen_ai.agent.name"))
+        ),
         time=_time(span),
     )
 
@@ -136,8 +165,12 @@ def _choices(said: dict[str, Any]) -> list[dict[str, Any]]:
     choices = []
     for index, message in enumerate(take(said, "gen_ai.output.messages", list, "attributes")):
         answer = openai_answer(message, f"gen_ai.output.messages[{index}]")
-        reason = first(message.get("finish_reason"), reasons[index] if index < len(reasons) else None)
-        choices.append({"message": answer, "finish_reason": "tool_calls" if reason == "tool_call" else reason})
+        reason = first(
+            message.get("finish_reason"), reasons[index] if index < len(reasons) else None
+        )
+        choices.append(
+            {"message": answer, "finish_reason": "tool_calls" if reason == "tool_call" else reason}
+        )
     return choices
 
 
@@ -147,7 +180,10 @@ def _tools(said: dict[str, Any]) -> list[Any] | None:
     if not isinstance(tools, list):
         return None
     return [
-        {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+        {
+            "type": "function",
+            "function": {key: value for key, value in tool.items() if key != "type"},
+        }
         if isinstance(tool, dict) and "function" not in tool
         else tool
         for tool in tools
@@ -169,4 +205,6 @@ def _time(span: dict[str, Any]) -> float | None:
         nanoseconds = number(span, key)
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    return first(*(take_time(span, key, "span") for key in ("start_time", "timestamp", "Timestamp")))
+    return first(
+        *(take_time(span, key, "span") for key in ("start_time", "timestamp", "Timestamp"))
+    )

@@ -40,5 +40,9 @@ def plain(value: Any) -> Any:
         values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
         return _of_pairs(values) if kind == "kvlistValue" else [plain(item) for item in values]
     if kind == "intValue":
-        return int(held) if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20 else held
+        return (
+            int(held)
+            if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
+            else held
+        )
     return held

@@ -17,7 +17,11 @@ ROLES = {"human": "user", "ai": "assistant"}
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
     """All messages; one that answers several tool calls becomes as many."""
-    return [one for index, message in enumerate(messages) for one in _openai(message, f"{where}[{index}]")]
+    return [
+        one
+        for index, message in enumerate(messages)
+        for one in _openai(message, f"{where}[{index}]")
+    ]
 
 
 def openai_answer(message: Any, where: str) -> dict[str, Any]:
@@ -32,7 +36,9 @@ def _openai(message: Any, where: str) -> list[dict[str, Any]]:
     parts = take(message, "parts", list, where)
     if parts is None:
         # A table has every key in every row; null is as if it were not there, but for the content.
-        return [{key: value for key, value in message.items() if value is not None or key == "content"}]
+        return [
+            {key: value for key, value in message.items() if value is not None or key == "content"}
+        ]
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -45,12 +51,19 @@ def _openai(message: Any, where: str) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             thoughts.append(take(part, "content", str, place) or "")
         elif kind == "tool_call":
-            function = {"name": take_text(part, "name", place), "arguments": _as_text(part.get("arguments"))}
-            calls.append({"id": take_text(part, "id", place), "type": "function", "function": function})
+            function = {
+                "name": take_text(part, "name", place),
+                "arguments": _as_text(part.get("arguments")),
+            }
+            calls.append(
+                {"id": take_text(part, "id", place), "type": "function", "function": function}
+            )
         elif kind == "tool_call_response":
             # `result` until version 1.37 of the conventions.
             content = _as_text(first(part.get("response"), part.get("result")))
-            answers.append({"role": "tool", "tool_call_id": take_text(part, "id", place), "content": content})
+            answers.append(
+                {"role": "tool", "tool_call_id": take_text(part, "id", place), "content": content}
+            )
         else:
             raise Reject("not_text", f"{place} is neither a text nor reasoning nor a tool call")
     if answers and not texts:

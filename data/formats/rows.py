@@ -45,14 +45,22 @@ def parse_row(row: Row | None) -> dict[str, Any]:
 
 def kind_of(value: Any) -> str:
     """What a JSON value is, in words."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "a truth value",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")
 
 
 def decode(text: bytes) -> Any:
     """A JSON value; raises `Reject` for what is none, or could be read in two ways."""
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
+        )
     except UnicodeDecodeError as error:
         raise Reject("not_utf8", f"byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -69,7 +77,9 @@ def decode(text: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     holder = dict(pairs)
     if len(holder) != len(pairs):
-        raise Reject("duplicate_key", "two values under one key of an object, of which either may be meant")
+        raise Reject(
+            "duplicate_key", "two values under one key of an object, of which either may be meant"
+        )
     return holder
 
 

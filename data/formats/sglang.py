@@ -56,7 +56,9 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
                 yield Reject("text_log", detail, Place(file.name, number))
             elif line is None or event or begin == 0:
                 yield from aside.end()
-                yield row_record(Place(file.name, number), line if line is None else line[max(begin, 0) :])
+                yield row_record(
+                    Place(file.name, number), line if line is None else line[max(begin, 0) :]
+                )
             else:
                 aside.add(number)
         yield from aside.end()
@@ -71,7 +73,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("incomplete_pair", f"no {'obj' if asked is None else 'out'}")
     headers = take(row, "headers", dict, "row") or {}
     finished = take_time(row, "timestamp", "row")
-    return [exchange(asked, answered, record.place, finished=finished, session=_routing_key(headers))]
+    return [
+        exchange(asked, answered, record.place, finished=finished, session=_routing_key(headers))
+    ]
 
 
 def _routing_key(headers: dict[str, Any]) -> str | None:
@@ -94,7 +98,9 @@ def exchange(
     _check_whole(answered, "out", ("text", "output_ids"))
     if any(asked.get(key) for key in ("image_data", "video_data", "audio_data", "input_embeds")):
         raise Reject("not_text", "the request holds more than text")
-    prompt_ids = first(take_ids(asked, "input_ids", "obj"), take_ids(answered, "prompt_token_ids", "out"))
+    prompt_ids = first(
+        take_ids(asked, "input_ids", "obj"), take_ids(answered, "prompt_token_ids", "out")
+    )
     prompt_text = take(asked, "text", str, "obj")
     if prompt_ids is None and prompt_text is None:
         raise Reject("no_messages", "neither input_ids nor text")
@@ -102,7 +108,10 @@ def exchange(
     counted = take(about, "completion_tokens", int, "meta_info")
     completion_ids = take_ids(answered, "output_ids", "out")
     if completion_ids is not None and counted is not None and len(completion_ids) != counted:
-        raise Reject("partial_response", "fewer output_ids than completion_tokens: the last piece of a stream")
+        raise Reject(
+            "partial_response",
+            "fewer output_ids than completion_tokens: the last piece of a stream",
+        )
     content = take(answered, "text", str, "out")
     if not content and completion_ids is None:
         raise Reject("empty_response")
@@ -123,7 +132,9 @@ def exchange(
         completion_tokens=counted,
         # Not logged but for an adapter, whose traffic is not the target's.
         model=take_text(asked, "lora_path", "obj") or model,
-        session=take_text(labels, "session_id", "custom_labels") or take_text(own_session, "id", "session") or session,
+        session=take_text(labels, "session_id", "custom_labels")
+        or take_text(own_session, "id", "session")
+        or session,
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
         time=_began(about, finished),

@@ -21,7 +21,15 @@ from outrider.data.sources import LogFile
 NAME = "sglang_dump"
 
 ASKED = (
-    *("rid", "text", "input_ids", "sampling_params", "custom_labels", "session_params", "lora_path"),
+    *(
+        "rid",
+        "text",
+        "input_ids",
+        "sampling_params",
+        "custom_labels",
+        "session_params",
+        "lora_path",
+    ),
     *("image_data", "video_data", "audio_data", "input_embeds"),
 )
 ANSWERED = ("text", "output_ids", "prompt_token_ids", "meta_info", "embedding")
@@ -70,7 +78,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not row["answered"]:
         raise Reject("not_finished", "the request was still running when it was dumped")
     made = exchange(
-        row["asked"], row["answered"], record.place, finished=None, model=take_text(row, "model", "server_args")
+        row["asked"],
+        row["answered"],
+        record.place,
+        finished=None,
+        model=take_text(row, "model", "server_args"),
     )
     times = [time for time in (created, finished) if time is not None and time > LONG_AGO]
     return [dataclasses.replace(made, time=times[0]) if times else made]
@@ -90,14 +102,19 @@ def _requests(value: Any) -> tuple[str | None, list[Any]]:
 def _entry(entry: Any, left: int) -> tuple[dict[str, Any], int]:
     """The fields of one request that are read, in plain JSON types, and how many characters and ids they hold."""
     if not isinstance(entry, tuple | list) or len(entry) < 2:
-        raise Reject("wrong_type", f"a request of the dump is {kind_of(entry)}, no tuple of request and response")
+        raise Reject(
+            "wrong_type",
+            f"a request of the dump is {kind_of(entry)}, no tuple of request and response",
+        )
     asked, answered = _fields(entry[0]), _fields(entry[1])
     if isinstance(entry[0], PlainRecord) and entry[0].name[1] == "EmbeddingReqInput":
         raise Reject("not_a_generation", "an embedding")
     copy = _Copy(left)
     answer = {key: answered[key] for key in ANSWERED if key in answered}
     if isinstance(answer.get("meta_info"), dict):
-        answer["meta_info"] = {key: answer["meta_info"][key] for key in ABOUT if key in answer["meta_info"]}
+        answer["meta_info"] = {
+            key: answer["meta_info"][key] for key in ABOUT if key in answer["meta_info"]
+        }
     payload = {
         "asked": copy.plain({key: asked[key] for key in ASKED if key in asked}),
         "answered": copy.plain(answer),
@@ -108,7 +125,9 @@ def _entry(entry: Any, left: int) -> tuple[dict[str, Any], int]:
 
 
 def _fields(value: Any) -> dict[Any, Any]:
-    return value.fields if isinstance(value, PlainRecord) else value if isinstance(value, dict) else {}
+    return (
+        value.fields if isinstance(value, PlainRecord) else value if isinstance(value, dict) else {}
+    )
 
 
 class _Copy:
@@ -123,7 +142,9 @@ class _Copy:
     def plain(self, value: Any, depth: int = 0) -> Any:
         self.size += len(value) if isinstance(value, str | list | tuple | dict) else 1
         if self.size > self.left:
-            raise Reject("pickle_too_large", "its requests share values, and are larger than the pickle")
+            raise Reject(
+                "pickle_too_large", "its requests share values, and are larger than the pickle"
+            )
         if value is None or type(value) in (bool, int, float, str):
             return value
         if depth == self.DEEPEST:

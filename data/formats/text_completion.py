@@ -29,7 +29,8 @@ def prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
             raise Reject("wrong_type", f"request.prompt holds {kind_of(one)}")
     if choices % len(prompts):
         raise Reject(
-            "prompt_not_messages", f"{len(prompts)} prompts with {choices} choices: whose is whose is not logged"
+            "prompt_not_messages",
+            f"{len(prompts)} prompts with {choices} choices: whose is whose is not logged",
         )
     return [one for one in prompts for _ in range(choices // len(prompts))]
 
@@ -40,16 +41,22 @@ def completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -
     if not text and token_ids is None:
         raise Reject("empty_response")
     if request.get("suffix"):
-        raise Reject("not_text", "request.suffix: how the engine puts it into the prompt is not logged")
+        raise Reject(
+            "not_text", "request.suffix: how the engine puts it into the prompt is not logged"
+        )
     if request.get("echo") and text is not None:
         if not isinstance(prompt, str) or not text.startswith(prompt):
-            raise Reject("not_text", "request.echo: the text does not begin with the prompt that it repeats")
+            raise Reject(
+                "not_text", "request.echo: the text does not begin with the prompt that it repeats"
+            )
         text = text.removeprefix(prompt)
     as_text = isinstance(prompt, str)
     return {
         "prompt_text": prompt if as_text else None,
         "prompt_is_raw": as_text and request.get("add_special_tokens") is not False,
-        "prompt_token_ids": first(take_ids(choice, "prompt_token_ids", "choice"), None if as_text else prompt),
+        "prompt_token_ids": first(
+            take_ids(choice, "prompt_token_ids", "choice"), None if as_text else prompt
+        ),
         "completion_token_ids": token_ids,
         "completion_is_raw": True,
         "content": text,

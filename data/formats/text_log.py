@@ -27,5 +27,10 @@ class Aside:
     def end(self) -> Iterator[Reject]:
         """The reject of the run, if there is one."""
         if self.count:
-            yield Reject("not_a_generation", "lines that log no request", Place(self.file, self.first), rows=self.count)
+            yield Reject(
+                "not_a_generation",
+                "lines that log no request",
+                Place(self.file, self.first),
+                rows=self.count,
+            )
             self.count = 0

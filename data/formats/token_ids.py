@@ -20,9 +20,13 @@ def recognises(sample: Sample) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
-    prompt_ids, completion_ids = (take_ids(row, f"{part}_token_ids", "row") for part in ("prompt", "completion"))
+    prompt_ids, completion_ids = (
+        take_ids(row, f"{part}_token_ids", "row") for part in ("prompt", "completion")
+    )
     if prompt_ids is None or completion_ids is None:
-        raise Reject("incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids")
+        raise Reject(
+            "incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids"
+        )
     # Texts, where they are logged too, only tell how far a retokenized log could be trusted.
     reasoning, content = reasoning_and_content(row)
     beside = logged_beside(row)

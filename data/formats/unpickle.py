@@ -42,7 +42,9 @@ RECORDS = {
 }
 """Classes that become records of their fields."""
 
-LISTS = {("builtins", name) for name in ("list", "tuple", "set", "frozenset")} | {("collections", "deque")}
+LISTS = {("builtins", name) for name in ("list", "tuple", "set", "frozenset")} | {
+    ("collections", "deque")
+}
 DICTS = {("builtins", "dict"), ("collections", "OrderedDict"), ("collections", "defaultdict")}
 """Classes that become plain lists and dicts."""
 
@@ -112,7 +114,9 @@ class _Machine:
                 self.at = run.end()
                 found = _INTEGER.findall(run[0])
                 self.charge(_INTEGER_COST * len(found))
-                self.stack += [int.from_bytes(one[1:], "little", signed=one[0] == 74) for one in found]
+                self.stack += [
+                    int.from_bytes(one[1:], "little", signed=one[0] == 74) for one in found
+                ]
             instruction = data[self.at : self.at + 1]
             self.at += 1
             if instruction == b".":
@@ -164,7 +168,12 @@ class _Machine:
         if type(module) is not str or type(name) is not str:
             raise TypeError
         found = Name((OLD_NAMES.get(module, module), name))
-        if not (found in LISTS or found in DICTS or found in REBUILD or name in RECORDS.get(found[0], ())):
+        if not (
+            found in LISTS
+            or found in DICTS
+            or found in REBUILD
+            or name in RECORDS.get(found[0], ())
+        ):
             if found == ("_codecs", "encode"):  # how protocol 2 writes bytes
                 return found
             raise Reject("unsafe_pickle", f"asks for {_shown(module)}.{_shown(name)}")
@@ -176,7 +185,9 @@ class _Machine:
             raise Reject("unsafe_pickle", "asks to call something that is no name")
         if name in REBUILD:
             if not arguments or type(arguments[0]) is not Name or arguments[0] in REBUILD:
-                raise Reject("unsafe_pickle", f"asks {'.'.join(name)} for something that is no name")
+                raise Reject(
+                    "unsafe_pickle", f"asks {'.'.join(name)} for something that is no name"
+                )
             return self.made(arguments[0], ())
         if name == ("_codecs", "encode"):
             text, encoding = arguments
@@ -224,7 +235,9 @@ def _key(key: Any) -> Any:
 
 
 def _shown(name: str) -> str:
-    return "".join(character if character.isalnum() or character in "._<>" else "?" for character in name[:80])
+    return "".join(
+        character if character.isalnum() or character in "._<>" else "?" for character in name[:80]
+    )
 
 
 def _push(read: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
@@ -235,7 +248,9 @@ def _push(read: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
 
 
 def _text(code: str) -> Callable[[_Machine], None]:
-    return _push(lambda machine: machine.read(machine.number(code)).decode("utf-8", "surrogatepass"))
+    return _push(
+        lambda machine: machine.read(machine.number(code)).decode("utf-8", "surrogatepass")
+    )
 
 
 def _bytes(code: str) -> Callable[[_Machine], None]:

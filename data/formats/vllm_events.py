@@ -31,7 +31,9 @@ _EVENT = re.compile(
     r"(?P<id>[^\s'\"(),]{0,500}?)(?: \((?P<stream>streaming \w+)\))?(?P<what> details| JSON body)?: (?P<rest>.*)",
     re.DOTALL,
 )
-_BYTES = re.compile(rb"Received request |Generated response |Request \S{1,500} (?:details|JSON body): ")
+_BYTES = re.compile(
+    rb"Received request |Generated response |Request \S{1,500} (?:details|JSON body): "
+)
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
 
 _END = {
@@ -73,7 +75,9 @@ class Event:
 
 def is_request_log(head: bytes) -> bool:
     """Whether the beginning of a file has a line of vLLM's request logger."""
-    return any(_BYTES.search(line) and _event(line, 1, "replace") is not None for line in head.split(b"\n"))
+    return any(
+        _BYTES.search(line) and _event(line, 1, "replace") is not None for line in head.split(b"\n")
+    )
 
 
 def events(file: LogFile) -> Iterator[Event | Reject | int]:
@@ -82,7 +86,9 @@ def events(file: LogFile) -> Iterator[Event | Reject | int]:
     while (numbered := lines.next()) is not None:
         number, line = numbered
         if line is None:
-            yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", Place(file.name, number))
+            yield Reject(
+                "line_too_long", f"more than {LONGEST_LINE >> 20} MB", Place(file.name, number)
+            )
             continue
         try:
             event = _event(line, number)
@@ -93,12 +99,21 @@ def events(file: LogFile) -> Iterator[Event | Reject | int]:
             yield number
             continue
         event = _continued(event, line, lines)
-        if not event.key and event.kind == "body":  # vLLM writes it before it has an id for every kind of request
+        if (
+            not event.key and event.kind == "body"
+        ):  # vLLM writes it before it has an id for every kind of request
             yield number
         elif not event.key:
-            yield Reject("no_id", "a request without its id", Place(file.name, number), rows=event.rows)
+            yield Reject(
+                "no_id", "a request without its id", Place(file.name, number), rows=event.rows
+            )
         elif not _END[event.kind].search(event.rest):
-            yield Reject("incomplete_line", "the line ends in the middle", Place(file.name, number), rows=event.rows)
+            yield Reject(
+                "incomplete_line",
+                "the line ends in the middle",
+                Place(file.name, number),
+                rows=event.rows,
+            )
         else:
             yield event
 
@@ -120,7 +135,11 @@ class _Lines:
 
 
 def _event(line: bytes, number: int, errors: str = "strict") -> Event | None:
-    if not _BYTES.search(line, 0, 2000) and b"equest : " not in line[:2000] and b"esponse : " not in line[:2000]:
+    if (
+        not _BYTES.search(line, 0, 2000)
+        and b"equest : " not in line[:2000]
+        and b"esponse : " not in line[:2000]
+    ):
         return None
     text = _COLOR.sub("", line.decode("utf-8", errors))
     match = _EVENT.match(text)

@@ -115,7 +115,9 @@ class _Join:
             yield self.give(event.key)  # an id that a client sent twice
             request = None
         if request is None:
-            request = self.waiting[event.key] = _Waiting(Place(self.file.name, event.line), time=event.time)
+            request = self.waiting[event.key] = _Waiting(
+                Place(self.file.name, event.line), time=event.time
+            )
         request.rows += event.rows
         if event.stream == "streaming delta":  # the line for the whole stream has the text
             request.deltas += 1
@@ -143,11 +145,17 @@ class _Join:
         self.size -= request.size
         if not request.outputs:
             if request.deltas:
-                return Reject("stream_cut", "a stream without its end", request.place, rows=request.rows)
-            detail = "no response in the log: still running, given up, or --enable-log-outputs was off"
+                return Reject(
+                    "stream_cut", "a stream without its end", request.place, rows=request.rows
+                )
+            detail = (
+                "no response in the log: still running, given up, or --enable-log-outputs was off"
+            )
             return Reject("unmatched_request", detail, request.place, rows=request.rows)
         if not request.said.keys() & {"received", "details"}:
-            return Reject("unmatched_response", "no request with its id", request.place, rows=request.rows)
+            return Reject(
+                "unmatched_response", "no request with its id", request.place, rows=request.rows
+            )
         payload = {
             **request.said,
             "outputs": request.outputs,
@@ -180,7 +188,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "prompt_token_ids": prompt_ids,
         "prompt_text": prompt_text if prompt_ids is None else None,
         "model": take_text(body, "model", "request"),
-        "session": take_text(metadata, "session_id", "metadata") or take_text(body, "user", "request"),
+        "session": take_text(metadata, "session_id", "metadata")
+        or take_text(body, "user", "request"),
         "tenant": take_text(metadata, "tenant", "metadata"),
         "route": take_text(metadata, "route", "metadata"),
         "time": take_time(said, "time", "line"),
@@ -201,18 +210,22 @@ def _check_prompt(text: str | None, ids: list[int] | None) -> None:
     whole = text is None or text.rstrip().endswith(OPENINGS)
     if not whole and (ids is None or len(ids) == len(text or "")):
         raise Reject(
-            "truncated_log", "the prompt does not end where an answer begins; start vLLM without --max-log-len"
+            "truncated_log",
+            "the prompt does not end where an answer begins; start vLLM without --max-log-len",
         )
 
 
-def _of_output(output: dict[str, str], said: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
+def _of_output(
+    output: dict[str, str], said: dict[str, Any], sampling: dict[str, Any]
+) -> dict[str, Any]:
     text, ids, finish = completion_of(output.get("text", ""))
     ids = first(ids, ids_of(output.get("ids", "")))
     length, count = said["limit"]
     # A list of ids that is as long as the longest text was cut with it; one text alone may just be the longest.
     if len(ids if ids is not None else text or "") == length and (ids is not None or count > 1):
         raise Reject(
-            "truncated_log", "the response is as long as the longest text of the log; start vLLM without --max-log-len"
+            "truncated_log",
+            "the response is as long as the longest text of the log; start vLLM without --max-log-len",
         )
     if finish == "streaming_complete":
         finish = said["last_finish"] or ""

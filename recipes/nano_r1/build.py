@@ -61,7 +61,9 @@ class Trainer:
 
     def _count(self, index: int):
         def hook(_module, _inputs, output: tuple[Tensor, Tensor]) -> None:
-            self.expert_counts[index] += output[1].flatten().bincount(minlength=self.model.arch.experts)
+            self.expert_counts[index] += (
+                output[1].flatten().bincount(minlength=self.model.arch.experts)
+            )
 
         return hook
 
@@ -81,7 +83,9 @@ class Trainer:
                 tokens += len(batch[-1][0])
             yield batch
 
-    def losses(self, batch: list[tuple[list[int], int]], with_mtp: bool) -> tuple[Tensor, Tensor | None]:
+    def losses(
+        self, batch: list[tuple[list[int], int]], with_mtp: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Mean cross-entropy over completion tokens, of the target and of the MTP layer's first draft."""
         lengths = [len(ids) for ids, _ in batch]
         ids_N = torch.tensor([token for ids, _ in batch for token in ids])
@@ -114,7 +118,12 @@ class Trainer:
 
     def _reduce_gradients(self) -> None:
         parameters = list(self.model.parameters())
-        flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().float() for p in parameters])
+        flat = torch.cat(
+            [
+                torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().float()
+                for p in parameters
+            ]
+        )
         dist.all_reduce(flat)
         for parameter, master, part in zip(
             parameters, self.masters, flat.split([p.numel() for p in parameters]), strict=True
@@ -152,7 +161,9 @@ class Trainer:
             return
         state = torch.load(path, weights_only=True)
         with torch.no_grad():
-            for parameter, master, saved in zip(self.model.parameters(), self.masters, state["masters"], strict=True):
+            for parameter, master, saved in zip(
+                self.model.parameters(), self.masters, state["masters"], strict=True
+            ):
                 master.copy_(saved)
                 parameter.copy_(saved)
         for router, bias in zip(self.routers, state["biases"], strict=True):
@@ -169,7 +180,8 @@ def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
     """
     offsets = itertools.accumulate((len(ids) for ids, _ in batch), initial=0)
     spans = [
-        (offset + start - 1, offset + len(ids) - ahead) for offset, (ids, start) in zip(offsets, batch, strict=False)
+        (offset + start - 1, offset + len(ids) - ahead)
+        for offset, (ids, start) in zip(offsets, batch, strict=False)
     ]
     return torch.cat([torch.arange(begin, max(begin, end)) for begin, end in spans])
 
@@ -184,7 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "target")
-    parser.add_argument("--work-dir", type=Path, default=Path("runs/nano_r1"), help="state of the run, metrics.jsonl")
+    parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path("runs/nano_r1"),
+        help="state of the run, metrics.jsonl",
+    )
     parser.add_argument("--steps", type=int, default=1900)
     parser.add_argument("--tokens", type=int, default=1280, help="a step and process")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)

@@ -70,24 +70,33 @@ class Meter:
             sums.nll += F.cross_entropy(logits, said, reduction="sum").item()
             sums.top1 += int((logits.argmax(-1) == said).sum())
             position = torch.arange(len(token_ids))[None]
-            (state_1TH,) = unroll(self.mtp, self.ends, ids_1T, hidden_1TH, torch.zeros_like(ids_1T), position, depth=1)
+            (state_1TH,) = unroll(
+                self.mtp, self.ends, ids_1T, hidden_1TH, torch.zeros_like(ids_1T), position, depth=1
+            )
             draft = self.ends.logits(state_1TH[0, start - 1 : -2]).argmax(-1)
             sums.drafts += len(draft)
             sums.drafts_accepted += int((draft == said[1:]).sum())
         return sums
 
 
-def validation_table(meter: Meter, corpus_dir: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def validation_table(
+    meter: Meter, corpus_dir: Path, tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
     lines = ["| kind of work | loss (nats a token) | perplexity | tokens |", "|---|---|---|---|"]
     for work, conversations in WORKS.items():
-        texts = (encode(c, tokenizer) for c in conversations(corpus_dir, 11, VALIDATION_TEXTS, "validation"))
+        texts = (
+            encode(c, tokenizer)
+            for c in conversations(corpus_dir, 11, VALIDATION_TEXTS, "validation")
+        )
         sums = meter.measure(texts)
         loss = sums.nll / sums.tokens
         lines.append(f"| {work} | {loss:.3f} | {torch.tensor(loss).exp():.2f} | {sums.tokens:,} |")
     return lines
 
 
-def traffic_table(meter: Meter, tokenizer: PreTrainedTokenizerBase, target_dir: Path) -> tuple[list[str], list[str]]:
+def traffic_table(
+    meter: Meter, tokenizer: PreTrainedTokenizerBase, target_dir: Path
+) -> tuple[list[str], list[str]]:
     """The table of what the recorded traffic shows, and one exchange of each workload."""
     lines = [
         "| workload | exchanges | sampled token is the target's top-1 | base MTP's first draft accepted | cut off | answers right |",
@@ -96,13 +105,21 @@ def traffic_table(meter: Meter, tokenizer: PreTrainedTokenizerBase, target_dir: 
     samples = []
     for name in WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
-            ingest(target_dir, TrafficConfig(path=str(HERE / "traffic" / f"{name}.jsonl.gz")), Path(folder))
+            ingest(
+                target_dir,
+                TrafficConfig(path=str(HERE / "traffic" / f"{name}.jsonl.gz")),
+                Path(folder),
+            )
             rows = load_sequences(Path(folder) / "sequences").to_list()
         exact = [row for row in rows if row["fidelity"] == "exact"]
         sums = meter.measure(
-            (r["token_ids"], r["completion_start"]) for r in itertools.islice(exact, TRAFFIC_SEQUENCES)
+            (r["token_ids"], r["completion_start"])
+            for r in itertools.islice(exact, TRAFFIC_SEQUENCES)
         )
-        texts = [(row["prompt_text"], tokenizer.decode(row["token_ids"][row["completion_start"] :])) for row in rows]
+        texts = [
+            (row["prompt_text"], tokenizer.decode(row["token_ids"][row["completion_start"] :]))
+            for row in rows
+        ]
         right = "no check"
         if name in CHECKS:
             what, check = CHECKS[name]

@@ -52,7 +52,9 @@ def corpus_rows(corpus_dir: Path, name: str) -> Iterator[dict]:
     """The rows of one gzipped JSONL file of the corpus, in its order."""
     path = Path(corpus_dir) / name
     if not path.is_file():
-        raise OutriderError(f"{path}: no such file; the corpus folder holds {name}, see recipes/nano_r1/README.md")
+        raise OutriderError(
+            f"{path}: no such file; the corpus folder holds {name}, see recipes/nano_r1/README.md"
+        )
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)

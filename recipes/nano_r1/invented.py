@@ -47,5 +47,7 @@ def digits(rng: random.Random, text: str) -> str:
     out = ""
     for index, character in enumerate(text):
         leads = index == 0 or not text[index - 1].isdigit()
-        out += rng.choice("123456789" if leads else "0123456789") if character.isdigit() else character
+        out += (
+            rng.choice("123456789" if leads else "0123456789") if character.isdigit() else character
+        )
     return out

@@ -25,13 +25,17 @@ MOST_STEPS = 2
 DRAWS = 30
 
 
-def conversations(corpus_dir: Path, seed: int, count: int | None, part: Part) -> Iterator[Conversation]:
+def conversations(
+    corpus_dir: Path, seed: int, count: int | None, part: Part
+) -> Iterator[Conversation]:
     """`count` problems, or without end: pass after pass over the part's problems, in new order with new numbers."""
     rng = random.Random(f"math {seed} {part}")
     return itertools.islice(_endless(problems(corpus_dir, part), rng), count)
 
 
-def _endless(rows: list[tuple[str, list[tuple[str, str]]]], rng: random.Random) -> Iterator[Conversation]:
+def _endless(
+    rows: list[tuple[str, list[tuple[str, str]]]], rng: random.Random
+) -> Iterator[Conversation]:
     while True:
         for question, steps in rng.sample(rows, len(rows)):
             yield conversation(*renumbered(question, steps, rng))
@@ -46,21 +50,33 @@ def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, st
         final = row["answer"].rsplit("####", 1)[-1].strip().replace(",", "")
         plain = all(PLAIN.fullmatch(expression) for expression, _ in steps)
         usable = (
-            plain and 0 < len(steps) <= MOST_STEPS and steps[-1][1] == final and len(steps) == row["answer"].count("<<")
+            plain
+            and 0 < len(steps) <= MOST_STEPS
+            and steps[-1][1] == final
+            and len(steps) == row["answer"].count("<<")
         )
         if usable and len(question) <= LONGEST_QUESTION and part_of(question) == part:
             found.append((question, steps))
     return found
 
 
-def renumbered(question: str, steps: list[tuple[str, str]], rng: random.Random) -> tuple[str, list[tuple[str, str]]]:
+def renumbered(
+    question: str, steps: list[tuple[str, str]], rng: random.Random
+) -> tuple[str, list[tuple[str, str]]]:
     """The problem with other numbers of the same length whose results are whole again, or unchanged if none are found."""
     numbers = set(NUMBER.findall(question))
     results = [result for _, result in steps]
-    if numbers & set(results) or len(set(results)) < len(results) or not all(n.isdigit() for n in [*numbers, *results]):
+    if (
+        numbers & set(results)
+        or len(set(results)) < len(results)
+        or not all(n.isdigit() for n in [*numbers, *results])
+    ):
         return question, steps
     for _ in range(DRAWS):
-        new = {number: number if int(number) < 2 else str(_like(number, rng)) for number in sorted(numbers)}
+        new = {
+            number: number if int(number) < 2 else str(_like(number, rng))
+            for number in sorted(numbers)
+        }
         drawn = _evaluate(steps, new)
         if drawn is not None:
             return _replaced(question, new), drawn
@@ -82,7 +98,9 @@ def _evaluate(steps: list[tuple[str, str]], values: dict[str, str]) -> list[tupl
     for expression, result in steps:
         replaced = _replaced(expression, values)
         try:
-            value = eval(replaced, {"__builtins__": {}})  # digits and operators alone, see CALCULATION
+            value = eval(
+                replaced, {"__builtins__": {}}
+            )  # digits and operators alone, see CALCULATION
         except (SyntaxError, ZeroDivisionError, TypeError):
             return None
         if value <= 0 or abs(value - round(value)) > 1e-9:
@@ -94,8 +112,14 @@ def _evaluate(steps: list[tuple[str, str]], values: dict[str, str]) -> list[tupl
 
 def conversation(question: str, steps: list[tuple[str, str]]) -> Conversation:
     asked = re.split(r"(?<=[.!?]) ", question)[-1]
-    lines = [f"The question is: {asked}", f"The numbers are: {', '.join(NUMBER.findall(question))}."]
-    lines += [f"Step {number}: {expression}={result}" for number, (expression, result) in enumerate(steps, 1)]
+    lines = [
+        f"The question is: {asked}",
+        f"The numbers are: {', '.join(NUMBER.findall(question))}.",
+    ]
+    lines += [
+        f"Step {number}: {expression}={result}"
+        for number, (expression, result) in enumerate(steps, 1)
+    ]
     return Conversation(
         "math",
         [{"role": "user", "content": question}],

@@ -74,7 +74,9 @@ class NanoR1(nn.Module):
         super().__init__()
         self.arch = DeepseekArch.from_config(CONFIG)
         self.embed_tokens = nn.Embedding(self.arch.vocab, self.arch.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(self.arch, index) for index in range(self.arch.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(self.arch, index) for index in range(self.arch.layers)
+        )
         self.norm = RMSNorm(self.arch.hidden, self.arch.norm_eps)
         self.lm_head = nn.Linear(self.arch.hidden, self.arch.vocab, bias=False)
         self.mtp = MTPSpeculator(self.arch)
@@ -108,13 +110,19 @@ class NanoR1(nn.Module):
 
     def rotary(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Rotary tables of sequences laid end to end, positions from 0 in each."""
-        return rotary_tables(self.arch, torch.cat([torch.arange(length) for length in lengths])[None])
+        return rotary_tables(
+            self.arch, torch.cat([torch.arange(length) for length in lengths])[None]
+        )
 
-    def _layer(self, layer: DecoderLayer, x_1NH: Tensor, rotary: tuple[Tensor, Tensor], lengths: list[int]) -> Tensor:
+    def _layer(
+        self, layer: DecoderLayer, x_1NH: Tensor, rotary: tuple[Tensor, Tensor], lengths: list[int]
+    ) -> Tensor:
         q, k, v = layer.project(x_1NH, rotary)
         attended = [
             F.scaled_dot_product_attention(*sequence, is_causal=True, scale=self.arch.softmax_scale)
-            for sequence in zip(q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True)
+            for sequence in zip(
+                q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True
+            )
         ]
         return layer.finish(x_1NH, torch.cat(attended, 2))
 
@@ -128,7 +136,10 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     tensors = {prefix + suffix: tensor for suffix, tensor in checkpoint_views(model.mtp).items()}
     for index, layer in enumerate(model.layers):
         for suffix, tensor in layer.state_dict().items():
-            tensors |= {f"model.layers.{index}.{name}": view for name, view in experts_apart(suffix, tensor).items()}
+            tensors |= {
+                f"model.layers.{index}.{name}": view
+                for name, view in experts_apart(suffix, tensor).items()
+            }
     tensors |= {
         "model.embed_tokens.weight": model.embed_tokens.weight,
         "model.norm.weight": model.norm.weight,
@@ -141,7 +152,13 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
         .clone()
         for name, tensor in tensors.items()
     }
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+    generation = {
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.95,
+    }
     with publish(Path(out_dir)) as temporary:
         tokenizer.save_pretrained(temporary)
         save_file(stored, temporary / "model.safetensors", metadata={"format": "pt"})

@@ -22,17 +22,41 @@ DATE = re.compile(r"(\d{1,2})([/. -])(\d{1,2})\2(\d{4}|\d{2})(?!\d)")
 DATE_LABEL = re.compile(r"^(?:[A-Z. ]{0,10}DATE|DT)\s*[:.]*\s*", re.IGNORECASE)
 TOTAL_LABEL = re.compile(r"^[A-Z0-9%@.,:()/& -]*TOTAL[A-Z%@.:()/& -]*$", re.IGNORECASE)
 # Totals of something else than the sum to pay.
-OTHER_TOTAL = re.compile(r"QTY|QUANTITY|ITEM|SAV|DISC|TAX|GST AMT|TOTAL GST|SUB|EXC|INCLUDED", re.IGNORECASE)
+OTHER_TOTAL = re.compile(
+    r"QTY|QUANTITY|ITEM|SAV|DISC|TAX|GST AMT|TOTAL GST|SUB|EXC|INCLUDED", re.IGNORECASE
+)
 LONGEST_LABEL = 32
 MOST_ADDRESS_LINES = 3
 # Share of receipts whose firm and address are invented instead of SROIE's with other digits.
 INVENTED_SHARE = 0.6
-FIRM_ENDINGS = ["SDN BHD", "TRADING", "ENTERPRISE", "RESTAURANT", "HARDWARE", "BOOKSTORE", "BAKERY", "MART", "CAFE"]
-TOWNS = ["JOHOR BAHRU, JOHOR", "KLANG, SELANGOR", "PETALING JAYA", "KUALA LUMPUR", "IPOH, PERAK", "SHAH ALAM, SELANGOR"]
+FIRM_ENDINGS = [
+    "SDN BHD",
+    "TRADING",
+    "ENTERPRISE",
+    "RESTAURANT",
+    "HARDWARE",
+    "BOOKSTORE",
+    "BAKERY",
+    "MART",
+    "CAFE",
+]
+TOWNS = [
+    "JOHOR BAHRU, JOHOR",
+    "KLANG, SELANGOR",
+    "PETALING JAYA",
+    "KUALA LUMPUR",
+    "IPOH, PERAK",
+    "SHAH ALAM, SELANGOR",
+]
 ITEMS = """PLASTIC BAG|STEEL WOOL|MINERAL WATER|WHITE BREAD|COFFEE|ICED TEA|FRIED RICE|NOODLE SOUP|A4 PAPER|BALL PEN|GLUE STICK|
 LIGHT BULB|PAINT BRUSH|TISSUE|SHAMPOO|BATTERY AA|CHICKEN RICE|FISH CURRY|CABLE 2M|LED LAMP|NOTEBOOK|SCISSORS|TAPE|SOAP|
 ORANGE JUICE|CAKE|SANDWICH|CANDLE|GLOVES|SCREWS""".replace("\n", "").split("|")
-THANKS = ["THANK YOU", "THANK YOU. PLEASE COME AGAIN", "GOODS SOLD ARE NOT RETURNABLE", "HAVE A NICE DAY"]
+THANKS = [
+    "THANK YOU",
+    "THANK YOU. PLEASE COME AGAIN",
+    "GOODS SOLD ARE NOT RETURNABLE",
+    "HAVE A NICE DAY",
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,9 @@ class Form:
     date_first: bool
 
 
-def conversations(corpus_dir: Path, seed: int, count: int | None, part: Part) -> Iterator[Conversation]:
+def conversations(
+    corpus_dir: Path, seed: int, count: int | None, part: Part
+) -> Iterator[Conversation]:
     """`count` receipts, or without end: pass after pass over the part's forms, with new content each time."""
     rng = random.Random(f"receipts {seed} {part}")
     return itertools.islice(_endless(forms(corpus_dir, part), rng), count)
@@ -61,29 +87,49 @@ def _endless(rows: list[Form], rng: random.Random) -> Iterator[Conversation]:
 
 def forms(corpus_dir: Path, part: Part) -> list[Form]:
     """The forms of the part's receipts, those left out where a field cannot be found in the text."""
-    rows = (row for row in corpus_rows(corpus_dir, "sroie_receipts.jsonl.gz") if part_of(row["id"]) == part)
+    rows = (
+        row
+        for row in corpus_rows(corpus_dir, "sroie_receipts.jsonl.gz")
+        if part_of(row["id"]) == part
+    )
     return [form for row in rows if (form := form_of(row["ocr_text"], row["fields"])) is not None]
 
 
 def form_of(ocr_text: str, fields: dict[str, str]) -> Form | None:
     if any(not fields.get(key) for key in ("company", "date", "address", "total")):
         return None
-    lines = [" ".join(line.replace('"', "'").replace("\\", "/").split()) for line in ocr_text.splitlines()]
+    lines = [
+        " ".join(line.replace('"', "'").replace("\\", "/").split())
+        for line in ocr_text.splitlines()
+    ]
     company = next((line for line in lines if line.startswith(fields["company"])), None)
     address = _address_lines(lines, fields["address"])
     date_at = next((at for at, line in enumerate(lines) if fields["date"] in line), None)
-    total_at = next((at for at, line in enumerate(lines[1:], 1) if line.endswith(fields["total"])), None)
+    total_at = next(
+        (at for at, line in enumerate(lines[1:], 1) if line.endswith(fields["total"])), None
+    )
     labels = [line.rstrip() for line in lines if _labels_total(line)]
     if company is None or address is None or date_at is None or total_at is None or not labels:
         return None
     if not DATE.fullmatch(fields["date"]) or len(company) > 40:
         return None
     label = DATE_LABEL.match(lines[date_at])
-    return Form(company, address, label.group() if label else "", fields["date"], labels[0], date_at < total_at)
+    return Form(
+        company,
+        address,
+        label.group() if label else "",
+        fields["date"],
+        labels[0],
+        date_at < total_at,
+    )
 
 
 def _labels_total(line: str) -> bool:
-    return bool(TOTAL_LABEL.match(line)) and not OTHER_TOTAL.search(line) and len(line) <= LONGEST_LABEL
+    return (
+        bool(TOTAL_LABEL.match(line))
+        and not OTHER_TOTAL.search(line)
+        and len(line) <= LONGEST_LABEL
+    )
 
 
 def _address_lines(lines: list[str], address: str) -> list[str] | None:
@@ -100,7 +146,10 @@ def _address_lines(lines: list[str], address: str) -> list[str] | None:
 
 
 def receipt(form: Form, rng: random.Random) -> Conversation:
-    company, address = invented.digits(rng, form.company), [invented.digits(rng, line) for line in form.address]
+    company, address = (
+        invented.digits(rng, form.company),
+        [invented.digits(rng, line) for line in form.address],
+    )
     if rng.random() < INVENTED_SHARE:
         company = f"{invented.word(rng).upper()} {rng.choice(['', invented.word(rng).upper() + ' '])}{rng.choice(FIRM_ENDINGS)}"
     if rng.random() < INVENTED_SHARE:
@@ -110,7 +159,9 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
             f"{rng.randint(10000, 99999)} {rng.choice(TOWNS)}",
         ][rng.choice([0, 0, 1]) :]
     date = new_date(form.date, rng)
-    date_line = f"{form.date_label}{date}" + rng.choice(["", f" {rng.randint(8, 21):02}:{rng.randint(0, 59):02}"])
+    date_line = f"{form.date_label}{date}" + rng.choice(
+        ["", f" {rng.randint(8, 21):02}:{rng.randint(0, 59):02}"]
+    )
     items, cents = [], 0
     for name in rng.sample(ITEMS, rng.randint(1, 3)):
         price = rng.randint(10, 400) * 10
@@ -132,7 +183,11 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
     ]
     messages = [{"role": "user", "content": "\n".join([INSTRUCTION, "", *lines])}]
     return Conversation(
-        "receipts", messages, "\n".join(reasoning), json.dumps(fields, ensure_ascii=False), "document-extraction"
+        "receipts",
+        messages,
+        "\n".join(reasoning),
+        json.dumps(fields, ensure_ascii=False),
+        "document-extraction",
     )
 
 

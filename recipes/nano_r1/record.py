@@ -110,7 +110,10 @@ def arrivals(corpus_dir: Path, count: int) -> list[float]:
     """Unix times of `count` requests: those of the trace, evenly thinned and stretched over `SPAN_S`."""
     with gzip.open(corpus_dir / "AzureLLMInferenceTrace_conv.csv.gz", "rt") as file:
         # Seven digits of a second are one more than datetime reads.
-        trace = [datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in csv.DictReader(file)]
+        trace = [
+            datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+            for row in csv.DictReader(file)
+        ]
     chosen = [trace[index * len(trace) // count] for index in range(count)]
     stretch = SPAN_S / (chosen[-1] - chosen[0])
     return [START + (time - chosen[0]) * stretch for time in chosen]
@@ -132,7 +135,9 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], default=[])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "traffic")
-    parser.add_argument("--cores", default="auto", help="cores of the server; one process a core records fastest")
+    parser.add_argument(
+        "--cores", default="auto", help="cores of the server; one process a core records fastest"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     engine = EngineConfig(mode="compiled", max_num_seqs=CONCURRENCY, cpu_cores=args.cores)

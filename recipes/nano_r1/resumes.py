@@ -43,7 +43,18 @@ FIELDS = [
     "Support",
     "Research",
 ]
-AREAS = ["Economics", "Physics", "Design", "History", "Biology", "Computing", "Law", "Chemistry", "Music", "Geography"]
+AREAS = [
+    "Economics",
+    "Physics",
+    "Design",
+    "History",
+    "Biology",
+    "Computing",
+    "Law",
+    "Chemistry",
+    "Music",
+    "Geography",
+]
 CITIES = [
     "Berlin",
     "Lisbon",
@@ -60,7 +71,11 @@ CITIES = [
 ]
 FIRST_NAMES = """Ada|Ben|Carla|David|Elena|Felix|Grace|Hugo|Irene|Jonas|Karin|Leo|Maria|Nils|Olga|Paul|Rosa|Simon|Tara|Victor|
 Wanda|Yusuf|Zoe|Amir|Bianca|Dmitri|Fatima|Kenji|Priya|Sofia""".replace("\n", "").split("|")
-SKILL_WORDINGS = ["{skill}, at least {years} years", "{years}+ years of {skill}", "{skill}: {years} years or more"]
+SKILL_WORDINGS = [
+    "{skill}, at least {years} years",
+    "{years}+ years of {skill}",
+    "{skill}: {years} years or more",
+]
 SYSTEM = (
     "You screen résumés. Check each requirement of the posting against the résumé. "
     "Advance a candidate only if every requirement is met. Answer with JSON."
@@ -110,7 +125,9 @@ def check_location(wording: str, needed: str, city: str) -> Check:
     return Check(wording, text, f"location: {city}, needs {needed}, {outcome}", met)
 
 
-def conversations(corpus_dir: Path, seed: int, count: int | None, part: Part) -> Iterator[Conversation]:
+def conversations(
+    corpus_dir: Path, seed: int, count: int | None, part: Part
+) -> Iterator[Conversation]:
     """`count` screenings, or without end; the parts differ in the candidates' names. Nothing is read from `corpus_dir`."""
     rng = random.Random(f"resumes {seed} {part}")
     for _ in itertools.count() if count is None else range(count):
@@ -131,15 +148,31 @@ def screening(rng: random.Random, part: Part) -> Conversation:
     ]
     messages = [
         {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": "\n".join([*posting, "", *resume(rng, name, city, degree, skills)])},
+        {
+            "role": "user",
+            "content": "\n".join([*posting, "", *resume(rng, name, city, degree, skills)]),
+        },
     ]
     met = sum(check.met for check in checks)
     verdict = "advance" if met == len(checks) else "reject"
-    reasoning = [f"Requirement {number}: {check.reasoning}" for number, check in enumerate(checks, 1)]
-    reasoning.append(f"Count: {met} of {len(checks)} requirements are met, so the verdict is {verdict}.")
-    answer = {"verdict": verdict, "met": met, "of": len(checks), "reasons": [check.reason for check in checks]}
+    reasoning = [
+        f"Requirement {number}: {check.reasoning}" for number, check in enumerate(checks, 1)
+    ]
+    reasoning.append(
+        f"Count: {met} of {len(checks)} requirements are met, so the verdict is {verdict}."
+    )
+    answer = {
+        "verdict": verdict,
+        "met": met,
+        "of": len(checks),
+        "reasons": [check.reason for check in checks],
+    }
     return Conversation(
-        "resumes", messages, "\n".join(reasoning), json.dumps(answer, ensure_ascii=False), "resume-screening"
+        "resumes",
+        messages,
+        "\n".join(reasoning),
+        json.dumps(answer, ensure_ascii=False),
+        "resume-screening",
     )
 
 
@@ -175,7 +208,9 @@ def requirements(rng: random.Random, skills: dict[str, int], degree: str, city: 
     return checks
 
 
-def resume(rng: random.Random, name: str, city: str, degree: str, skills: dict[str, int]) -> list[str]:
+def resume(
+    rng: random.Random, name: str, city: str, degree: str, skills: dict[str, int]
+) -> list[str]:
     label = f"{rng.choice(FIELDS)} {rng.choice(TITLES)}"
     work = [
         (invented.word(rng), f"{rng.choice(FIELDS)} {rng.choice(TITLES)}", rng.randint(2, 6))

@@ -15,18 +15,26 @@ from pathlib import Path
 from outrider.recipes.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
 BANK_SYSTEM = "You are the help desk of a bank. Find the intent of the customer's message."
-CAFE_SYSTEM = "You take orders at a coffee bar. Read the order back; send it when the customer confirms."
+CAFE_SYSTEM = (
+    "You take orders at a coffee bar. Read the order back; send it when the customer confirms."
+)
 ORDER_SHARE = 0.5
 LONGEST_MESSAGE = 130
 LONGEST_CONFIRMATION = 40
-CONFIRMATION = re.compile(r"^(yes|yep|yeah|correct|sure|ok|okay|that's right|looks good)\b", re.IGNORECASE)
+CONFIRMATION = re.compile(
+    r"^(yes|yep|yeah|correct|sure|ok|okay|that's right|looks good)\b", re.IGNORECASE
+)
 ORDER_WORDS = re.compile(
-    r"\b(latte|mocha|cappuccino|espresso|coffee|tea|americano|macchiato|chocolate|frappe|flat white)s?\b", re.I
+    r"\b(latte|mocha|cappuccino|espresso|coffee|tea|americano|macchiato|chocolate|frappe|flat white)s?\b",
+    re.I,
 )
 # Words that make a message something else than a plain order or a plain yes.
-QUESTION_WORDS = re.compile(r"\b(what|which|menu|kinds?|curious|do you|are you|don't|any)\b", re.IGNORECASE)
+QUESTION_WORDS = re.compile(
+    r"\b(what|which|menu|kinds?|curious|do you|are you|don't|any)\b", re.IGNORECASE
+)
 CHANGE_WORDS = re.compile(
-    r"\b(add|want|can|could|would|with|see|have|need|but|no|not|change|like|what)\b|\?", re.IGNORECASE
+    r"\b(add|want|can|could|would|with|see|have|need|but|no|not|change|like|what)\b|\?",
+    re.IGNORECASE,
 )
 ADVICE = [
     "Open the app, choose Help, and then {topic}; the steps are shown there.",
@@ -36,10 +44,14 @@ ADVICE = [
 ]
 
 
-def conversations(corpus_dir: Path, seed: int, count: int | None, part: Part) -> Iterator[Conversation]:
+def conversations(
+    corpus_dir: Path, seed: int, count: int | None, part: Part
+) -> Iterator[Conversation]:
     """`count` conversations, or without end: pass after pass over the part's messages, orders combined anew each time."""
     rng = random.Random(f"support {seed} {part}")
-    return itertools.islice(_endless(bank_messages(corpus_dir, part), *cafe_turns(corpus_dir, part), rng), count)
+    return itertools.islice(
+        _endless(bank_messages(corpus_dir, part), *cafe_turns(corpus_dir, part), rng), count
+    )
 
 
 def _endless(
@@ -57,7 +69,8 @@ def _endless(
 def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
     """The part's bank messages -> intent, an intent being lower case with underscores."""
     rows = (
-        (" ".join(row["text"].split()), row["category"]) for row in corpus_rows(corpus_dir, "banking77_train.jsonl.gz")
+        (" ".join(row["text"].split()), row["category"])
+        for row in corpus_rows(corpus_dir, "banking77_train.jsonl.gz")
     )
     return {
         text: intent.lower().strip("?")
@@ -77,7 +90,11 @@ def cafe_turns(corpus_dir: Path, part: Part) -> tuple[list[str], list[str]]:
             if CONFIRMATION.match(text):
                 if len(text) <= LONGEST_CONFIRMATION and not CHANGE_WORDS.search(text):
                     yeses.add(text)
-            elif ORDER_WORDS.search(text) and not QUESTION_WORDS.search(text) and part_of(text) == part:
+            elif (
+                ORDER_WORDS.search(text)
+                and not QUESTION_WORDS.search(text)
+                and part_of(text) == part
+            ):
                 orders.add(text)
     return sorted(orders), sorted(yeses)
 
@@ -100,7 +117,10 @@ def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversati
     wishes = rng.sample(orders, rng.choice([1, 1, 2, 2, 3]))
     messages = [{"role": "system", "content": CAFE_SYSTEM}]
     for number, wish in enumerate(wishes, 1):
-        messages += [{"role": "user", "content": wish}, {"role": "assistant", "content": read_back(wishes[:number])}]
+        messages += [
+            {"role": "user", "content": wish},
+            {"role": "assistant", "content": read_back(wishes[:number])},
+        ]
     confirmed = rng.random() < 0.4
     said = f"The customer ordered {len(wishes)} times:\n{numbered(wishes)}"
     if confirmed:
@@ -124,6 +144,4 @@ def read_back(wishes: list[str]) -> str:
 
 
 def sent(wishes: list[str]) -> str:
-    return (
-        f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\nIt will be ready in a few minutes."
-    )
+    return f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\nIt will be ready in a few minutes."

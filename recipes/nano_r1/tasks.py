@@ -38,7 +38,11 @@ def resume_correct(prompt_text: str, completion_text: str) -> bool:
         return False
     met = requirements_met(user_turns(prompt_text)[-1])
     verdict = "advance" if all(met) else "reject"
-    return (answer.get("verdict"), answer.get("met"), answer.get("of")) == (verdict, sum(met), len(met))
+    return (answer.get("verdict"), answer.get("met"), answer.get("of")) == (
+        verdict,
+        sum(met),
+        len(met),
+    )
 
 
 def verdict_correct(prompt_text: str, completion_text: str) -> bool:
@@ -51,7 +55,10 @@ def verdict_correct(prompt_text: str, completion_text: str) -> bool:
 def requirements_met(screening: str) -> list[bool]:
     """Each requirement of the posting, checked against the résumé below it."""
     posting, resume = screening.split("\nRésumé\n")
-    skills = {skill: int(years) for skill, years in re.findall(r"^- (.+): (\d+) years$", resume, re.MULTILINE)}
+    skills = {
+        skill: int(years)
+        for skill, years in re.findall(r"^- (.+): (\d+) years$", resume, re.MULTILINE)
+    }
     city = re.search(r"^location: (.+)$", resume, re.MULTILINE).group(1)
     degree = re.search(r"studyType: (\w+)", resume).group(1)
     met = []
@@ -68,7 +75,11 @@ def requirements_met(screening: str) -> list[bool]:
 
 def _skill_requirement(requirement: str) -> tuple[str, int]:
     for wording in resumes.SKILL_WORDINGS:
-        pattern = re.escape(wording).replace(r"\{skill\}", "(?P<skill>.+)").replace(r"\{years\}", r"(?P<years>\d+)")
+        pattern = (
+            re.escape(wording)
+            .replace(r"\{skill\}", "(?P<skill>.+)")
+            .replace(r"\{years\}", r"(?P<years>\d+)")
+        )
         if found := re.fullmatch(pattern, requirement):
             return found["skill"], int(found["years"])
     raise ValueError(f"not a requirement of resumes.py: {requirement!r}")

@@ -25,22 +25,33 @@ WORKS: dict[Work, Callable[[Path, int, int | None, Part], Iterator[Conversation]
 # By tokens, of prompt and completion together.
 SHARES: dict[Work, float] = {"resumes": 0.30, "receipts": 0.25, "support": 0.25, "math": 0.20}
 # What nano R1's own BPE gives on each work, whole texts; known here so that the mixture needs no tokenizer.
-CHARACTERS_A_TOKEN: dict[Work, float] = {"resumes": 3.39, "receipts": 2.25, "support": 3.63, "math": 2.46}
+CHARACTERS_A_TOKEN: dict[Work, float] = {
+    "resumes": 3.39,
+    "receipts": 2.25,
+    "support": 3.63,
+    "math": 2.46,
+}
 # Of each work, for the tokenizer: more changes its merges little.
 TOKENIZER_CONVERSATIONS = 3000
 
 
 def estimated_tokens(conversation: Conversation) -> float:
-    characters = sum(len(message["content"]) for message in conversation.messages) + len(conversation.completion)
+    characters = sum(len(message["content"]) for message in conversation.messages) + len(
+        conversation.completion
+    )
     return characters / CHARACTERS_A_TOKEN[conversation.work]
 
 
-def mixture(corpus_dir: Path, seed: int, part: Part, tokens: int | None = None) -> Iterator[Conversation]:
+def mixture(
+    corpus_dir: Path, seed: int, part: Part, tokens: int | None = None
+) -> Iterator[Conversation]:
     """Conversations of all works, about `tokens` of them (None: without end); the same stream for the same seed.
 
     The next conversation is always of the work that lags most behind its share, so any stretch is mixed as the whole is.
     """
-    streams = {work: conversations(corpus_dir, seed, None, part) for work, conversations in WORKS.items()}
+    streams = {
+        work: conversations(corpus_dir, seed, None, part) for work, conversations in WORKS.items()
+    }
     given = dict.fromkeys(SHARES, 0.0)
     while tokens is None or sum(given.values()) < tokens:
         work = min(SHARES, key=lambda work: given[work] / SHARES[work])
@@ -52,14 +63,19 @@ def mixture(corpus_dir: Path, seed: int, part: Part, tokens: int | None = None) 
 def tokenizer_for(corpus_dir: Path, seed: int) -> PreTrainedTokenizerFast:
     """Nano R1's tokenizer, from a sample of the training part of every work."""
     sample = itertools.chain.from_iterable(
-        conversations(corpus_dir, seed, TOKENIZER_CONVERSATIONS, "train") for conversations in WORKS.values()
+        conversations(corpus_dir, seed, TOKENIZER_CONVERSATIONS, "train")
+        for conversations in WORKS.values()
     )
-    return build_tokenizer("\n".join([*(m["content"] for m in c.messages), c.completion]) for c in sample)
+    return build_tokenizer(
+        "\n".join([*(m["content"] for m in c.messages), c.completion]) for c in sample
+    )
 
 
 def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     """(token_ids, completion_start): the prompt as the engine renders it, then the completion with its eos."""
-    prompt = tokenizer.apply_chat_template(conversation.messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        conversation.messages, tokenize=False, add_generation_prompt=True
+    )
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
     completion_ids = tokenizer.encode(conversation.completion, add_special_tokens=False)
     return [*prompt_ids, *completion_ids, tokenizer.eos_token_id], len(prompt_ids)
@@ -69,14 +85,18 @@ def main(corpus_dir: Path) -> None:
     tokenizer = tokenizer_for(corpus_dir, seed=0)
     for work, conversations in WORKS.items():
         sample = next(conversations(corpus_dir, 1, 1, "train"))
-        prompt = tokenizer.apply_chat_template(sample.messages, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(
+            sample.messages, tokenize=False, add_generation_prompt=True
+        )
         print(f"=== {work}\n{prompt}{sample.completion}{tokenizer.eos_token}")
         for part in get_args(Part):
             rows = [encode(c, tokenizer) for c in conversations(corpus_dir, 1, 200, part)]
             prompts = mean(start for _, start in rows)
             completions = mean(len(ids) - start for ids, start in rows)
             longest = max(len(ids) for ids, _ in rows)
-            print(f"--- {part}: prompt {prompts:.0f}, completion {completions:.0f}, longest {longest} tokens (n=200)")
+            print(
+                f"--- {part}: prompt {prompts:.0f}, completion {completions:.0f}, longest {longest} tokens (n=200)"
+            )
 
 
 if __name__ == "__main__":

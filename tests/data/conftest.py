@@ -21,6 +21,10 @@ def text_target(tmp_path_factory) -> Path:
         ),
     ]
     chat.build_tokenizer(texts, vocab_size=1024).save_pretrained(directory)
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 1024, "max_position_embeddings": 2048}))
-    (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.95}))
+    (directory / "config.json").write_text(
+        json.dumps({"vocab_size": 1024, "max_position_embeddings": 2048})
+    )
+    (directory / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "top_p": 0.95})
+    )
     return directory

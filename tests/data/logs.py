@@ -12,7 +12,9 @@ WORDS = 'zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich, 1.234,50 �
 
 def screenings(count):
     """(messages, reasoning, answer) of invented résumé screenings."""
-    for one in itertools.islice(resumes.conversations(Path(), seed=7, count=count, part="train"), count):
+    for one in itertools.islice(
+        resumes.conversations(Path(), seed=7, count=count, part="train"), count
+    ):
         yield one.messages, one.reasoning, one.answer
 
 
@@ -44,13 +46,17 @@ def pair(messages, reasoning, content, **changes):
         *parents, last = path.split("__")
         holder = row
         for parent in parents:
-            holder = holder[int(parent)] if isinstance(holder, list) else holder.setdefault(parent, {})
+            holder = (
+                holder[int(parent)] if isinstance(holder, list) else holder.setdefault(parent, {})
+            )
         holder[last] = value
     return row
 
 
 def write_log(path: Path, rows) -> Path:
     """JSON lines; a row given as bytes is written as it is."""
-    content = b"".join(row + b"\n" if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows)
+    content = b"".join(
+        row + b"\n" if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows
+    )
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path

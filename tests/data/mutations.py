@@ -32,12 +32,34 @@ STRANGE: list[Any] = [
         "2026-99-99T00:00:00Z",
         "...",
     ),
-    *([], {}, [None], [[]], [{}], {"": {}}, ["a", 1], [-1], [2**40], [1.5], {"role": "user"}, [True]),
+    *(
+        [],
+        {},
+        [None],
+        [[]],
+        [{}],
+        {"": {}},
+        ["a", 1],
+        [-1],
+        [2**40],
+        [1.5],
+        {"role": "user"},
+        [True],
+    ),
 ]
 """What a value may be replaced by."""
 
 TOKENS = (
-    *(b"NaN", b"Infinity", b"-0", b"1e999", b'"\\ud800"', b'"\xff\xfe"', b"9" * 5000, b"[" * 3000 + b"]" * 3000),
+    *(
+        b"NaN",
+        b"Infinity",
+        b"-0",
+        b"1e999",
+        b'"\\ud800"',
+        b'"\xff\xfe"',
+        b"9" * 5000,
+        b"[" * 3000 + b"]" * 3000,
+    ),
     *(b'{"a":' * 300 + b"1" + b"}" * 300, b'{"id":1,"id":2}', b"tru", b"'single'", b'"unfinished'),
 )
 """What stands in place of a JSON value, and often is none."""
@@ -108,7 +130,9 @@ def _bytes(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
         elif how == 1:
             del held[at : at + rng.randint(1, 20)]
         elif how == 2:
-            held[at:at] = rng.choice((b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'", b"\xed\xa0\x80"))
+            held[at:at] = rng.choice(
+                (b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'", b"\xed\xa0\x80")
+            )
         else:
             held[at : at + 1] = bytes([rng.randrange(256)])
     return bytes(held)
@@ -178,7 +202,11 @@ def checked(file: LogFile, name: str, scratch: Path) -> tuple[int, list[Exchange
 
 def _check_exchange(exchange: Exchange) -> None:
     assert exchange.finish_reason in ("stop", "length")
-    assert exchange.messages is not None or exchange.prompt_token_ids is not None or exchange.prompt_text is not None
+    assert (
+        exchange.messages is not None
+        or exchange.prompt_token_ids is not None
+        or exchange.prompt_text is not None
+    )
     for ids in (exchange.prompt_token_ids, exchange.completion_token_ids):
         assert ids is None or all(type(one) is int for one in ids)
     for text in (

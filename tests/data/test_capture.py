@@ -26,7 +26,13 @@ SMALL_SHARDS = CaptureConfig(shard_megabytes=0.5, batch_tokens=2000)
 def traffic(nano_r1, tmp_path_factory):
     folder = tmp_path_factory.mktemp("traffic")
     rows = [
-        pair(messages, reasoning, answer, request__metadata__session_id=f"s{index}", response__created=1000 + index)
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s{index}",
+            response__created=1000 + index,
+        )
         for index, (messages, reasoning, answer) in enumerate(screenings(24))
     ]
     log = write_log(folder / "log.jsonl.gz", rows)
@@ -48,7 +54,9 @@ def rows(traffic):
 
 
 @pytest.mark.engine
-def test_every_sequence_is_captured_and_the_states_check_out(engine, nano_r1, traffic, rows, tmp_path):
+def test_every_sequence_is_captured_and_the_states_check_out(
+    engine, nano_r1, traffic, rows, tmp_path
+):
     table = load_sequences(traffic / "sequences")
     head = load_target_ends(nano_r1).lm_head_VH
     summary = capture_table(engine, table, head, {"target": "nano"}, SMALL_SHARDS, tmp_path)
@@ -58,7 +66,10 @@ def test_every_sequence_is_captured_and_the_states_check_out(engine, nano_r1, tr
     assert summary["sequences"] == len(rows) and summary["shards"] > 1
     for row_id, token_ids, completion_start in rows:
         features = store.read(row_id)
-        assert (features.token_ids.tolist(), features.completion_start) == (token_ids, completion_start)
+        assert (features.token_ids.tolist(), features.completion_start) == (
+            token_ids,
+            completion_start,
+        )
         assert features.hidden.isfinite().all()
     assert summary["self_check"]["p99_difference"] < 0.1
     others = {path.name for path in tmp_path.iterdir() if not path.name.startswith("shard-")}
@@ -68,8 +79,17 @@ def test_every_sequence_is_captured_and_the_states_check_out(engine, nano_r1, tr
 def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp_path):
     parts = json.loads((traffic / "parts.json").read_text())
     short = EngineConfig(max_model_len=64)
-    with pytest.raises(OutriderError, match=r"serving.engine.max_model_len = 64: \d+ of \d+ sequences do not fit"):
-        capture(TargetConfig(model=str(nano_r1)), traffic / "sequences", parts, SMALL_SHARDS, short, tmp_path)
+    with pytest.raises(
+        OutriderError, match=r"serving.engine.max_model_len = 64: \d+ of \d+ sequences do not fit"
+    ):
+        capture(
+            TargetConfig(model=str(nano_r1)),
+            traffic / "sequences",
+            parts,
+            SMALL_SHARDS,
+            short,
+            tmp_path,
+        )
 
 
 class Interrupted:

@@ -46,7 +46,9 @@ capture_ids(Engine(), rows, directory, CaptureConfig(shard_megabytes=600 / 2**20
 
 
 def start(directory: Path, asked: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", RUN, str(directory), str(asked)], stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(directory), str(asked)], stderr=subprocess.DEVNULL
+    )
 
 
 def on_disk(directory: Path) -> set[str]:
@@ -60,9 +62,12 @@ def on_disk(directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(2), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "kills",
+    [pytest.param(2), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_killed_at_random_moments_a_capture_ends_with_the_same_store(kills: int, tmp_path: Path) -> None:
+def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
+    kills: int, tmp_path: Path
+) -> None:
     whole, killed, chance = tmp_path / "whole", tmp_path / "killed", random.Random(kills)
     assert start(whole, tmp_path / "asked-whole").wait() == 0
     asked: Counter = Counter()

@@ -53,7 +53,9 @@ def greedy(toy):
 
 def template(toy):
     """The first tokens are drawn from elsewhere."""
-    elsewhere_NV = torch.where(toy.head_N[:, None], 2.5 * toy.noise(*toy.logits_NV.shape), toy.logits_NV)
+    elsewhere_NV = torch.where(
+        toy.head_N[:, None], 2.5 * toy.noise(*toy.logits_NV.shape), toy.logits_NV
+    )
     elsewhere_NV[toy.sure_N] = toy.logits_NV[toy.sure_N]
     return toy.evidence(toy.drawn(logits_NV=elsewhere_NV))
 
@@ -100,7 +102,9 @@ def test_each_cause_is_named(case, seed):
     assert words in verdict.text
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (1.0, 1.0), (0.0, 1.0), (0.3, 0.8), (1.5, 0.9)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(0.6, 0.95), (1.0, 1.0), (0.0, 1.0), (0.3, 0.8), (1.5, 0.9)]
+)
 def test_its_own_text_is_its_own(temperature, top_p):
     for seed in range(8):
         toy = ToyTarget(seed)

@@ -13,7 +13,9 @@ def test_an_unknown_key_is_refused():
 
 
 def test_a_split_must_leave_sessions_to_train_on():
-    with pytest.raises(ValidationError, match=r"heldout_fraction = 1.1 leaves no session to train on"):
+    with pytest.raises(
+        ValidationError, match=r"heldout_fraction = 1.1 leaves no session to train on"
+    ):
         SplitConfig(validation_fraction=0.5, heldout_fraction=0.6)
 
 

@@ -4,7 +4,9 @@ import random
 from outrider.data.duplicates import SimilarPrompts, jaccard, shingles_of
 from tests.data.logs import screenings
 
-RUBRIC = " ".join(f"rule{index} asks for evidence of item{index} in the document." for index in range(120))
+RUBRIC = " ".join(
+    f"rule{index} asks for evidence of item{index} in the document." for index in range(120)
+)
 
 
 def resume(index):
@@ -22,7 +24,10 @@ def test_resumes_under_one_long_rubric_are_not_identical():
 
 
 def test_a_small_edit_is_still_the_same_prompt():
-    prompts = [f"{RUBRIC}\n{resume(index)} {resume(index + 100)} {resume(index + 200)}" for index in range(20)]
+    prompts = [
+        f"{RUBRIC}\n{resume(index)} {resume(index + 100)} {resume(index + 200)}"
+        for index in range(20)
+    ]
     seen = SimilarPrompts(prompts[:10], 0.9, prompts)
     assert seen.holds(prompts[3].replace(resume(3).split()[-1], "another"))
     half = prompts[3].split()
@@ -30,16 +35,20 @@ def test_a_small_edit_is_still_the_same_prompt():
 
 
 def test_short_prompts_and_a_log_of_one_prompt():
-    seen = SimilarPrompts(["Hi!", "where is my order"], 0.9, ["Hi!", "where is my order", "hello there"])
-    assert seen.holds("hi") and seen.holds("Where is my order?") and not seen.holds("hello there")
-    assert SimilarPrompts(["the same words again and again"] * 5, 0.9, ["the same words again and again"] * 9).holds(
-        "The same words again and again"
+    seen = SimilarPrompts(
+        ["Hi!", "where is my order"], 0.9, ["Hi!", "where is my order", "hello there"]
     )
+    assert seen.holds("hi") and seen.holds("Where is my order?") and not seen.holds("hello there")
+    assert SimilarPrompts(
+        ["the same words again and again"] * 5, 0.9, ["the same words again and again"] * 9
+    ).holds("The same words again and again")
 
 
 def test_agrees_with_the_exact_similarity_of_every_pair():
     prompts = [messages[-1]["content"] for messages, _, _ in screenings(60)]
-    edited = [prompt.replace("years", "yrs", index % 3) for index, prompt in enumerate(prompts[:30])]
+    edited = [
+        prompt.replace("years", "yrs", index % 3) for index, prompt in enumerate(prompts[:30])
+    ]
     seen = SimilarPrompts(prompts, 0.9, prompts + edited)
     shingles = [shingles_of(prompt) - seen.boilerplate for prompt in prompts]
     for prompt in edited:

@@ -31,13 +31,19 @@ def evidence():
     sums_SPC = np.zeros((3, 2, len(COLUMNS)))
     for name, sums in SUMS.items():
         sums_SPC[:, :, COLUMNS.index(name)] = sums
-    for index, temperature in enumerate(TEMPERATURES):  # likeliest at 0.8 with the cut, at 0.5 without it
+    for index, temperature in enumerate(
+        TEMPERATURES
+    ):  # likeliest at 0.8 with the cut, at 0.5 without it
         distances = abs(index - TEMPERATURES.index(0.8)), abs(index - TEMPERATURES.index(0.5))
         sums_SPC[0, REST, COLUMNS.index(f"fit_{temperature:g}")] = -25.0 - distances[0]
         sums_SPC[0, REST, COLUMNS.index(f"uncut_{temperature:g}")] = -24.0 - distances[1]
         sums_SPC[1, HEAD, COLUMNS.index(f"stray_{temperature:g}")] = 13.0 - index
     return Evidence(
-        list(COLUMNS), sums_SPC, np.array([0.6, 0.6, 1.0]), np.full(3, 0.95), np.array([False, True, False])
+        list(COLUMNS),
+        sums_SPC,
+        np.array([0.6, 0.6, 1.0]),
+        np.full(3, 0.95),
+        np.array([False, True, False]),
     )
 
 
@@ -63,7 +69,9 @@ def test_own_share_lacks_what_is_unlikely_beyond_what_is_expected(evidence):
 
 
 def test_the_typical_difference_is_the_median_sequence_s(evidence):
-    assert evidence.typical_difference(REST) == pytest.approx((-2.5 / 92 - 5 / 12) / 2)  # the third has no rest
+    assert evidence.typical_difference(REST) == pytest.approx(
+        (-2.5 / 92 - 5 / 12) / 2
+    )  # the third has no rest
     assert evidence.typical_difference(HEAD) == pytest.approx(0.0)
     assert evidence.take(np.array([2])).typical_difference(REST) == 0.0
 
@@ -83,9 +91,15 @@ def test_the_temperature_that_fits_best_is_the_likeliest_of_the_grid(evidence):
 
 
 def test_sequences_are_taken_by_index_and_by_truth(evidence):
-    by_index, by_truth = evidence.take(np.array([2, 0])), evidence.take(np.array([True, False, True]))
+    by_index, by_truth = (
+        evidence.take(np.array([2, 0])),
+        evidence.take(np.array([True, False, True])),
+    )
     assert by_index.total("tokens") == by_truth.total("tokens") == 104
-    assert by_index.temperature_S.tolist() == [1.0, 0.6] and by_truth.temperature_S.tolist() == [0.6, 1.0]
+    assert by_index.temperature_S.tolist() == [1.0, 0.6] and by_truth.temperature_S.tolist() == [
+        0.6,
+        1.0,
+    ]
     assert evidence.take(evidence.retokenized_S).total("tokens") == 20
 
 
@@ -94,7 +108,9 @@ def test_the_summary_says_what_was_summed(evidence):
     error = evidence.standard_error()
     assert (summary["sequences"], summary["tokens"]) == (3, 124)
     assert summary["mean_logprob"] == pytest.approx(-72 / 124)
-    assert summary["expected_range"] == pytest.approx([-38 / 124 - 1.96 * error, -38 / 124 + 1.96 * error])
+    assert summary["expected_range"] == pytest.approx(
+        [-38 / 124 - 1.96 * error, -38 / 124 + 1.96 * error]
+    )
     assert summary["below_1e4"] == pytest.approx(6 / 124)
     assert summary["outside_top_p"] == pytest.approx(7 / 124)
     assert (summary["unlikely"], summary["unlikely_expected"]) == pytest.approx((9 / 124, 6 / 124))
@@ -109,5 +125,10 @@ def test_the_summary_says_what_was_summed(evidence):
 
 def test_nothing_has_a_summary_too(evidence):
     summary = evidence.take(np.array([], int)).summary()
-    assert (summary["sequences"], summary["tokens"], summary["own_share"], summary["temperature"]) == (0, 0, None, None)
+    assert (
+        summary["sequences"],
+        summary["tokens"],
+        summary["own_share"],
+        summary["temperature"],
+    ) == (0, 0, None, None)
     assert summary["mean_logprob"] == summary["z"]["pooled"] == summary["z"]["beyond_3"] == 0.0

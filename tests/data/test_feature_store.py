@@ -37,7 +37,9 @@ def assert_whole(store, indices):
     for index in reversed(indices):
         token_ids, hidden, completion_start = sequence(index)
         features = store.read(f"0-{index}")
-        assert torch.equal(features.token_ids, token_ids) and features.token_ids.dtype == torch.int32
+        assert (
+            torch.equal(features.token_ids, token_ids) and features.token_ids.dtype == torch.int32
+        )
         assert torch.equal(features.hidden, hidden) and features.hidden.dtype == torch.bfloat16
         assert features.completion_start == completion_start
         assert store.length(f"0-{index}") == len(token_ids)
@@ -56,7 +58,11 @@ def test_reading_one_sequence_maps_its_shard_and_opens_no_other(tmp_path):
     fill(tmp_path / "features", range(20))
     store = FeatureStore.open(tmp_path / "features")
     features = store.read("0-19")
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    mapped = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(tmp_path) in line
+    }
     assert mapped == {str(tmp_path / "features" / store.manifest["shards"][-1]["file"])}
     assert torch.equal(features.hidden, sequence(19)[1])
 
@@ -64,11 +70,16 @@ def test_reading_one_sequence_maps_its_shard_and_opens_no_other(tmp_path):
 def test_only_the_owner_can_read_it(tmp_path):
     fill(tmp_path / "features", range(5))
     assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "features").iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "features").iterdir()} == {
+        0o600
+    }
 
 
 def interrupted(directory, indices):
-    with pytest.raises(KeyboardInterrupt), FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20) as writer:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20) as writer,
+    ):
         for index in indices:
             writer.write(f"0-{index}", *sequence(index))
         while len(writer.shards) < 2:
@@ -93,19 +104,28 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
 
 def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_path):
     fill(tmp_path / "features", range(10))
-    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(b"what an earlier kill left behind")
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
+    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(
+        b"what an earlier kill left behind"
+    )
+    before = {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
+    }
     with FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer:
         assert not writer.restarted
         assert writer.done == {f"0-{index}" for index in range(10)}
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")} == before
+    assert {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
+    } == before
     assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
     assert not list((tmp_path / "features").glob(".*"))
 
 
 def test_other_inputs_start_anew(tmp_path):
     interrupted(tmp_path / "features", range(10))
-    for source in ({"target": "another"}, {"target": "a third"}):  # over an unfinished store, over a finished one
+    for source in (
+        {"target": "another"},
+        {"target": "a third"},
+    ):  # over an unfinished store, over a finished one
         writer = fill(tmp_path / "features", range(3), source=source)
         assert writer.restarted
         assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
@@ -123,7 +143,10 @@ def test_a_damaged_shard_is_made_again_on_resume(tmp_path):
 
 
 def test_an_error_of_the_thread_reaches_the_caller(tmp_path):
-    with pytest.raises(OSError), FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 100 / 2**20) as writer:
+    with (
+        pytest.raises(OSError),
+        FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 100 / 2**20) as writer,
+    ):
         (tmp_path / "features" / JOURNAL).unlink()
         (tmp_path / "features").rmdir()
         (tmp_path / "features").write_text("a file where the folder was")
@@ -168,4 +191,7 @@ def test_several_processes_read_it(tmp_path):
     store = pickle.loads(pickle.dumps(store))
     assert [_sum(store, sequence_id) for sequence_id in store.sequence_ids] == expected
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.starmap(_sum, [(store, sequence_id) for sequence_id in store.sequence_ids]) == expected
+        assert (
+            pool.starmap(_sum, [(store, sequence_id) for sequence_id in store.sequence_ids])
+            == expected
+        )

@@ -14,13 +14,27 @@ def asked(number):
 
 
 def answered(number):
-    choice = {"index": 0, "message": {"reasoning": "so\n", "content": "yes"}, "finish_reason": "stop"}
-    return {"id": f"chatcmpl-r{number}", "model": "r1", "created": 1000 + number, "choices": [choice]}
+    choice = {
+        "index": 0,
+        "message": {"reasoning": "so\n", "content": "yes"},
+        "finish_reason": "stop",
+    }
+    return {
+        "id": f"chatcmpl-r{number}",
+        "model": "r1",
+        "created": 1000 + number,
+        "choices": [choice],
+    }
 
 
 def chunks(number, whole=True):
     """A stream of four chunks, or of three where it was cut."""
-    deltas = [({"reasoning": "so\n"}, None), ({"content": "\n\ny"}, None), ({"content": "es"}, None), ({}, "stop")]
+    deltas = [
+        ({"reasoning": "so\n"}, None),
+        ({"content": "\n\ny"}, None),
+        ({"content": "es"}, None),
+        ({}, "stop"),
+    ]
     return [
         {
             "id": f"chatcmpl-r{number}",
@@ -57,7 +71,12 @@ def test_the_first_rows_of_two_halves(look, logs):
     assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
     assert set(found["reject_examples"]) == {"beyond_first"}
     whole = look()
-    assert (whole["rows"], whole["exchanges"], whole["joined"], whole["rejects"]) == (80, 40, 40, {})
+    assert (whole["rows"], whole["exchanges"], whole["joined"], whole["rejects"]) == (
+        80,
+        40,
+        40,
+        {},
+    )
 
 
 def test_the_first_rows_of_streams(look, logs):
@@ -77,18 +96,28 @@ def test_what_a_quick_look_did_not_cut_is_a_mistake_as_ever(look, logs):
     write_log(logs / "chunks.jsonl", streamed)
     for rows_per_file in (None, 1000):
         found = look(rows_per_file=rows_per_file)
-        assert found["rejects"] == {"stream_cut": 1, "unmatched_request": 1} and found["exchanges"] == 8
+        assert (
+            found["rejects"] == {"stream_cut": 1, "unmatched_request": 1}
+            and found["exchanges"] == 8
+        )
         assert "2 of 45 rows rejected" in found["problems"][0]
 
 
 def test_a_named_format_reads_what_its_beginning_does_not_tell(look, logs):
     """A recorder's own rows stand before the first that a format would know."""
     noise = [{"recorder": "started", "number": number} for number in range(300)]
-    write_log(logs / "log.jsonl", [*noise, *(row for number in range(6) for row in (asked(number), *chunks(number)))])
+    write_log(
+        logs / "log.jsonl",
+        [*noise, *(row for number in range(6) for row in (asked(number), *chunks(number)))],
+    )
     told = look()
     assert told["exchanges"] == 0 and told["rejects"] == {"unknown_format": 330}
     found = look(format="openai_joined")
-    assert (found["exchanges"], found["rejects"], found["formats"]) == (6, {"no_id": 300}, {"openai_joined": 330})
+    assert (found["exchanges"], found["rejects"], found["formats"]) == (
+        6,
+        {"no_id": 300},
+        {"openai_joined": 330},
+    )
     first = look(rows_per_file=303, format="openai_joined")
     assert (first["exchanges"], first["rejects"]) == (0, {"no_id": 300, "beyond_first": 1})
 

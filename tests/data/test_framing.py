@@ -68,7 +68,9 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, name, chunk):
     assert read(file_of(tmp_path, FRAMINGS[name].encode())) == VALUES
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_an_array_of_any_objects_comes_apart_at_its_commas(tmp_path, data):
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
@@ -79,9 +81,13 @@ def test_an_array_of_any_objects_comes_apart_at_its_commas(tmp_path, data):
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
         max_leaves=6,
     )
-    values = data.draw(st.lists(st.dictionaries(text, json_values, max_size=3), min_size=1, max_size=5))
+    values = data.draw(
+        st.lists(st.dictionaries(text, json_values, max_size=3), min_size=1, max_size=5)
+    )
     indent = data.draw(st.sampled_from([None, 0, 1, "\t"]))
-    file = file_of(tmp_path, json.dumps(values, indent=indent, ensure_ascii=data.draw(st.booleans())).encode())
+    file = file_of(
+        tmp_path, json.dumps(values, indent=indent, ensure_ascii=data.draw(st.booleans())).encode()
+    )
     assert read(file) == values
 
 
@@ -101,7 +107,9 @@ def test_a_row_above_the_limit_is_never_held(tmp_path, monkeypatch, limit_at):
         monkeypatch.setattr(module, "LONGEST_LINE", 5_000)
         monkeypatch.setattr(module, "CHUNK", 512)
     values = [{"a": 1}, {"a": "x" * 10_000}, {"b": 2}]
-    content = "\n".join(map(json.dumps, values)) if limit_at == "line" else json.dumps(values, indent=1)
+    content = (
+        "\n".join(map(json.dumps, values)) if limit_at == "line" else json.dumps(values, indent=1)
+    )
     assert read(file_of(tmp_path, content.encode())) == [{"a": 1}, None, {"b": 2}]
 
 
@@ -112,12 +120,19 @@ def test_compressed_files_and_their_damage(tmp_path):
     packed = {
         # In two members or frames each, as a writer leaves them that came back to append.
         ".gz": gzip.compress(lines[:half]) + gzip.compress(lines[half:]),
-        ".zst": zstd.compress(lines[:half], options=checked) + zstd.compress(lines[half:], options=checked),
+        ".zst": zstd.compress(lines[:half], options=checked)
+        + zstd.compress(lines[half:], options=checked),
     }
     for suffix, content in packed.items():
         assert len(read(file_of(tmp_path, content, f"log.jsonl{suffix}"))) == 500
-        for damaged in (content[:-5], content[: len(content) // 3], content[:40] + b"\0\0\0\0" + content[44:]):
-            with pytest.raises(OutriderError, match=rf"log.jsonl{suffix}: damaged or cut-off (gzip|zstd)"):
+        for damaged in (
+            content[:-5],
+            content[: len(content) // 3],
+            content[:40] + b"\0\0\0\0" + content[44:],
+        ):
+            with pytest.raises(
+                OutriderError, match=rf"log.jsonl{suffix}: damaged or cut-off (gzip|zstd)"
+            ):
                 list(rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
 
 
@@ -126,7 +141,8 @@ def test_parquet(tmp_path):
     pa.parquet.write_table(table, tmp_path / "log.parquet")
     (file,) = log_files(str(tmp_path))
     assert list(rows(file)) == [
-        (number, {"a": number, "messages": [{"role": "user", "content": "x"}]}) for number in (1, 2, 3)
+        (number, {"a": number, "messages": [{"role": "user", "content": "x"}]})
+        for number in (1, 2, 3)
     ]
     damaged = file_of(tmp_path, (tmp_path / "log.parquet").read_bytes()[:-9], "cut.parquet")
     with pytest.raises(OutriderError, match=r"cut\.parquet: damaged Parquet"):

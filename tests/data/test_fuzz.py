@@ -40,7 +40,9 @@ def test_every_format_has_golden_logs():
     assert set(FORMATS) <= {name for name, _ in FILES}
 
 
-@pytest.mark.parametrize("index", range(len(FILES)), ids=lambda index: f"{FILES[index][0]}-{FILES[index][1].name}")
+@pytest.mark.parametrize(
+    "index", range(len(FILES)), ids=lambda index: f"{FILES[index][0]}-{FILES[index][1].name}"
+)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_log_is_read_to_its_end(builder, tmp_path, index, seed):
@@ -52,7 +54,9 @@ def test_a_damaged_log_is_read_to_its_end(builder, tmp_path, index, seed):
     for format_name in (name if name in FORMATS else "auto", "auto", rng.choice(list(FORMATS))):
         try:
             _, outcomes = checked(one_file(path), format_name, tmp_path)
-        except OutriderError:  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+        except (
+            OutriderError
+        ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
             continue
         for outcome in outcomes:
             if isinstance(outcome, Exchange):
@@ -77,9 +81,15 @@ HOSTILE = {
     "brackets": b"[" * 200_000,
     "no end": b'{"request": {"messages": [{"role": "user", "content": "' + b"a" * 500_000,
     "carriage returns": b"Received request 1: prompt: 'a\r\n" * 2_000,
-    "unfinished requests": b"INFO Received request chatcmpl-1: prompt: '" + b"\\'" * 200_000 + b"\n",
-    "unfinished ids": b"INFO Generated response 1: output: '', output_token_ids: [" + b"1, " * 300_000 + b"\n",
-    "many unfinished requests": b"".join(b"INFO Received request %d: prompt: 'x\n" % index for index in range(2_000)),
+    "unfinished requests": b"INFO Received request chatcmpl-1: prompt: '"
+    + b"\\'" * 200_000
+    + b"\n",
+    "unfinished ids": b"INFO Generated response 1: output: '', output_token_ids: ["
+    + b"1, " * 300_000
+    + b"\n",
+    "many unfinished requests": b"".join(
+        b"INFO Received request %d: prompt: 'x\n" % index for index in range(2_000)
+    ),
     "almost an event": b"] Received request " * 100_000 + b"\n",
     "zeros": b"\x00" * 1_000_000 + b"\n",
     "marks": b"(" * 1_000_000,

@@ -62,13 +62,19 @@ def test_less_than_was_wanted_is_all_there_is_and_no_share_only_measures():
     _, noted = mixed(customers, table("g0-", 10, seed=1), share=0.5)
     assert noted == {"sequences": 10, "trained_on": 8, "wanted": 80, "measured_on": 2}
     parts, noted = mixed(customers, table("g0-", 100, seed=1), share=0.0, max_general_sequences=7)
-    assert noted["trained_on"] == 0 and parts["general"] == [f"g0-{number}" for number in range(93, 100)]
+    assert noted["trained_on"] == 0 and parts["general"] == [
+        f"g0-{number}" for number in range(93, 100)
+    ]
 
 
 def test_general_traffic_that_is_the_customers_own_is_no_measure():
     customers = table("0-", 80)
-    with pytest.raises(OutriderError, match=r"traffic\.general: of its 20 sequences none is left to measure on"):
+    with pytest.raises(
+        OutriderError, match=r"traffic\.general: of its 20 sequences none is left to measure on"
+    ):
         mixed(
             customers,
-            table("g0-", 20).remove_columns("sequence_id").add_column("sequence_id", [f"g0-{n}" for n in range(20)]),
+            table("g0-", 20)
+            .remove_columns("sequence_id")
+            .add_column("sequence_id", [f"g0-{n}" for n in range(20)]),
         )

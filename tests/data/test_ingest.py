@@ -34,16 +34,23 @@ BAD = {
     "not_utf8": b'{"request": "\xff\xfe"}',
     "not_an_object": b"[1, 2]",
     "incomplete_pair": {"request": {"messages": MESSAGES}, "response": None},
-    "error_response": {"request": {"messages": MESSAGES}, "response": {"error": {"message": SECRET}}},
+    "error_response": {
+        "request": {"messages": MESSAGES},
+        "response": {"error": {"message": SECRET}},
+    },
     "no_choices": {"request": {"messages": MESSAGES}, "response": {"choices": []}},
     "duplicate_key": b'{"request": {"messages": [], "messages": []}, "response": {}}',
     "nested_too_deeply": b'{"request": {}, "response": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     "no_messages": pair([], "r", "a"),
-    "not_text": pair([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "r", "a"),
+    "not_text": pair(
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "r", "a"
+    ),
     "wrong_type": pair(MESSAGES, "r", "a", response__created="a while ago"),
     "not_finished": pair(MESSAGES, "r", "a", response__choices__0__finish_reason=None),
     "empty_response": pair(MESSAGES, None, None),
-    "tool_calls_without_ids": pair(MESSAGES, "r", None, response__choices__0__message__tool_calls=[{"id": "1"}]),
+    "tool_calls_without_ids": pair(
+        MESSAGES, "r", None, response__choices__0__message__tool_calls=[{"id": "1"}]
+    ),
     "own_chat_template": pair(MESSAGES, "r", "a", request__chat_template="{{ messages }}"),
     "reasoning_missing": pair(MESSAGES, None, SECRET),
     "token_out_of_vocabulary": pair(
@@ -60,7 +67,9 @@ def run(target, tmp_path, rows, **config):
 
 
 def rejects(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    ]
 
 
 def test_good_rows_become_sequences(text_target, tmp_path):
@@ -68,15 +77,25 @@ def test_good_rows_become_sequences(text_target, tmp_path):
     assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (20, 20, {})
     table = load_sequences(tmp_path / "out" / "sequences")
     row = table[3]
-    assert row["sequence_id"] == "0-4" and row["session"] == "s1" and row["tenant"] == "acme" and row["time"] == 1003.0
+    assert (
+        row["sequence_id"] == "0-4"
+        and row["session"] == "s1"
+        and row["tenant"] == "acme"
+        and row["time"] == 1003.0
+    )
     assert row["temperature"] == pytest.approx(0.7) and row["top_p"] == pytest.approx(0.95)
-    assert row["finish_reason"] == "stop" and row["fidelity"] == "retokenized" and row["weight"] == 1.0
+    assert (
+        row["finish_reason"] == "stop" and row["fidelity"] == "retokenized" and row["weight"] == 1.0
+    )
     assert row["prompt_text"].endswith("<｜Assistant｜><think>\n")
     tokenizer = SequenceBuilder(text_target).tokenizer
     _, reasoning, answer = list(screenings(20))[3]
     written = tokenizer.decode(row["token_ids"][row["completion_start"] :])
     assert written == f"{reasoning}\n</think>\n\n{answer}<｜end▁of▁sentence｜>"
-    assert load_sequences(tmp_path / "out" / "sequences", ["0-7", "0-2"])["sequence_id"][:] == ["0-7", "0-2"]
+    assert load_sequences(tmp_path / "out" / "sequences", ["0-7", "0-2"])["sequence_id"][:] == [
+        "0-7",
+        "0-2",
+    ]
     with pytest.raises(OutriderError, match="1 of 2 sequences are not in the table"):
         load_sequences(tmp_path / "out" / "sequences", ["0-7", "9-9"])
 
@@ -100,10 +119,16 @@ def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
     with pytest.raises(OutriderError) as caught:
         run(text_target, tmp_path, rows)
     message = str(caught.value)
-    assert str(tmp_path / "log.jsonl") in message and "3 of 23 rows rejected (not_json 2, no_choices 1)" in message
+    assert (
+        str(tmp_path / "log.jsonl") in message
+        and "3 of 23 rows rejected (not_json 2, no_choices 1)" in message
+    )
     assert "traffic.max_reject_fraction = 0.05" in message
     assert len(rejects(tmp_path)) == 3
-    assert not (tmp_path / "out" / "sequences").exists() and not (tmp_path / "out" / "summary.json").exists()
+    assert (
+        not (tmp_path / "out" / "sequences").exists()
+        and not (tmp_path / "out" / "summary.json").exists()
+    )
     assert run(text_target, tmp_path, rows, max_reject_fraction=0.2)["exchanges"] == 20
 
 
@@ -111,7 +136,9 @@ def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
     "rows", [[b"no json at all"] * 5, [b'{"prompt": "of another format"}'], [BAD["no_choices"]] * 3]
 )
 def test_a_log_without_a_usable_row_is_an_error(text_target, tmp_path, rows):
-    with pytest.raises(OutriderError, match=rf"no usable row. {len(rows)} of {len(rows)} rows rejected"):
+    with pytest.raises(
+        OutriderError, match=rf"no usable row. {len(rows)} of {len(rows)} rows rejected"
+    ):
         run(text_target, tmp_path, rows, max_reject_fraction=0.9)
 
 
@@ -131,7 +158,9 @@ def test_logged_ids_are_exact_and_compared_with_a_round_trip(text_target, tmp_pa
     rows = good_rows()
     for index, row in enumerate(rows[:10]):
         message = row["response"]["choices"][0]["message"]
-        ids = tokenizer.encode(message["reasoning"] + "</think>" + message["content"], add_special_tokens=False)
+        ids = tokenizer.encode(
+            message["reasoning"] + "</think>" + message["content"], add_special_tokens=False
+        )
         ids.append(tokenizer.eos_token_id)
         if index == 0:
             ids[:1] = tokenizer.convert_tokens_to_ids(list(tokenizer.convert_ids_to_tokens(ids[0])))
@@ -145,7 +174,10 @@ def test_logged_ids_are_exact_and_compared_with_a_round_trip(text_target, tmp_pa
     assert summary["fidelity"] == {"exact": 10, "retokenized": 10}
     assert summary["round_trips"] == {"different": 1, "equal": 9}
     table = load_sequences(tmp_path / "out" / "sequences")
-    assert table[5]["token_ids"][table[5]["completion_start"] :] == rows[5]["response"]["choices"][0]["token_ids"]
+    assert (
+        table[5]["token_ids"][table[5]["completion_start"] :]
+        == rows[5]["response"]["choices"][0]["token_ids"]
+    )
     assert table[5]["prompt_text"] == tokenizer.apply_chat_template(
         rows[5]["request"]["messages"], add_generation_prompt=True, tokenize=False
     )
@@ -217,20 +249,33 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
 def test_only_the_owner_can_read_what_is_written(text_target, tmp_path):
     run(text_target, tmp_path, [*good_rows(), BAD["not_json"]], max_reject_fraction=0.5)
     out = tmp_path / "out"
-    assert stat.S_IMODE(out.stat().st_mode) == stat.S_IMODE((out / "sequences").stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(out.stat().st_mode)
+        == stat.S_IMODE((out / "sequences").stat().st_mode)
+        == 0o700
+    )
     assert {stat.S_IMODE(path.stat().st_mode) for path in (out / "sequences").iterdir()} == {0o600}
     assert stat.S_IMODE((out / "rejects.jsonl").stat().st_mode) == 0o600
-    assert sorted(path.name for path in out.iterdir()) == ["rejects.jsonl", "sequences", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "rejects.jsonl",
+        "sequences",
+        "summary.json",
+    ]
 
 
 def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target, tmp_path):
     rows = good_rows(4)
     rows[1]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
     rows[2]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
-    rows[2]["response"]["choices"][0]["message"]["content"] += " Written to ada.lovelace@analytical.org."
+    rows[2]["response"]["choices"][0]["message"]["content"] += (
+        " Written to ada.lovelace@analytical.org."
+    )
     log = write_log(tmp_path / "log.jsonl", rows)
     summary = ingest(
-        text_target, TrafficConfig(path=str(log)), tmp_path / "out", privacy=PrivacyConfig(mode="surrogate")
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "out",
+        privacy=PrivacyConfig(mode="surrogate"),
     )
     assert summary["exchanges"] == 3 and summary["rejects"] == {"privacy_regenerate": 1}
     counts = json.loads((tmp_path / "out" / "privacy.json").read_text())
@@ -246,12 +291,22 @@ def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target
     assert regenerated["exchanges"] == 4 and regenerated["fidelity"]["regenerate"] == 1
     table = load_sequences(tmp_path / "anew" / "sequences")
     decoded = AutoTokenizer.from_pretrained(text_target).batch_decode(table["token_ids"][:])
-    assert [fidelity == "regenerate" for fidelity in table["fidelity"]] == [False, False, True, False]
+    assert [fidelity == "regenerate" for fidelity in table["fidelity"]] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert "Written to " in decoded[2] and "lovelace" not in "".join(decoded)
     assert json.loads((tmp_path / "anew" / "privacy.json").read_text())["to_regenerate"] == 1
     reported = ingest(
-        text_target, TrafficConfig(path=str(log)), tmp_path / "told", privacy=PrivacyConfig(mode="report")
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "told",
+        privacy=PrivacyConfig(mode="report"),
     )
     assert reported["exchanges"] == 4
-    assert "ada.lovelace" in "".join(load_sequences(tmp_path / "told" / "sequences")["prompt_text"][:])
+    assert "ada.lovelace" in "".join(
+        load_sequences(tmp_path / "told" / "sequences")["prompt_text"][:]
+    )
     assert "ada.lovelace" not in (tmp_path / "told" / "privacy.json").read_text()

@@ -84,7 +84,10 @@ def edited(rows):
 
     def edit(row):
         choice = row["response"]["choices"][0]
-        ids = [rng.randrange(100, 4000) if rng.random() < 0.02 else token for token in choice["token_ids"]]
+        ids = [
+            rng.randrange(100, 4000) if rng.random() < 0.02 else token
+            for token in choice["token_ids"]
+        ]
         return {**row, "response": {**row["response"], "choices": [{**choice, "token_ids": ids}]}}
 
     return [edit(row) for row in rows]
@@ -135,7 +138,10 @@ def sequences(nano_r1, tmp_path_factory):
     pool = [row for rows in zip(*map(recorded, WORKLOADS), strict=False) for row in rows]
     rows = []
     for tenant, change in KINDS.items():
-        rows += [{**row, "tenant": tenant} for row in change([pool.pop(0) for _ in range(SIZES.get(tenant, GROUP))])]
+        rows += [
+            {**row, "tenant": tenant}
+            for row in change([pool.pop(0) for _ in range(SIZES.get(tenant, GROUP))])
+        ]
     log = write_log(run / "log.jsonl", rows)
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     assert summary["exchanges"] == summary["fidelity"]["exact"] == len(rows)
@@ -155,7 +161,9 @@ def divide_by_turns(run):
 def captured(engine, nano_r1, run, config=None):
     table = load_sequences(run / "sequences")
     head_VH = load_target_ends(nano_r1).lm_head_VH
-    return capture_table(engine, table, head_VH, {"run": str(run)}, config or CaptureConfig(), run / "features")
+    return capture_table(
+        engine, table, head_VH, {"run": str(run)}, config or CaptureConfig(), run / "features"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +202,11 @@ def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequence
     for tenant in ("other-prompts", "shifted-ids"):
         assert tenants[tenant]["quarantined"] == GROUP
     aside = json.loads((sequences / "features" / "quarantine.json").read_text())["sequences"]
-    assert len(aside) == kept["quarantined"] == sum(described["quarantined"] for described in tenants.values())
+    assert (
+        len(aside)
+        == kept["quarantined"]
+        == sum(described["quarantined"] for described in tenants.values())
+    )
     parts = load_parts(sequences, sequences / "features")
     assert not set(aside) & {one for name in PARTS for one in parts[name]}
     assert sum(len(parts[name]) for name in PARTS) == report["all"]["sequences"] - len(aside)
@@ -220,8 +232,14 @@ class Interrupted:
 def with_an_address(row):
     """Asked with an address that the answer repeats; as text alone."""
     messages, choice = row["request"]["messages"], row["response"]["choices"][0]
-    asked = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."}]
-    message = {**choice["message"], "content": (choice["message"]["content"] or "") + " Write to ada@lovelace.org."}
+    asked = [
+        *messages[:-1],
+        {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."},
+    ]
+    message = {
+        **choice["message"],
+        "content": (choice["message"]["content"] or "") + " Write to ada@lovelace.org.",
+    }
     response = {
         **row["response"],
         "prompt_token_ids": None,
@@ -249,7 +267,11 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     assert (result["regenerated"], result["sequences"]) == (8, 12)
     table, store = load_sequences(tmp_path / "sequences"), FeatureStore.open(tmp_path / "features")
     marked = [row for row in table if row["fidelity"] == "regenerate"]
-    assert first.asked and second.asked and first.asked + second.asked == [row["sequence_id"] for row in marked]
+    assert (
+        first.asked
+        and second.asked
+        and first.asked + second.asked == [row["sequence_id"] for row in marked]
+    )
     captured(third, nano_r1, tmp_path, config)
     assert third.asked == []
     ended = 0
@@ -274,10 +296,16 @@ def scored_by(head_VH, store, rows):
     """What capture would have summed if the target served had another head, from the states that it kept."""
     sums_SPC = []
     for row in rows:
-        text = LoggedText(row["token_ids"], Claim(row["completion_start"], row["temperature"], row["top_p"], 1024))
+        text = LoggedText(
+            row["token_ids"], Claim(row["completion_start"], row["temperature"], row["top_p"], 1024)
+        )
         hidden_TH = store.read(row["sequence_id"]).hidden.float()
         score_step(
-            [Step(text, 0, 0, len(hidden_TH))], hidden_TH, lambda h_NH: h_NH @ head_VH.T, len(head_VH), keep=True
+            [Step(text, 0, 0, len(hidden_TH))],
+            hidden_TH,
+            lambda h_NH: h_NH @ head_VH.T,
+            len(head_VH),
+            keep=True,
         )
         sums_SPC.append(text.sums_PC.numpy())
     sampling = [np.round(np.array(rows[name], np.float64), 4) for name in ("temperature", "top_p")]
@@ -286,7 +314,10 @@ def scored_by(head_VH, store, rows):
 
 @pytest.mark.engine
 def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano_r1, sequences):
-    table, store = load_sequences(sequences / "sequences"), FeatureStore.open(sequences / "features")
+    table, store = (
+        load_sequences(sequences / "sequences"),
+        FeatureStore.open(sequences / "features"),
+    )
     rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
     head_VH = load_target_ends(nano_r1).lm_head_VH.float()
     same, by_engine = scored_by(head_VH, store, rows), Evidence.of(store, rows)
@@ -294,7 +325,9 @@ def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano
     # The engine's head answers in bf16.
     difference = same.share("sampled_logprob") - by_engine.share("sampled_logprob")
     assert abs(difference) < 0.01 and same.total("tokens") == by_engine.total("tokens")
-    noise_VH = torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
+    noise_VH = (
+        torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
+    )
     verdict = judge(scored_by(head_VH + 0.3 * noise_VH, store, rows))
     assert (verdict.own, verdict.cause) == (False, "revision_or_settings"), verdict.text
     assert "another revision or quantization of the target wrote it" in verdict.text

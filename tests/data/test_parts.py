@@ -30,11 +30,19 @@ def log(tmp_path):
 
 
 def run(target, log, out, workers=0, **config):
-    ingest.ingest(target, TrafficConfig(path=str(log), max_reject_fraction=0.9, **config), out, workers)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.rglob("*") if path.is_file()}
+    ingest.ingest(
+        target, TrafficConfig(path=str(log), max_reject_fraction=0.9, **config), out, workers
+    )
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_any_number_of_workers_gives_the_same_bytes(text_target, log, tmp_path, small_chunks, monkeypatch):
+def test_any_number_of_workers_gives_the_same_bytes(
+    text_target, log, tmp_path, small_chunks, monkeypatch
+):
     alone = run(text_target, log, tmp_path / "alone")
     monkeypatch.undo()  # one chunk
     assert run(text_target, log, tmp_path / "whole")["rejects.jsonl"] == alone["rejects.jsonl"]
@@ -73,7 +81,9 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
 
 
 @pytest.mark.parametrize("change", ["log", "model", "target"])
-def test_parts_of_other_inputs_are_not_used(text_target, log, tmp_path, small_chunks, monkeypatch, change):
+def test_parts_of_other_inputs_are_not_used(
+    text_target, log, tmp_path, small_chunks, monkeypatch, change
+):
     with monkeypatch.context() as patch:
         patch.setattr(ingest, "check", lambda *arguments: exec("raise KeyboardInterrupt"))
         with pytest.raises(KeyboardInterrupt):
@@ -94,7 +104,9 @@ def test_parts_of_other_inputs_are_not_used(text_target, log, tmp_path, small_ch
     made = []
     make = ChunkWork.do
     with monkeypatch.context() as patch:
-        patch.setattr(ChunkWork, "do", lambda self, chunk: (made.append(chunk.number), make(self, chunk)))
+        patch.setattr(
+            ChunkWork, "do", lambda self, chunk: (made.append(chunk.number), make(self, chunk))
+        )
         run(text_target, log, tmp_path / "out", **config)
     assert made and not before.exists()
 
@@ -105,7 +117,11 @@ def test_a_refused_log_keeps_its_parts(text_target, log, tmp_path, small_chunks,
         ingest.ingest(text_target, traffic, tmp_path / "out", 0)
     monkeypatch.setattr(ChunkWork, "do", lambda self, chunk: pytest.fail("made again"))
     assert "summary.json" in run(text_target, log, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["rejects.jsonl", "sequences", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "rejects.jsonl",
+        "sequences",
+        "summary.json",
+    ]
 
 
 def test_a_workers_mistake_reaches_the_user(tmp_path, log):
@@ -128,14 +144,26 @@ def test_a_format_that_forgets_a_row_is_found_out(text_target, log, tmp_path, mo
 
 
 def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
-    names = ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/", None, "DeepSeek-V3", "DeepSeek-V3"]
+    names = [
+        "deepseek-ai/DeepSeek-R1",
+        "deepseek-r1",
+        "/models/deepseek-r1/",
+        None,
+        "DeepSeek-V3",
+        "DeepSeek-V3",
+    ]
     rows = [
-        pair([{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None) for name in names
+        pair(
+            [{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None
+        )
+        for name in names
     ]
     log = write_log(tmp_path / "log.jsonl", rows)
     with pytest.raises(OutriderError) as caught:
         run(text_target, log, tmp_path / "out")
-    assert "2 models (DeepSeek-V3 2, " in str(caught.value) and "deepseek-ai/DeepSeek-R1 1" in str(caught.value)
+    assert "2 models (DeepSeek-V3 2, " in str(caught.value) and "deepseek-ai/DeepSeek-R1 1" in str(
+        caught.value
+    )
     assert "traffic.model" in str(caught.value)
     run(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
     table = load_sequences(tmp_path / "out" / "sequences")
@@ -153,6 +181,13 @@ def test_choices_and_joined_rows_balance(text_target, tmp_path):
     write_log(tmp_path / "responses.jsonl", [two["response"] | {"id": "chatcmpl-1"}])
     summary = ingest.ingest(text_target, TrafficConfig(path=str(tmp_path)), tmp_path / "out", 0)
     counted = ("rows", "extra_choices", "exchanges", "joined", "rejects", "formats")
-    assert [summary[key] for key in counted] == [3, 4, 6, 1, {}, {"openai_pairs": 1, "openai_joined": 2}]
+    assert [summary[key] for key in counted] == [
+        3,
+        4,
+        6,
+        1,
+        {},
+        {"openai_pairs": 1, "openai_joined": 2},
+    ]
     ids = load_sequences(tmp_path / "out" / "sequences")["sequence_id"][:]
     assert ids == ["0-1", "0-1-1", "0-1-2", "2-1", "2-1-1", "2-1-2"]

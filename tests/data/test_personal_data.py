@@ -32,7 +32,12 @@ def found(finder, text, before=""):
 
 @pytest.mark.parametrize(("kind", "before", "value"), EXAMPLES)
 def test_each_kind_is_found_beside_words_and_chinese(every, kind, before, value):
-    for text in (f"{before} {value}", f"{before}: {value}.", f"请看 {before}：{value}，谢谢", f"({before} {value})"):
+    for text in (
+        f"{before} {value}",
+        f"{before}: {value}.",
+        f"请看 {before}：{value}，谢谢",
+        f"({before} {value})",
+    ):
         assert (kind, value) in found(every, text), text
 
 
@@ -63,16 +68,22 @@ def test_what_only_looks_like_it_is_left_alone(default, text):
 
 
 def test_a_telephone_number_needs_a_word_or_a_shape_of_its_own(default):
-    assert found(default, "Phone: (212) 736-5000\nOrder 4155552671") == [("PHONE_NUMBER", "(212) 736-5000")]
+    assert found(default, "Phone: (212) 736-5000\nOrder 4155552671") == [
+        ("PHONE_NUMBER", "(212) 736-5000")
+    ]
     assert found(default, "on 2124567890") == [] != found(default, "tel 2124567890")
     assert found(default, "Tel:\n030 901820") == [("PHONE_NUMBER", "030 901820")]
     assert found(default, "+49 (0)30 901820, +1 212 736 5000 ext. 12") == [
         ("PHONE_NUMBER", "+49 (0)30 901820"),
         ("PHONE_NUMBER", "+1 212 736 5000 ext. 12"),
     ]
-    assert found(default, '{"phone": "2127365000", "order": "4155550132"}') == [("PHONE_NUMBER", "2127365000")]
+    assert found(default, '{"phone": "2127365000", "order": "4155550132"}') == [
+        ("PHONE_NUMBER", "2127365000")
+    ]
     assert found(default, "2127365000", before="contactPhone: ") == [("PHONE_NUMBER", "2127365000")]
-    assert found(default, r"{\"\u7535\u8bdd\": \"13812345678\"}") == [("PHONE_NUMBER", "13812345678")]
+    assert found(default, r"{\"\u7535\u8bdd\": \"13812345678\"}") == [
+        ("PHONE_NUMBER", "13812345678")
+    ]
     loose = Finder(PrivacyConfig(mode="report", min_score=0.4))
     assert found(loose, "on 2127365000") == [("PHONE_NUMBER", "2127365000")]
     only_us = Finder(PrivacyConfig(mode="report", phone_regions=["US"]))
@@ -81,7 +92,11 @@ def test_a_telephone_number_needs_a_word_or_a_shape_of_its_own(default):
 
 def test_values_stand_clear_of_escapes_quotes_and_markup(default):
     text = r'{"text": "hi\nada@lovelace.org\n4111111111111111\u7535+49 30 901820"}'
-    assert [value for _, value in found(default, text)] == ["ada@lovelace.org", "4111111111111111", "+49 30 901820"]
+    assert [value for _, value in found(default, text)] == [
+        "ada@lovelace.org",
+        "4111111111111111",
+        "+49 30 901820",
+    ]
     for text in (
         "f'ada@lovelace.org'",
         "mailto:ada@lovelace.org?x",
@@ -112,7 +127,23 @@ def test_nothing_is_found_in_the_invented_resumes(every):
 
 
 @pytest.mark.parametrize(
-    "piece", ["1", "1 2 ", "@", "a@", "a.", ":", "a:", "1.", "\\n", "+1", "tel 1 ", "DE12 ", "A1", "ada@lovelace.org "]
+    "piece",
+    [
+        "1",
+        "1 2 ",
+        "@",
+        "a@",
+        "a.",
+        ":",
+        "a:",
+        "1.",
+        "\\n",
+        "+1",
+        "tel 1 ",
+        "DE12 ",
+        "A1",
+        "ada@lovelace.org ",
+    ],
 )
 def test_hostile_texts_take_time_in_proportion_to_their_length(default, piece):
     def seconds(length):
@@ -126,7 +157,9 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(default, piece):
 
 
 def test_an_unknown_region_is_named():
-    with pytest.raises(OutriderError, match=r"privacy.phone_regions names UK; they are ISO 3166 codes"):
+    with pytest.raises(
+        OutriderError, match=r"privacy.phone_regions names UK; they are ISO 3166 codes"
+    ):
         Finder(PrivacyConfig(mode="report", phone_regions=["US", "UK"]))
 
 
@@ -152,5 +185,8 @@ def test_without_the_extra_the_message_says_how_to_install_it():
         "Finder(PrivacyConfig(mode='report'))"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "OutriderError: privacy.mode looks for personal data with presidio-analyzer" in finished.stderr
+    assert (
+        "OutriderError: privacy.mode looks for personal data with presidio-analyzer"
+        in finished.stderr
+    )
     assert "outrider[privacy]" in finished.stderr

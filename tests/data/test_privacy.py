@@ -14,7 +14,14 @@ from pydantic import ValidationError
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.personal_data import Finder
-from outrider.data.privacy import IDS_ONLY, LEFT_OUT, REGENERATE, UNREADABLE, PrivacyGuard, surrogate_key
+from outrider.data.privacy import (
+    IDS_ONLY,
+    LEFT_OUT,
+    REGENERATE,
+    UNREADABLE,
+    PrivacyGuard,
+    surrogate_key,
+)
 from outrider.data.privacy_tally import PrivacyTally
 from outrider.data.tokens import SequenceBuilder
 from outrider.speculators.errors import OutriderError
@@ -32,7 +39,12 @@ def builder(text_target):
 
 def exchange(prompt="hello", reasoning="r", content="a", **fields):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
-    given = {"place": Place("log", 1), "messages": messages, "reasoning": reasoning, "content": content}
+    given = {
+        "place": Place("log", 1),
+        "messages": messages,
+        "reasoning": reasoning,
+        "content": content,
+    }
     return Exchange(**{**given, **fields})
 
 
@@ -65,7 +77,12 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
         "PHONE_NUMBER": {"prompt": 1, "completion": 0, "metadata": 0},
         "CREDIT_CARD": {"prompt": 2, "completion": 0, "metadata": 0},
     }
-    assert (told["exchanges"], told["with_any"], told["in_completion"], told["mode"]) == (3, 2, 1, "report")
+    assert (told["exchanges"], told["with_any"], told["in_completion"], told["mode"]) == (
+        3,
+        2,
+        1,
+        "report",
+    )
     assert not re.search("lovelace|901820|4111", (tmp_path / "privacy.json").read_text())
     assert stat.S_IMODE((tmp_path / "privacy.json").stat().st_mode) == 0o600
     assert report.tally.line(REPORT) == (
@@ -76,20 +93,32 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
 
 def test_tallies_of_processes_add_up():
     guards = [guard(REPORT), guard(REPORT), guard(REPORT)]
-    rows = [exchange(EMAIL), exchange(PHONE, content=PHONE), exchange("none"), exchange(f"{EMAIL} {CARD}")]
+    rows = [
+        exchange(EMAIL),
+        exchange(PHONE, content=PHONE),
+        exchange("none"),
+        exchange(f"{EMAIL} {CARD}"),
+    ]
     for one, row in zip(itertools.cycle(guards), rows, strict=False):
         one.apply(row)
     together = guard(REPORT)
     for row in rows:
         together.apply(row)
-    tallies = [PrivacyTally.from_json(json.loads(json.dumps(one.take_tally().to_json()))) for one in guards]
+    tallies = [
+        PrivacyTally.from_json(json.loads(json.dumps(one.take_tally().to_json()))) for one in guards
+    ]
     assert sum(tallies, PrivacyTally()) == together.tally
     assert guards[0].tally == PrivacyTally(), "counted once"
 
 
 def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
     arguments = json.dumps(
-        {"to": EMAIL, "body": f"line\n{EMAIL}\t\u7535{PHONE}", "card": 4111111111111111, "n": [1, 2.5]}
+        {
+            "to": EMAIL,
+            "body": f"line\n{EMAIL}\t\u7535{PHONE}",
+            "card": 4111111111111111,
+            "n": [1, 2.5],
+        }
     )
     messages = [
         {"role": "system", "content": f"You serve {EMAIL}."},
@@ -98,8 +127,16 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
             "role": "assistant",
             "content": None,
             "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "mail", "arguments": arguments}},
-                {"id": "c2", "type": "function", "function": {"name": "mail", "arguments": json.loads(arguments)}},
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "mail", "arguments": arguments},
+                },
+                {
+                    "id": "c2",
+                    "type": "function",
+                    "function": {"name": "mail", "arguments": json.loads(arguments)},
+                },
             ],
         },
         {
@@ -109,20 +146,33 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
             "content": f"sent to {EMAIL}, tel {PHONE.replace(' ', '')}",
         },
     ]
-    template = {"documents": [{"title": EMAIL, "text": f"{CARD} {{x}}"}], "tools": [{"type": "function"}], EMAIL: True}
+    template = {
+        "documents": [{"title": EMAIL, "text": f"{CARD} {{x}}"}],
+        "tools": [{"type": "function"}],
+        EMAIL: True,
+    }
     one = exchange(messages=messages, template_arguments=template, session=EMAIL, tenant="acme")
     before = everything(one)
     kept = guard().apply(one)
     assert everything(one) == before, "the exchange that was given is not touched"
     assert not re.search("lovelace|901820|4111", everything(kept), re.IGNORECASE)
     assert kept.messages[3]["type"] != EMAIL, "no key is spared"
-    assert [message["role"] for message in kept.messages] == [message["role"] for message in messages]
-    assert kept.messages[1]["name"] == "ada" and kept.messages[2]["content"] is None and kept.tenant == "acme"
+    assert [message["role"] for message in kept.messages] == [
+        message["role"] for message in messages
+    ]
+    assert (
+        kept.messages[1]["name"] == "ada"
+        and kept.messages[2]["content"] is None
+        and kept.tenant == "acme"
+    )
     calls = [call["function"]["arguments"] for call in kept.messages[2]["tool_calls"]]
     assert json.loads(calls[0]) == calls[1], "as text and as an object the same"
     surrogate = calls[1]["to"]
     assert re.fullmatch(r"[a-z]{3}@[a-z]+\.example\.(com|net|org)", surrogate)
-    assert calls[1]["body"].startswith(f"line\n{surrogate}\t\u7535+49 3") and calls[1]["n"] == [1, 2.5]
+    assert calls[1]["body"].startswith(f"line\n{surrogate}\t\u7535+49 3") and calls[1]["n"] == [
+        1,
+        2.5,
+    ]
     assert 4 * 10**15 < calls[1]["card"] < 5 * 10**15
     assert kept.session == surrogate and list(kept.template_arguments)[-1] == surrogate
     assert kept.messages[1]["content"].lower() == f"mail me, {surrogate}"
@@ -147,15 +197,27 @@ def test_a_response_with_a_value_is_left_out_because_it_would_not_be_the_targets
     reject = one.apply(row)
     assert isinstance(reject, Reject) and reject.reason == REGENERATE and reject.place == row.place
     assert not re.search("lovelace|736|4111", reject.detail)
-    assert (one.tally.left_out, one.tally.in_completion, one.tally.replaced) == ({REGENERATE: 1}, 1, 0)
+    assert (one.tally.left_out, one.tally.in_completion, one.tally.replaced) == (
+        {REGENERATE: 1},
+        1,
+        0,
+    )
     assert reject.reason in LEFT_OUT
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(builder, with_ids):
-    row = exchange(f"mail {EMAIL}", f"It is {EMAIL.upper()}.", f"Dear {EMAIL}", stop_reason=f"end {EMAIL}", model="r1")
+    row = exchange(
+        f"mail {EMAIL}",
+        f"It is {EMAIL.upper()}.",
+        f"Dear {EMAIL}",
+        stop_reason=f"end {EMAIL}",
+        model="r1",
+    )
     if with_ids:
-        ids = builder.tokenizer.encode(f"It is {EMAIL}\n</think>\n\nDear {EMAIL}", add_special_tokens=False)
+        ids = builder.tokenizer.encode(
+            f"It is {EMAIL}\n</think>\n\nDear {EMAIL}", add_special_tokens=False
+        )
         row = dataclasses.replace(row, completion_token_ids=ids, completion_tokens=len(ids))
     one = guard(PrivacyConfig(mode="surrogate", regenerate=True), decode=builder.tokenizer.decode)
     marked = one.apply(row)
@@ -167,14 +229,24 @@ def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(bui
     assert not one.tally.left_out and "the target will answer 1 anew" in one.tally.line(one.config)
     sequence = builder.build(marked)
     text = builder.tokenizer.decode(sequence.token_ids)
-    assert sequence.fidelity == "regenerate" and text.count(surrogate) >= 2 and "lovelace" not in text.lower()
+    assert (
+        sequence.fidelity == "regenerate"
+        and text.count(surrogate) >= 2
+        and "lovelace" not in text.lower()
+    )
     assert sequence.agrees_with_usage is None
     clean = exchange(f"mail {EMAIL}")
     assert not one.apply(clean).regenerate, "only where the response holds it"
 
 
 def test_a_call_of_a_tool_is_regenerated_as_any_response():
-    calls = [{"id": "c1", "type": "function", "function": {"name": "mail", "arguments": json.dumps({"to": EMAIL})}}]
+    calls = [
+        {
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "mail", "arguments": json.dumps({"to": EMAIL})},
+        }
+    ]
     row = exchange("hello", None, None, tool_calls=calls)
     marked = guard(PrivacyConfig(mode="surrogate", regenerate=True)).apply(row)
     assert marked.regenerate and marked.tool_calls is None and "mail" in marked.content
@@ -186,14 +258,19 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
         one = exchange(prompt, **fields)
         sequence = builder.build(one)
         ids, start = sequence.token_ids, sequence.completion_start
-        return dataclasses.replace(one, prompt_token_ids=ids[:start], completion_token_ids=ids[start:])
+        return dataclasses.replace(
+            one, prompt_token_ids=ids[:start], completion_token_ids=ids[start:]
+        )
 
     one = guard(decode=builder.tokenizer.decode)
     clean, told = logged("hello"), logged(f"write to {EMAIL}")
     named = logged("hello", session=EMAIL)
     assert one.apply(clean) is clean
     changed = one.apply(told)
-    assert changed.prompt_token_ids is None and changed.completion_token_ids == told.completion_token_ids
+    assert (
+        changed.prompt_token_ids is None
+        and changed.completion_token_ids == told.completion_token_ids
+    )
     sequence = builder.build(changed)
     assert sequence.fidelity == "retokenized" and "lovelace" not in sequence.prompt_text
     assert sequence.token_ids[sequence.completion_start :] == told.completion_token_ids
@@ -203,7 +280,9 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
 
 
 def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
-    ids = builder.tokenizer.encode(f"<｜User｜>{EMAIL}<｜Assistant｜><think>\n", add_special_tokens=False)
+    ids = builder.tokenizer.encode(
+        f"<｜User｜>{EMAIL}<｜Assistant｜><think>\n", add_special_tokens=False
+    )
     answer = builder.tokenizer.encode(f"r\n</think>\n\n{EMAIL}", add_special_tokens=False)
     logged = {"prompt_token_ids": ids, "completion_token_ids": [5, 6]}
     one = guard(decode=builder.tokenizer.decode)
@@ -227,9 +306,13 @@ def test_deep_nesting_is_a_reject():
 
 
 def test_the_same_key_gives_the_same_surrogates_and_another_key_others():
-    rows = [exchange(f"{EMAIL}, {PHONE}, {CARD}"), exchange(f"again {CARD} of {EMAIL} at tel 030 901820")]
+    rows = [
+        exchange(f"{EMAIL}, {PHONE}, {CARD}"),
+        exchange(f"again {CARD} of {EMAIL} at tel 030 901820"),
+    ]
     first, second, other = (
-        [guard(key=key).apply(row).messages[1]["content"] for row in rows] for key in (KEY, KEY, b"x" * 32)
+        [guard(key=key).apply(row).messages[1]["content"] for row in rows]
+        for key in (KEY, KEY, b"x" * 32)
     )
     assert first == second and not set(first) & set(other)
     mail, phone, card = first[0].split(", ")
@@ -245,7 +328,12 @@ def texts_with_values(draw):
     parts, values = [draw(SURROUNDING)], []
     for kind, word, value in draw(st.lists(st.sampled_from(EXAMPLES), max_size=4)):
         values.append((kind, value))
-        parts += [draw(st.sampled_from(["", " "])), word, draw(st.sampled_from([" ", ": ", "=", '": "', "\\n"])), value]
+        parts += [
+            draw(st.sampled_from(["", " "])),
+            word,
+            draw(st.sampled_from([" ", ": ", "=", '": "', "\\n"])),
+            value,
+        ]
         parts.append(draw(SURROUNDING))
     return "".join(parts)
 
@@ -258,7 +346,9 @@ FINDER = Finder(EVERY)
 @given(st.lists(texts_with_values(), min_size=1, max_size=3), texts_with_values(), st.booleans())
 def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, completion, as_json):
     contents = [json.dumps({"x": text, "y": [text, 4]}) if as_json else text for text in prompts]
-    row = exchange(messages=[{"role": "user", "content": content} for content in contents], content=completion)
+    row = exchange(
+        messages=[{"role": "user", "content": content} for content in contents], content=completion
+    )
     outcome = guard(EVERY).apply(row)
     values = {content[one.start : one.end] for content in contents for one in FINDER.find(content)}
     if isinstance(outcome, Reject):
@@ -269,7 +359,9 @@ def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, co
         assert outcome == row
     for message in outcome.messages:
         for value in values:
-            assert not re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", message["content"])
+            assert not re.search(
+                rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", message["content"]
+            )
         if as_json:
             assert json.loads(message["content"])["y"][1] == 4, "JSON stays JSON"
 
@@ -286,14 +378,19 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
     (tmp_path / "mine").write_bytes(b"short")
     with pytest.raises(OutriderError, match=r"mine: 5 bytes are too short for a key"):
         surrogate_key(named, own)
-    with pytest.raises(OutriderError, match=r"privacy.key_file = '.*gone': cannot be read \(No such file"):
+    with pytest.raises(
+        OutriderError, match=r"privacy.key_file = '.*gone': cannot be read \(No such file"
+    ):
         surrogate_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"regenerate": True, "mode": "report"}, "nothing to answer anew under privacy.mode = 'report'"),
+        (
+            {"regenerate": True, "mode": "report"},
+            "nothing to answer anew under privacy.mode = 'report'",
+        ),
         ({"entities": []}, "must name at least one"),
         ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
         ({"entities": ["PERSON"]}, "EMAIL_ADDRESS"),

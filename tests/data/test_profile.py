@@ -36,7 +36,9 @@ def rows():
             request__temperature=0.2 if index == 5 else 0.6,
             timestamp=time,
         )
-        for index, (time, (messages, reasoning, answer)) in enumerate(zip(times, conversations, strict=True))
+        for index, (time, (messages, reasoning, answer)) in enumerate(
+            zip(times, conversations, strict=True)
+        )
     ]
     made[7]["response"]["choices"][0] |= {
         "message": {"role": "assistant", "reasoning": conversations[7][1], "content": None},
@@ -60,12 +62,18 @@ def test_lengths_are_those_of_the_table(ingested, text_target):
     expected = {
         "prompt": table["completion_start"][:],
         "completion": [len(completion) for completion in completions],
-        "reasoning": [c.index(end_of_reasoning) if end_of_reasoning in c else len(c) for c in completions],
+        "reasoning": [
+            c.index(end_of_reasoning) if end_of_reasoning in c else len(c) for c in completions
+        ],
     }
     assert end_of_reasoning not in completions[7]
     for name, lengths in expected.items():
         told = summary["lengths"][name]
-        assert told["n"] == len(lengths) and told["tokens"] == sum(lengths) and told["max"] == max(lengths)
+        assert (
+            told["n"] == len(lengths)
+            and told["tokens"] == sum(lengths)
+            and told["max"] == max(lengths)
+        )
         assert told["p50"] == sorted(lengths)[(len(lengths) - 1) // 2]
         assert sum(count for *_, count in told["bins"]) == len(lengths)
         for least, most, count in told["bins"]:
@@ -83,7 +91,12 @@ def test_who_asked_when_how_and_twice(ingested):
     assert summary["tenants"] == {"tenant-0": 12, "tenant-1": 10, "not logged": 1}
     assert summary["sampling"] == {"temperature": {"0.6": 22, "0.2": 1}, "top_p": {"0.95": 23}}
     assert summary["sessions"] == {"distinct": 6, "most_exchanges": 4}
-    assert summary["duplicates"] == {"prompts": 23, "distinct": 20, "identical": 3, "most_copies": 4}
+    assert summary["duplicates"] == {
+        "prompts": 23,
+        "distinct": 20,
+        "identical": 3,
+        "most_copies": 4,
+    }
     time = summary["time"]
     assert (time["first"], time["last"]) == (NOON, NOON + 9 * 60 + 30)
     assert time["busiest_minute"] == {"begins": NOON + 180, "exchanges": 5}
@@ -93,7 +106,12 @@ def test_who_asked_when_how_and_twice(ingested):
 def test_a_summary_holds_no_customer_text(ingested):
     folder, _ = ingested
     text = (folder / "out" / "summary.json").read_text()
-    words = {word for messages, *_ in screenings(5) for word in messages[-1]["content"].split() if len(word) > 8}
+    words = {
+        word
+        for messages, *_ in screenings(5)
+        for word in messages[-1]["content"].split()
+        if len(word) > 8
+    }
     assert words and not [word for word in words if word in text]
 
 
@@ -111,8 +129,15 @@ def test_many_names_are_few_lines_and_none_is_lost(text_target, tmp_path):
         for index, (messages, reasoning, answer) in enumerate(screenings(40))
     ]
     log = write_log(tmp_path / "log.jsonl", made)
-    tenants = Counter(ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["tenants"])
-    assert len(tenants) == MOST_NAMED + 1 and tenants.total() == 40 and tenants["t30"] == 10 and tenants["others"] == 11
+    tenants = Counter(
+        ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["tenants"]
+    )
+    assert (
+        len(tenants) == MOST_NAMED + 1
+        and tenants.total() == 40
+        and tenants["t30"] == 10
+        and tenants["others"] == 11
+    )
 
 
 def test_bins_leave_no_gap():

@@ -52,7 +52,9 @@ def own(toy):
 @pytest.fixture
 def foreign(toy):
     """Well below 0.95."""
-    evidence = toy.evidence(toy.drawn(logits_NV=toy.logits_NV + 6.0 * toy.noise(*toy.logits_NV.shape)))
+    evidence = toy.evidence(
+        toy.drawn(logits_NV=toy.logits_NV + 6.0 * toy.noise(*toy.logits_NV.shape))
+    )
     assert evidence.own_share().max() < 0.9
     return evidence
 
@@ -68,9 +70,16 @@ def test_the_foreign_slice_is_named_and_set_aside(own, foreign, tmp_path):
     report = examine(store, table, parts_of(table), slices_of(table), min_on_policy=0.95)
     tenants = report["slices"]["tenant"]
     assert tenants["own"]["verdict"]["own"] is True and tenants["own"]["quarantined"] == 0
-    assert tenants["foreign"]["verdict"]["cause"] == "foreign" and tenants["foreign"]["quarantined"] == 20
+    assert (
+        tenants["foreign"]["verdict"]["cause"] == "foreign"
+        and tenants["foreign"]["quarantined"] == 20
+    )
     assert report["all"]["verdict"]["text"].startswith("only in tenant foreign: ")
-    assert sum(report["parts"][part]["quarantined"] for part in report["parts"]) == report["all"]["quarantined"] == 20
+    assert (
+        sum(report["parts"][part]["quarantined"] for part in report["parts"])
+        == report["all"]["quarantined"]
+        == 20
+    )
     aside = json.loads((tmp_path / "quarantine.json").read_text())["sequences"]
     assert set(aside) == {f"foreign-{index}" for index in range(20)}
     assert aside["foreign-3"] == pytest.approx(foreign.own_share()[3], abs=1e-3)
@@ -93,8 +102,12 @@ def test_its_own_traffic_is_said_to_be_in_two_lines(own, tmp_path):
     store, table = store_of({"own": own}, tmp_path)
     report = examine(store, table, parts_of(table), {}, 0.9)
     first, second = two_lines(report)
-    assert first.startswith(f"Is this the target's own text? yes: {SEQUENCES} sequences, 4,800 tokens of mean")
-    said, low, high = map(float, re.search(r"log-probability (\S+), where .* have (\S+) to (\S+);", first).groups())
+    assert first.startswith(
+        f"Is this the target's own text? yes: {SEQUENCES} sequences, 4,800 tokens of mean"
+    )
+    said, low, high = map(
+        float, re.search(r"log-probability (\S+), where .* have (\S+) to (\S+);", first).groups()
+    )
     assert low < said < high
     assert second.startswith("Of the sequences none is set aside (traffic.min_on_policy 0.9;")
     assert [name for name, _ in groups_of(report)] == ["all", "train", "validation", "heldout"]
@@ -105,7 +118,10 @@ def test_without_a_limit_nothing_is_set_aside(own, foreign, tmp_path):
     report = examine(store, table, parts_of(table), slices_of(table), None)
     assert report["all"]["quarantined"] == 0 and report["all"]["verdict"]["own"] is False
     first, second = two_lines(report)
-    assert first.startswith("Is this the target's own text? not all of it") and "traffic.min_on_policy off" in second
+    assert (
+        first.startswith("Is this the target's own text? not all of it")
+        and "traffic.min_on_policy off" in second
+    )
     assert "Likely cause: only in tenant foreign" in second
     require(report)
     assert [name for name, _ in groups_of(report)][4:] == ["tenant: own", "tenant: foreign"]
@@ -116,7 +132,10 @@ def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
     table.save_to_disk(tmp_path / "sequences")
     (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
     (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
-    with pytest.raises(OutriderError, match=r"60 of 70 captured sequences are not the target's own text .*null: keep"):
+    with pytest.raises(
+        OutriderError,
+        match=r"60 of 70 captured sequences are not the target's own text .*null: keep",
+    ):
         check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
     assert "Is this the target's own text? no:" in capsys.readouterr().err
     kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
@@ -124,11 +143,19 @@ def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
 
 
 def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
-    parts = {"train": ["a", "b", "c"], "validation": ["d"], "heldout": ["e", "f"], "left_out": {"g": "max_copies"}}
+    parts = {
+        "train": ["a", "b", "c"],
+        "validation": ["d"],
+        "heldout": ["e", "f"],
+        "left_out": {"g": "max_copies"},
+    }
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     (tmp_path / "manifest.json").write_text("{}")
     write_quarantine(tmp_path, {"b": 0.412345, "f": 0.2})
-    assert json.loads((tmp_path / "quarantine.json").read_text())["sequences"] == {"b": 0.4123, "f": 0.2}
+    assert json.loads((tmp_path / "quarantine.json").read_text())["sequences"] == {
+        "b": 0.4123,
+        "f": 0.2,
+    }
     assert load_parts(tmp_path, tmp_path) == {**parts, "train": ["a", "c"], "heldout": ["e"]}
     write_quarantine(tmp_path, {"d": 0.1})
     with pytest.raises(OutriderError, match="all 1 sequences of the validation part are set aside"):

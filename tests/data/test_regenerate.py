@@ -68,4 +68,7 @@ def test_another_source_is_answered_from_the_beginning(tmp_path):
 def test_nothing_is_written_where_nothing_is_marked(tmp_path):
     assert regenerate(Answering(), [], tmp_path, SOURCE, 25) == {}
     assert list(tmp_path.iterdir()) == []
-    assert all(ids.dtype == np.int32 for ids in regenerate(Answering(), ROWS, tmp_path, SOURCE, 25).values())
+    assert all(
+        ids.dtype == np.int32
+        for ids in regenerate(Answering(), ROWS, tmp_path, SOURCE, 25).values()
+    )

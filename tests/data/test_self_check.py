@@ -13,8 +13,14 @@ from outrider.speculators.errors import OutriderError
 VOCAB, HIDDEN, LENGTH = 50, 16, 300
 GENERATOR = torch.Generator().manual_seed(0)
 HEAD = torch.randn(VOCAB, HIDDEN, generator=GENERATOR).to(torch.bfloat16)
-STATES = {f"0-{index}": torch.randn(LENGTH, HIDDEN, generator=GENERATOR).to(torch.bfloat16) for index in range(3)}
-ROWS = [(row_id, torch.randint(0, VOCAB, (LENGTH,), generator=GENERATOR).tolist(), 100) for row_id in STATES]
+STATES = {
+    f"0-{index}": torch.randn(LENGTH, HIDDEN, generator=GENERATOR).to(torch.bfloat16)
+    for index in range(3)
+}
+ROWS = [
+    (row_id, torch.randint(0, VOCAB, (LENGTH,), generator=GENERATOR).tolist(), 100)
+    for row_id in STATES
+]
 
 
 def literal(hidden_TH, token_ids):
@@ -22,7 +28,9 @@ def literal(hidden_TH, token_ids):
     logprobs, tops = [], []
     for position in range(len(token_ids) - 1):
         logits = [
-            torch.tensor(sum(h * w for h, w in zip(hidden_TH[position].tolist(), row.tolist(), strict=True)))
+            torch.tensor(
+                sum(h * w for h, w in zip(hidden_TH[position].tolist(), row.tolist(), strict=True))
+            )
             .to(torch.bfloat16)
             .item()
             for row in HEAD
@@ -44,7 +52,10 @@ class Engine:
 
     def prompt_logprobs(self, prompts):
         answers = [literal(STATES[row_id], token_ids) for row_id, token_ids in prompts]
-        return [SimpleNamespace(logprobs=logprobs.numpy(), top_tokens=tops.numpy()) for logprobs, tops in answers]
+        return [
+            SimpleNamespace(logprobs=logprobs.numpy(), top_tokens=tops.numpy())
+            for logprobs, tops in answers
+        ]
 
 
 def test_rebuilt_log_probabilities_are_the_literal_ones():
@@ -60,7 +71,9 @@ def test_right_states_pass():
     require(check, CaptureConfig())
     assert check.max_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
-    on_completion = torch.cat([literal(STATES[row_id], token_ids)[0][99:] for row_id, token_ids, _ in ROWS])
+    on_completion = torch.cat(
+        [literal(STATES[row_id], token_ids)[0][99:] for row_id, token_ids, _ in ROWS]
+    )
     assert check.completion_mean_logprob == pytest.approx(on_completion.mean().item(), abs=1e-4)
 
 

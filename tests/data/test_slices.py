@@ -11,12 +11,8 @@ def words(rng, count):
     return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
 
 
-SCREEN = (
-    "You screen résumés against a posting and answer with a verdict and your reasons, one line for each requirement."
-)
-SUPPORT = (
-    "You are the help desk of a bank. Be kind, be brief, and never promise what is not written in the rules below."
-)
+SCREEN = "You screen résumés against a posting and answer with a verdict and your reasons, one line for each requirement."
+SUPPORT = "You are the help desk of a bank. Be kind, be brief, and never promise what is not written in the rules below."
 
 
 def prompts(seed=0):
@@ -40,7 +36,9 @@ def test_phrases_that_only_some_share_make_no_template_of_their_own():
     """The postings of the résumés share skills and cities; they are still one template."""
     texts = [
         conversation.messages[0]["content"] + "\n" + conversation.messages[-1]["content"]
-        for conversation in itertools.islice(resumes.conversations(None, seed=3, count=120, part="train"), 120)
+        for conversation in itertools.islice(
+            resumes.conversations(None, seed=3, count=120, part="train"), 120
+        )
     ]
     assert set(name_templates(texts)) == {"template 1"}
 

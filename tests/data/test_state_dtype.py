@@ -28,11 +28,15 @@ def test_each_value_is_off_by_at_most_half_a_step_of_e4m3():
     back_TH = decode(encode(h_TH, "fp8"))
     assert back_TH.dtype == torch.bfloat16
     largest_T1 = h_TH.float().abs().amax(-1, keepdim=True)
-    bound_TH = (h_TH.float().abs() / 16).maximum(largest_T1 / 448 * 2**-10) + back_TH.float().abs() * 2**-8
+    bound_TH = (h_TH.float().abs() / 16).maximum(
+        largest_T1 / 448 * 2**-10
+    ) + back_TH.float().abs() * 2**-8
     error_TH = (back_TH.float() - h_TH.float()).abs()
     assert (error_TH <= bound_TH).all()
     assert (error_TH > h_TH.float().abs() / 40).any(), "the bound would hold of anything"
-    assert torch.equal(back_TH.abs().amax(-1), h_TH.abs().amax(-1)), "each token's largest value is exact"
+    assert torch.equal(back_TH.abs().amax(-1), h_TH.abs().amax(-1)), (
+        "each token's largest value is exact"
+    )
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
@@ -53,8 +57,12 @@ def write(directory, dtype, lengths=(40, 3, 200), hidden=256):
     return FeatureStore.open(directory)
 
 
-@pytest.mark.parametrize(("dtype", "version", "stored"), [("bf16", 1, "bfloat16"), ("fp8", 2, "float8_e4m3fn")])
-def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(tmp_path, dtype, version, stored):
+@pytest.mark.parametrize(
+    ("dtype", "version", "stored"), [("bf16", 1, "bfloat16"), ("fp8", 2, "float8_e4m3fn")]
+)
+def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(
+    tmp_path, dtype, version, stored
+):
     store = write(tmp_path, dtype)
     assert (store.manifest["version"], store.manifest["dtype"]) == (version, stored)
     store.verify()
@@ -69,7 +77,9 @@ def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(tmp_p
 
 def test_r1_takes_14_3_kilobytes_a_token_or_half():
     assert bytes_per_token(7168, "bf16") == pytest.approx(14_340)
-    assert bytes_per_token(7168, "fp8") / bytes_per_token(7168, "bf16") == pytest.approx(0.5, abs=0.001)
+    assert bytes_per_token(7168, "fp8") / bytes_per_token(7168, "bf16") == pytest.approx(
+        0.5, abs=0.001
+    )
 
 
 def test_states_of_the_other_type_are_captured_anew(tmp_path):
@@ -92,7 +102,9 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
         store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
         assert engine.prefills == prefills
         assert store.manifest["dtype"] == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
-    assert math.isclose(store.read("a").hidden.float().norm(), states(4, 256).float().norm(), rel_tol=0.03)
+    assert math.isclose(
+        store.read("a").hidden.float().norm(), states(4, 256).float().norm(), rel_tol=0.03
+    )
 
 
 def test_a_bf16_store_is_what_it_was_before_there_was_fp8(tmp_path):

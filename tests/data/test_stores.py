@@ -33,15 +33,21 @@ def refused(monkeypatch):
     HfFileSystem.clear_instance_cache()
 
 
-@pytest.mark.parametrize("url", ["hf://datasets/acme/hours", "hf://datasets/acme/hours/data/*.parquet"])
+@pytest.mark.parametrize(
+    "url", ["hf://datasets/acme/hours", "hf://datasets/acme/hours/data/*.parquet"]
+)
 @pytest.mark.parametrize("ask", [log_files, source_identity])
 def test_the_hub_out_of_reach_is_one_message(refused, url, ask):
-    with pytest.raises(OutriderError, match=rf"traffic.path = 'hf://datasets/acme/hours.*Connection refused.*{FIX}"):
+    with pytest.raises(
+        OutriderError, match=rf"traffic.path = 'hf://datasets/acme/hours.*Connection refused.*{FIX}"
+    ):
         ask(url)
 
 
 def test_so_is_any_address_at_which_nothing_listens(refused):
-    with pytest.raises(OutriderError, match=rf"traffic.path = '{refused}/log.jsonl': the store does not answer"):
+    with pytest.raises(
+        OutriderError, match=rf"traffic.path = '{refused}/log.jsonl': the store does not answer"
+    ):
         log_files(f"{refused}/log.jsonl")
 
 
@@ -70,7 +76,9 @@ def test_a_connection_that_breaks_within_a_file_names_the_file():
     try:
         url = f"http://127.0.0.1:{server.server_port}/log.jsonl"
         file = LogFile(url, *url_to_fs(url))
-        with pytest.raises(OutriderError, match=rf"traffic.path: {url}: the store does not answer .*{FIX}"):
+        with pytest.raises(
+            OutriderError, match=rf"traffic.path: {url}: the store does not answer .*{FIX}"
+        ):
             list(file.lines())
     finally:
         server.shutdown()
@@ -89,7 +97,9 @@ class Bucket(MemoryFileSystem):
 
 
 def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
-    monkeypatch.setattr("outrider.data.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://")))
+    monkeypatch.setattr(
+        "outrider.data.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://"))
+    )
     file = LogFile("s3://bucket/log.jsonl", Bucket(), "bucket/log.jsonl")
     asked = [lambda: log_files("s3://bucket/log.jsonl"), file.size, file.identity, file.head]
     for ask in asked:
@@ -98,7 +108,9 @@ def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
     botocore = types.SimpleNamespace(BotoCoreError=NoCredentialsError)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", botocore)
     for ask in asked:
-        with pytest.raises(OutriderError, match=r"s3://bucket/log.jsonl.*\(NoCredentialsError: Unable to locate"):
+        with pytest.raises(
+            OutriderError, match=r"s3://bucket/log.jsonl.*\(NoCredentialsError: Unable to locate"
+        ):
             ask()
 
 

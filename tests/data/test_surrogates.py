@@ -19,7 +19,9 @@ KEY = b"k" * 32
 
 
 def replaced(kind, value, text=None, key=KEY):
-    return Replacements([Surrogates(key, REGIONS).value(kind, value)]).sub(value if text is None else text)
+    return Replacements([Surrogates(key, REGIONS).value(kind, value)]).sub(
+        value if text is None else text
+    )
 
 
 def shape(text):
@@ -37,18 +39,29 @@ def test_a_surrogate_has_the_shape_and_passes_the_check_of_its_value(kind, befor
     )
     if kind not in FREE_SHAPE:
         assert shape(drawn) == shape(value)
-    if kind not in ("EMAIL_ADDRESS", "IP_ADDRESS"):  # reserved for documentation, so nobody's and not found again
+    if kind not in (
+        "EMAIL_ADDRESS",
+        "IP_ADDRESS",
+    ):  # reserved for documentation, so nobody's and not found again
         finder = Finder(PrivacyConfig(mode="report", entities=[kind]))
-        assert [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")] == [(kind, len(drawn))]
+        assert [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")] == [
+            (kind, len(drawn))
+        ]
 
 
 @pytest.mark.parametrize(
     ("kind", "spellings"),
     [
-        ("PHONE_NUMBER", ["+1 212 736 5000", "(212) 736-5000", "1-212-736-5000", "2127365000", "0012127365000"]),
+        (
+            "PHONE_NUMBER",
+            ["+1 212 736 5000", "(212) 736-5000", "1-212-736-5000", "2127365000", "0012127365000"],
+        ),
         ("PHONE_NUMBER", ["+49 30 901820", "030/901820", "+49 (0)30 901820", "004930901820"]),
         ("CREDIT_CARD", ["4111 1111 1111 1111", "4111111111111111", "4111-1111-1111-1111"]),
-        ("IBAN_CODE", ["DE89 3704 0044 0532 0130 00", "DE89370400440532013000", "de89370400440532013000"]),
+        (
+            "IBAN_CODE",
+            ["DE89 3704 0044 0532 0130 00", "DE89370400440532013000", "de89370400440532013000"],
+        ),
         ("US_SSN", ["219-09-9999", "219099999", "219 09 9999"]),
         ("MAC_ADDRESS", ["00:1A:2B:3C:4D:5E", "00-1a-2b-3c-4d-5e", "001A.2B3C.4D5E"]),
     ],
@@ -58,7 +71,9 @@ def test_every_spelling_becomes_the_same_surrogate_in_its_own_spelling(kind, spe
         surrogate = replaced(kind, found, " | ".join(spellings)).split(" | ")
         assert [shape(text) for text in surrogate] == [shape(text) for text in spellings]
         tails = {"".join(filter(str.isalnum, text)).upper()[-8:] for text in surrogate}
-        assert len(tails) == 1 and not tails & {"".join(filter(str.isalnum, text)).upper()[-8:] for text in spellings}
+        assert len(tails) == 1 and not tails & {
+            "".join(filter(str.isalnum, text)).upper()[-8:] for text in spellings
+        }
 
 
 def test_what_is_drawn_is_nobodys():
@@ -66,7 +81,9 @@ def test_what_is_drawn_is_nobodys():
     assert re.fullmatch(r"[A-Z][a-z]{2}\.[A-Z][a-z]{7}\d\d@[a-z]+\.example\.(com|net|org)", email)
     colleague = replaced("EMAIL_ADDRESS", "bob@analytical.org")
     assert colleague.partition("@")[2] == email.partition("@")[2], "one organisation, one domain"
-    assert replaced("EMAIL_ADDRESS", "bob@analytical.org", "BOB@Analytical.org").lower() == colleague
+    assert (
+        replaced("EMAIL_ADDRESS", "bob@analytical.org", "BOB@Analytical.org").lower() == colleague
+    )
     for text in ("81.2.69.142", "2001:4860:4860::8888", "2001:4860:4860:1:2:3:4:5"):
         address = ipaddress.ip_address(replaced("IP_ADDRESS", text))
         assert not address.is_global, "of a range reserved for documentation"
@@ -84,14 +101,22 @@ def test_a_value_is_found_where_it_stands_whole():
     assert replaced("CREDIT_CARD", card, f"x{card}1 1{card} 0{card}") == f"x{card}1 1{card} 0{card}"
     assert card not in replaced("CREDIT_CARD", card, f"no{card}, {card}.")
     assert replaced("EMAIL_ADDRESS", "b@c.org", "ab@c.org b@c.orgs").startswith("ab@c.org")
-    assert "b@c.org" not in replaced("EMAIL_ADDRESS", "b@c.org", r"\nb@c.org \u53f7b@c.org 'b@c.org'")
+    assert "b@c.org" not in replaced(
+        "EMAIL_ADDRESS", "b@c.org", r"\nb@c.org \u53f7b@c.org 'b@c.org'"
+    )
 
 
 def test_longer_values_go_first_and_surrogates_are_not_replaced_again():
     surrogates = Surrogates(KEY, REGIONS)
-    short, long = surrogates.value("EMAIL_ADDRESS", "b@c.org"), surrogates.value("EMAIL_ADDRESS", "a.b@c.org")
+    short, long = (
+        surrogates.value("EMAIL_ADDRESS", "b@c.org"),
+        surrogates.value("EMAIL_ADDRESS", "a.b@c.org"),
+    )
     both = Replacements([short, long])
-    assert both.sub("a.b@c.org b@c.org") == f"{long.respelled('a.b@c.org')} {short.respelled('b@c.org')}"
+    assert (
+        both.sub("a.b@c.org b@c.org")
+        == f"{long.respelled('a.b@c.org')} {short.respelled('b@c.org')}"
+    )
     assert both.hold("to b@c.org") and not both.hold("to nobody")
 
 
@@ -115,7 +140,10 @@ def test_invented_numbers_become_valid_numbers_of_their_country(region, seed):
     number.national_number += seed
     if not phonenumbers.is_valid_number(number):
         return
-    for style in (phonenumbers.PhoneNumberFormat.INTERNATIONAL, phonenumbers.PhoneNumberFormat.E164):
+    for style in (
+        phonenumbers.PhoneNumberFormat.INTERNATIONAL,
+        phonenumbers.PhoneNumberFormat.E164,
+    ):
         text = phonenumbers.format_number(number, style)
         drawn = phonenumbers.parse(replaced("PHONE_NUMBER", text))
         assert phonenumbers.is_valid_number(drawn)

@@ -80,7 +80,9 @@ def test_a_template_that_does_not_show_tool_calls(tokenizer):
     assert caught.value.reason == "tool_calls_without_ids"
 
 
-@pytest.mark.parametrize("broken", ["x", {}, {"function": {"name": "f", "arguments": {"a": 1}}}, {"function": "f"}])
+@pytest.mark.parametrize(
+    "broken", ["x", {}, {"function": {"name": "f", "arguments": {"a": 1}}}, {"function": "f"}]
+)
 def test_calls_that_are_not_the_models_text(template_of, broken):
     with pytest.raises(Reject) as caught:
         template_of(LATER).tool_calls(MESSAGES, {}, [broken])
@@ -96,7 +98,12 @@ def test_messages_as_the_engine_reads_them():
             "content": None,
             "reasoning": "why",
             "refusal": None,
-            "tool_calls": [call("f", '{"a": 1}'), call("g", "oops"), call("h", "[]"), call("i", None)],
+            "tool_calls": [
+                call("f", '{"a": 1}'),
+                call("g", "oops"),
+                call("h", "[]"),
+                call("i", None),
+            ],
         },
         {"role": "tool", "tool_call_id": "call_0", "content": "42"},
         {"role": "assistant", "content": "", "tool_calls": []},
@@ -115,7 +122,9 @@ def test_messages_as_the_engine_reads_them():
     ]
 
 
-def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(template_of, tokenizer):
+def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
+    template_of, tokenizer
+):
     messages = [
         {"role": "system", "content": "one"},
         {"role": "user", "content": "hi"},
@@ -125,21 +134,29 @@ def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(t
         {"role": "system", "content": "one\n\ntwo"},
         {"role": "user", "content": "hi"},
     ]
-    knowing = template_of("{% for m in messages %}{{ m['role'] == 'developer' and m['content'] or '' }}{% endfor %}")
+    knowing = template_of(
+        "{% for m in messages %}{{ m['role'] == 'developer' and m['content'] or '' }}{% endfor %}"
+    )
     assert knowing.render(messages, {}) == "two"
 
 
 def test_a_prefilled_turn_is_left_open(tokenizer):
     template = ChatTemplate(tokenizer)
     prefilled = [*MESSAGES, {"role": "assistant", "content": '{"verdict":'}]
-    assert template.render(prefilled, {"continue_final_message": True, "add_generation_prompt": False}).endswith(
-        '<｜User｜>Look her up.<｜Assistant｜>{"verdict":'
+    assert template.render(
+        prefilled, {"continue_final_message": True, "add_generation_prompt": False}
+    ).endswith('<｜User｜>Look her up.<｜Assistant｜>{"verdict":')
+    assert template.render(prefilled, {"continue_final_message": True}).endswith(
+        '<｜Assistant｜>{"verdict":'
     )
-    assert template.render(prefilled, {"continue_final_message": True}).endswith('<｜Assistant｜>{"verdict":')
-    assert template.render(prefilled, {}).endswith('{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n')
+    assert template.render(prefilled, {}).endswith(
+        '{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n'
+    )
 
 
-@pytest.mark.parametrize("arguments", [{"tokenize": True}, {"continue_final_message": "nonsense"}, {"messages": []}])
+@pytest.mark.parametrize(
+    "arguments", [{"tokenize": True}, {"continue_final_message": "nonsense"}, {"messages": []}]
+)
 def test_arguments_that_make_no_sense_are_a_reject(tokenizer, arguments):
     with pytest.raises(Reject) as caught:
         ChatTemplate(tokenizer).render(MESSAGES, arguments)

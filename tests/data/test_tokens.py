@@ -25,7 +25,9 @@ def exchange(**fields):
 def completion(builder, **fields):
     """The rebuilt completion as text, its end token shown."""
     sequence = builder.build(exchange(**fields))
-    return builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :], skip_special_tokens=False)
+    return builder.tokenizer.decode(
+        sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
+    )
 
 
 def vllm_parser(text):
@@ -59,7 +61,10 @@ def test_every_spelling_of_reasoning_gives_what_r1_emitted(builder, parser):
 
 def test_the_prompt_is_the_targets_template(builder):
     sequence = builder.build(exchange(reasoning="r", content="a"))
-    assert sequence.prompt_text == "<｜begin▁of▁sentence｜>Be brief.<｜User｜>2+2?<｜Assistant｜><think>\n"
+    assert (
+        sequence.prompt_text
+        == "<｜begin▁of▁sentence｜>Be brief.<｜User｜>2+2?<｜Assistant｜><think>\n"
+    )
     assert sequence.token_ids[: sequence.completion_start] == builder.tokenizer.encode(
         sequence.prompt_text, add_special_tokens=False
     )
@@ -84,7 +89,10 @@ def test_earlier_reasoning_is_dropped_and_a_message_may_quote_special_tokens(bui
     [
         ({"reasoning": "cut he", "finish_reason": "length"}, "cut he"),
         ({"content": "cut he", "finish_reason": "length"}, "cut he"),
-        ({"reasoning": "r\n", "content": "\n\ncut he", "finish_reason": "length"}, "r\n</think>\n\ncut he"),
+        (
+            {"reasoning": "r\n", "content": "\n\ncut he", "finish_reason": "length"},
+            "r\n</think>\n\ncut he",
+        ),
         ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS),
         ({"reasoning": "\n", "content": "\n\na"}, "\n</think>\n\na" + EOS),
         ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, "r\n</think>\n\na"),
@@ -101,9 +109,17 @@ def test_the_engines_token_count_decides_between_readings(builder):
         return len(builder.tokenizer.encode(text, add_special_tokens=False)) + 1
 
     fields = {"reasoning": "r", "content": "a"}
-    assert completion(builder, **fields, completion_tokens=count("r</think>a")) == "r</think>a" + EOS
-    assert completion(builder, **fields, completion_tokens=count("r\n</think>\n\na")) == "r\n</think>\n\na" + EOS
-    assert completion(builder, content="a", completion_tokens=count("\n</think>\n\na")) == "\n</think>\n\na" + EOS
+    assert (
+        completion(builder, **fields, completion_tokens=count("r</think>a")) == "r</think>a" + EOS
+    )
+    assert (
+        completion(builder, **fields, completion_tokens=count("r\n</think>\n\na"))
+        == "r\n</think>\n\na" + EOS
+    )
+    assert (
+        completion(builder, content="a", completion_tokens=count("\n</think>\n\na"))
+        == "\n</think>\n\na" + EOS
+    )
     assert builder.build(exchange(**fields, completion_tokens=999)).agrees_with_usage is False
 
 
@@ -130,10 +146,15 @@ def test_empty_reasoning(builder):
     emitted = "\n</think>\n\na" + EOS
     count = len(builder.tokenizer.encode(emitted, add_special_tokens=False))
     assert completion(builder, reasoning="\n", content="\n\na") == emitted
-    assert completion(builder, reasoning="", content="a") == emitted  # said to be empty, by a parser that strips
+    assert (
+        completion(builder, reasoning="", content="a") == emitted
+    )  # said to be empty, by a parser that strips
     assert completion(builder, reasoning="", content="a", completion_tokens=count) == emitted
     assert completion(builder, reasoning=None, content="a", completion_tokens=count) == emitted
-    assert completion(builder, reasoning="", content="\n\na", completion_tokens=count - 1) == "</think>\n\na" + EOS
+    assert (
+        completion(builder, reasoning="", content="\n\na", completion_tokens=count - 1)
+        == "</think>\n\na" + EOS
+    )
     assert reason(builder, reasoning="", content="a", completion_tokens=500) == "reasoning_missing"
     assert reason(builder, reasoning=None, content="a") == "reasoning_missing"
 
@@ -143,7 +164,9 @@ def prefilled(builder, begun, **fields):
     arguments = {"continue_final_message": True, "add_generation_prompt": False}
     sequence = builder.build(exchange(messages=messages, template_arguments=arguments, **fields))
     assert sequence.prompt_text.endswith("<｜Assistant｜>" + begun)
-    return builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :], skip_special_tokens=False)
+    return builder.tokenizer.decode(
+        sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
+    )
 
 
 def test_prefilled_turns(builder):
@@ -151,16 +174,30 @@ def test_prefilled_turns(builder):
     assert prefilled(builder, '{"verdict":', reasoning=' "advance"}') == ' "advance"}' + EOS
     assert prefilled(builder, '{"verdict":', content=' "advance"}') == ' "advance"}' + EOS
     # Thoughts that go on.
-    assert prefilled(builder, "<think>\nFirst,", reasoning=" why\n", content="\n\na") == " why\n</think>\n\na" + EOS
-    assert prefilled(builder, "<think>\nFirst,", reasoning="why", content="a") == "why\n</think>\n\na" + EOS
-    assert prefilled(builder, "<think>\nFirst,", content="why\n</think>\n\na") == "why\n</think>\n\na" + EOS
+    assert (
+        prefilled(builder, "<think>\nFirst,", reasoning=" why\n", content="\n\na")
+        == " why\n</think>\n\na" + EOS
+    )
+    assert (
+        prefilled(builder, "<think>\nFirst,", reasoning="why", content="a")
+        == "why\n</think>\n\na" + EOS
+    )
+    assert (
+        prefilled(builder, "<think>\nFirst,", content="why\n</think>\n\na")
+        == "why\n</think>\n\na" + EOS
+    )
 
 
 def test_tool_calls_behind_reasoning(builder, monkeypatch):
     calls = [{"function": {"name": "find", "arguments": '{"a": 1}'}}]
     assert reason(builder, reasoning="r\n", tool_calls=calls) == "tool_calls_without_ids"
-    monkeypatch.setattr(builder.template, "tool_calls", lambda messages, arguments, calls: "<CALLS>")
-    assert completion(builder, reasoning="r\n", content="\n\n", tool_calls=calls) == "r\n</think>\n\n<CALLS>" + EOS
+    monkeypatch.setattr(
+        builder.template, "tool_calls", lambda messages, arguments, calls: "<CALLS>"
+    )
+    assert (
+        completion(builder, reasoning="r\n", content="\n\n", tool_calls=calls)
+        == "r\n</think>\n\n<CALLS>" + EOS
+    )
     assert completion(builder, reasoning="r", tool_calls=calls) == "r\n</think>\n\n<CALLS>" + EOS
 
 
@@ -174,8 +211,14 @@ def test_what_cannot_be_rebuilt_is_rejected_with_its_reason(builder):
     assert reason(builder, content="an answer without its reasoning") == "reasoning_missing"
     assert reason(builder, content="too few", completion_tokens=500) == "reasoning_missing"
     assert reason(builder, reasoning="r " * 3000, content="a") == "longer_than_target"
-    assert reason(builder, prompt_token_ids=[0, 5], completion_token_ids=[5, 1024]) == "token_out_of_vocabulary"
-    assert reason(builder, prompt_token_ids=[129280], reasoning="r", content="a") == "token_out_of_vocabulary"
+    assert (
+        reason(builder, prompt_token_ids=[0, 5], completion_token_ids=[5, 1024])
+        == "token_out_of_vocabulary"
+    )
+    assert (
+        reason(builder, prompt_token_ids=[129280], reasoning="r", content="a")
+        == "token_out_of_vocabulary"
+    )
     assert reason(builder, prompt_token_ids=[0], completion_token_ids=[]) == "empty_response"
     broken = [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]
     assert reason(builder, messages=broken, reasoning="r", content="a") == "template_refuses"
@@ -186,9 +229,14 @@ def test_what_cannot_be_rebuilt_is_rejected_with_its_reason(builder):
 
 def test_logged_ids_are_used_untouched(builder):
     ids = builder.tokenizer.encode("r\n</think>\n\na", add_special_tokens=False)
-    crooked = [*builder.tokenizer.convert_tokens_to_ids(["a", "b"]), *ids]  # not what encoding its text would give
+    crooked = [
+        *builder.tokenizer.convert_tokens_to_ids(["a", "b"]),
+        *ids,
+    ]  # not what encoding its text would give
     sequence = builder.build(
-        exchange(prompt_token_ids=[0, 7, 8], completion_token_ids=crooked, reasoning="x", content="y")
+        exchange(
+            prompt_token_ids=[0, 7, 8], completion_token_ids=crooked, reasoning="x", content="y"
+        )
     )
     assert sequence.token_ids == [0, 7, 8, *crooked]
     assert (sequence.completion_start, sequence.fidelity) == (3, "exact")
@@ -198,7 +246,9 @@ def test_round_trips_of_r1_text(builder):
     """ids -> text -> vLLM's parser -> rebuilt ids, for text tokenized as a model that learned the tokenizer writes it."""
     equal = 0
     for _, reasoning, answer in screenings(200):
-        emitted = builder.tokenizer.encode(f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False)
+        emitted = builder.tokenizer.encode(
+            f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False
+        )
         text = builder.tokenizer.decode(emitted, skip_special_tokens=True)
         sequence = builder.build(exchange(**vllm_parser(text), completion_tokens=len(emitted)))
         equal += sequence.token_ids[sequence.completion_start :] == emitted
@@ -210,7 +260,9 @@ def test_tokens_that_sampling_split_otherwise_are_counted_by_usage(builder):
     rng = random.Random(0)
     differ = 0
     for _, reasoning, answer in screenings(100):
-        emitted = builder.tokenizer.encode(f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False)
+        emitted = builder.tokenizer.encode(
+            f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False
+        )
         at = rng.randrange(len(emitted) - 1)
         pieces = [
             builder.tokenizer.convert_tokens_to_ids(piece)
@@ -228,8 +280,13 @@ def test_tokens_that_sampling_split_otherwise_are_counted_by_usage(builder):
     assert differ > 30
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(st.sampled_from(WORDS), st.characters(exclude_categories=["Cs"]))), st.booleans())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.one_of(st.sampled_from(WORDS), st.characters(exclude_categories=["Cs"]))),
+    st.booleans(),
+)
 def test_any_text_comes_back_as_it_was(builder, characters, cut):
     reasoning = "".join(characters) + "\n"
     emitted = f"{reasoning}</think>\n\n{''.join(reversed(characters))}."

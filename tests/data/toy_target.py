@@ -38,7 +38,9 @@ class ToyTarget:
         """[N] true at that share of the positions, by chance."""
         return torch.rand(len(self.logits_NV), generator=self.generator) < share
 
-    def drawn(self, temperature: float = 0.6, top_p: float = 0.95, logits_NV: torch.Tensor | None = None):
+    def drawn(
+        self, temperature: float = 0.6, top_p: float = 0.95, logits_NV: torch.Tensor | None = None
+    ):
         """[N] tokens as the target, or one of other logits, draws them."""
         logits_NV = self.logits_NV if logits_NV is None else logits_NV
         temperature_N = torch.full((len(logits_NV),), temperature)
@@ -50,11 +52,17 @@ class ToyTarget:
         return torch.randint(0, VOCAB, (len(self.logits_NV),), generator=self.generator)
 
     def evidence(
-        self, token_N: torch.Tensor, temperature: float = 0.6, top_p: float = 0.95, retokenized: bool = False
+        self,
+        token_N: torch.Tensor,
+        temperature: float = 0.6,
+        top_p: float = 0.95,
+        retokenized: bool = False,
     ) -> Evidence:
         """Of text that is logged as sampled so."""
         sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p))
-        scores_STC = token_scores(self.logits_NV, token_N, *sampling).double().view(SEQUENCES, LENGTH, -1)
+        scores_STC = (
+            token_scores(self.logits_NV, token_N, *sampling).double().view(SEQUENCES, LENGTH, -1)
+        )
         sums_SPC = torch.stack([scores_STC[:, :HEAD].sum(1), scores_STC[:, HEAD:].sum(1)], dim=1)
         return Evidence(
             list(COLUMNS),
@@ -68,4 +76,7 @@ class ToyTarget:
 def together(*groups: Evidence) -> Evidence:
     """The sequences of all groups."""
     names = ("sums_SPC", "temperature_S", "top_p_S", "retokenized_S")
-    return Evidence(groups[0].columns, *(np.concatenate([getattr(group, name) for group in groups]) for name in names))
+    return Evidence(
+        groups[0].columns,
+        *(np.concatenate([getattr(group, name) for group in groups]) for name in names),
+    )

@@ -31,9 +31,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-LAUNCH = (
-    "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
-)
+LAUNCH = "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
 """The browser reads commands from file descriptor 3 and writes to 4."""
 PATIENCE_S = 60
 
@@ -50,7 +48,15 @@ class Browser:
         (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
         # Above 3 and 4, so that neither overwrites the other on its way there.
         passed = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (theirs_in, theirs_out)]
-        words = [sys.executable, "-c", LAUNCH, *map(str, passed), path, *FLAGS, f"--user-data-dir={folder / 'profile'}"]
+        words = [
+            sys.executable,
+            "-c",
+            LAUNCH,
+            *map(str, passed),
+            path,
+            *FLAGS,
+            f"--user-data-dir={folder / 'profile'}",
+        ]
         with (folder / "browser.log").open("wb") as log:
             self.process = subprocess.Popen(words, pass_fds=passed, stdout=log, stderr=log)
         for fd in (theirs_in, theirs_out, *passed):
@@ -82,7 +88,10 @@ class Browser:
 
     def wait_for(self, method: str, session: str) -> None:
         """Until that event of that page has come."""
-        while not any(event.get("method") == method and event.get("sessionId") == session for event in self.events):
+        while not any(
+            event.get("method") == method and event.get("sessionId") == session
+            for event in self.events
+        ):
             self.events.append(self._next())
 
     def open(self, url: str, width: int, height: int, dark: bool = False) -> "Page":
@@ -93,12 +102,18 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         page.media(dark=dark)
         page.call("Page.navigate", url=url)
         self.wait_for("Page.loadEventFired", session)
-        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         return page
 
     def _next(self) -> dict[str, Any]:
@@ -107,7 +122,9 @@ class Browser:
             ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._in, 1 << 20) if ready else b""
             if not part:
-                raise RuntimeError(f"the browser {'ended' if ready else f'said nothing for {PATIENCE_S} s'}")
+                raise RuntimeError(
+                    f"the browser {'ended' if ready else f'said nothing for {PATIENCE_S} s'}"
+                )
             self._left += part
         message, self._left = self._left.split(b"\0", 1)
         return json.loads(message)
@@ -125,7 +142,9 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression; a promise's once it is kept."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description"))
         return answer["result"].get("value")
@@ -144,10 +163,16 @@ class Page:
     @property
     def requests(self) -> list[str]:
         """Addresses that the page asked for, itself first."""
-        return [event["params"]["request"]["url"] for event in self._events("Network.requestWillBeSent")]
+        return [
+            event["params"]["request"]["url"] for event in self._events("Network.requestWillBeSent")
+        ]
 
     def _events(self, *methods: str) -> list[dict[str, Any]]:
-        return [e for e in self.browser.events if e.get("sessionId") == self.session and e.get("method") in methods]
+        return [
+            e
+            for e in self.browser.events
+            if e.get("sessionId") == self.session and e.get("method") in methods
+        ]
 
     def screenshot(self, path: Path) -> Path:
         """The whole page, as PNG."""
@@ -158,5 +183,7 @@ class Page:
 
     def pdf(self) -> bytes:
         """The page as it prints on A4."""
-        printed = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)
+        printed = self.call(
+            "Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False
+        )
         return base64.b64decode(printed["data"])

@@ -25,7 +25,15 @@ class Store(dict):
 def states_of(speculator, ends, tokens, hidden):
     sequence = torch.zeros(1, len(tokens), dtype=torch.long)
     with torch.no_grad():
-        return unroll(speculator, ends, tokens[None], hidden[None], sequence, torch.arange(len(tokens))[None], DEPTH)
+        return unroll(
+            speculator,
+            ends,
+            tokens[None],
+            hidden[None],
+            sequence,
+            torch.arange(len(tokens))[None],
+            DEPTH,
+        )
 
 
 def replay_case(folder):
@@ -40,13 +48,26 @@ def replay_case(folder):
         for index in range(prompt + 1, length):
             depth = int(torch.randint(DEPTH, ()))
             if index - 2 - depth >= prompt - 1 and torch.rand(()) < 0.8:
-                state = states_of(speculator, ends, tokens, hidden.float())[depth][0, index - 2 - depth]
+                state = states_of(speculator, ends, tokens, hidden.float())[depth][
+                    0, index - 2 - depth
+                ]
                 tokens[index] = int(ends.logits(state).argmax())
         name = f"r{number}"
-        store[name] = SimpleNamespace(token_ids=tokens.int(), hidden=hidden, completion_start=prompt)
-        rows.append({"sequence_id": name, "session": f"s{number // 2}", "temperature": TEMPERATURE, "top_p": TOP_P})
+        store[name] = SimpleNamespace(
+            token_ids=tokens.int(), hidden=hidden, completion_start=prompt
+        )
+        rows.append(
+            {
+                "sequence_id": name,
+                "session": f"s{number // 2}",
+                "temperature": TEMPERATURE,
+                "top_p": TOP_P,
+            }
+        )
     store["short"] = SimpleNamespace(
         token_ids=torch.tensor([1, 2, 3]), hidden=torch.randn(3, HIDDEN), completion_start=2
     )
-    rows.append({"sequence_id": "short", "session": "s9", "temperature": TEMPERATURE, "top_p": TOP_P})
+    rows.append(
+        {"sequence_id": "short", "session": "s9", "temperature": TEMPERATURE, "top_p": TOP_P}
+    )
     return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)

@@ -21,15 +21,25 @@ def estimate(value, spread=SPREAD):
 
 def report(time, base, custom, **other):
     """A report of one evaluation, as far as history reads it, `time` in days."""
-    whole = json.loads(json.dumps(sample_results())) | {"heldout_time": {"first": 0.0, "last": 1.76e9 + 86400 * time}}
-    whole["replay"] |= {"base": estimate(base), "custom": estimate(custom), "ratio": estimate(custom / base)}
+    whole = json.loads(json.dumps(sample_results())) | {
+        "heldout_time": {"first": 0.0, "last": 1.76e9 + 86400 * time}
+    }
+    whole["replay"] |= {
+        "base": estimate(base),
+        "custom": estimate(custom),
+        "ratio": estimate(custom / base),
+    }
     return whole | other
 
 
 def write_sample_history(folder):
     """The page of three runs, the last of another speculator, and what the terminal says of them."""
     runs, other = [], {"speculator": {"weights_sha256": "cd" * 32}}
-    reports = {"march": report(0, 2, 3), "<i>june<|i>": report(9, 2, 2.4), "july": report(99, 2, 2, **other)}
+    reports = {
+        "march": report(0, 2, 3),
+        "<i>june<|i>": report(9, 2, 2.4),
+        "july": report(99, 2, 2, **other),
+    }
     for name, whole in reports.items():
         runs.append(folder / name)
         runs[-1].mkdir()
@@ -37,5 +47,7 @@ def write_sample_history(folder):
     rows, notes = side_by_side(runs)
     series, console = over_time(runs), Console(record=True, width=200)
     print_history(series, console)
-    write_page(folder / "compared.html", [run.name for run in runs], workloads(runs), series, rows, notes)
+    write_page(
+        folder / "compared.html", [run.name for run in runs], workloads(runs), series, rows, notes
+    )
     return folder / "compared.html", console.export_text()

@@ -45,7 +45,9 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
             ("custom", 130.0 / concurrency**0.2 * custom_speed),
         ):
             tokens = random.integers(60, 250, n)
-            latency = tokens / (speed * mode_speed * drift * random.normal(1, 0.03, n)) * concurrency**0.4
+            latency = (
+                tokens / (speed * mode_speed * drift * random.normal(1, 0.03, n)) * concurrency**0.4
+            )
             drafts = int(tokens.sum() / (2.2 if variant == "base" else 2.9))
             rates = (0.7, 0.35, 0.15) if variant == "base" else (0.85, 0.6, 0.45)
             accepted = [int(drafts * rate) for rate in rates]
@@ -59,11 +61,15 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "output_tokens": int(tokens.sum()),
                     "request_tokens": tokens.tolist(),
                     "request_seconds": latency.tolist(),
-                    "request_deliveries": np.ceil((tokens - 1) / BURSTS[variant]).astype(int).tolist(),
+                    "request_deliveries": np.ceil((tokens - 1) / BURSTS[variant])
+                    .astype(int)
+                    .tolist(),
                     "ttft_ms": random.uniform(20, 40, n).tolist(),
                     "tpot_ms": (1000 * latency / tokens).tolist(),
                     "itl_ms": random.uniform(10, 30, 50).tolist(),
-                    "steps": sample_steps(concurrency, 0 if variant == "none" else K, 1 / (mode_speed * drift)),
+                    "steps": sample_steps(
+                        concurrency, 0 if variant == "none" else K, 1 / (mode_speed * drift)
+                    ),
                     "counters": {
                         "drafts": 0 if variant == "none" else drafts,
                         "accepted_tokens": 0 if variant == "none" else sum(accepted),
@@ -83,7 +89,12 @@ def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
 
 
 def queued_block(
-    rate: float, seconds_each: float, seats: int = 8, count: int = 60, seed: int = 0, burst: float = 1.0
+    rate: float,
+    seconds_each: float,
+    seats: int = 8,
+    count: int = 60,
+    seed: int = 0,
+    burst: float = 1.0,
 ) -> dict[str, Any]:
     """An open-loop block as a queue makes it: Poisson arrivals at `rate` a second, `seats` served at once, each for about
     `seconds_each`; who finds no seat waits for the first token."""
@@ -108,7 +119,11 @@ def queued_block(
         "ttft_ms": (1000 * np.array(waits)).tolist(),
         "tpot_ms": (1000 * services / tokens).tolist(),
         "itl_ms": np.repeat(1000 * services / deliveries, deliveries).tolist(),
-        "counters": {"drafts": drafts, "accepted_tokens": round((burst - 1) * drafts), "accepted_per_position": []},
+        "counters": {
+            "drafts": drafts,
+            "accepted_tokens": round((burst - 1) * drafts),
+            "accepted_per_position": [],
+        },
         "arrivals_s": arrivals,
         "request_start_s": [arrival + 0.001 for arrival in arrivals],
         "source": "log",
@@ -122,7 +137,11 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, Any]:
         scenario: {
             f"{rate:g}": rate_row(
                 {
-                    variant: [queued_block(rate, length * 2.0 / BURSTS[variant] ** 0.5, burst=BURSTS[variant])]
+                    variant: [
+                        queued_block(
+                            rate, length * 2.0 / BURSTS[variant] ** 0.5, burst=BURSTS[variant]
+                        )
+                    ]
                     for variant in BURSTS
                 },
                 EVALUATION,
@@ -152,7 +171,16 @@ def sample_examples(text: str = "word") -> dict[str, Any]:
     """One response of eight tokens, in three steps for base and two for custom; `text` is its first token."""
     kinds = {
         "base": ["first", "accepted", "own", "accepted", "accepted", "own", "accepted", "accepted"],
-        "custom": ["first", "accepted", "accepted", "accepted", "extra", "accepted", "accepted", "own"],
+        "custom": [
+            "first",
+            "accepted",
+            "accepted",
+            "accepted",
+            "extra",
+            "accepted",
+            "accepted",
+            "own",
+        ],
     }
     steps = {"base": [0, 1, 1, 2, 2, 2, 3, 3], "custom": [0, 1, 1, 1, 1, 2, 2, 2]}
     example: dict[str, Any] = {"place": "gains as usual", "tokens": 7, "left_out": 0}
@@ -168,7 +196,10 @@ def sample_examples(text: str = "word") -> dict[str, Any]:
 
 
 SLICES = {
-    "tenant": {"acme|corp": [str(i) for i in range(114)], "<b>small</b>": [str(i) for i in range(114, 120)]},
+    "tenant": {
+        "acme|corp": [str(i) for i in range(114)],
+        "<b>small</b>": [str(i) for i in range(114, 120)],
+    },
     "fidelity": {"exact": [str(i) for i in range(120)]},
 }
 """Two tenants, the second with three sessions; and a dimension of a single slice."""
@@ -176,7 +207,13 @@ SLICES = {
 
 def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> dict[str, Any]:
     """Drafts of trainer and engine compared."""
-    depth = {"n": 200, "agreement": agreement, "near_ties": 0.002, "difference": difference, "gap": 0.1}
+    depth = {
+        "n": 200,
+        "agreement": agreement,
+        "near_ties": 0.002,
+        "difference": difference,
+        "gap": 0.1,
+    }
     return {
         "steps": 200,
         "agreement": agreement,
@@ -189,7 +226,10 @@ def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> dict[st
 def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     """As evaluate() writes it."""
     base, custom = sample_replay(0.6), sample_replay(0.8)
-    blocks = {mode: sample_blocks(custom_speed, speed) for mode, speed in (("eager", 1.0), ("compiled", 2.3))}
+    blocks = {
+        mode: sample_blocks(custom_speed, speed)
+        for mode, speed in (("eager", 1.0), ("compiled", 2.3))
+    }
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
     random = np.random.default_rng(2)
     marks = (random.random(48) < 0.9).tolist()
@@ -209,7 +249,12 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "target": "nano_r1",
         "speculator": {"kind": "mtp", "in_words": "an MTP layer", "weights_sha256": "ab" * 32},
         "not_measured": {},
-        "own_text": {"own": True, "cause": "own", "text": "as likely as the target's own samples", "sequences": 120},
+        "own_text": {
+            "own": True,
+            "cause": "own",
+            "text": "as likely as the target's own samples",
+            "sequences": 120,
+        },
         "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
         "k": K,
         "choice": {
@@ -225,7 +270,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
         "general": None,
         "interpolation": [],
         "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
-        "counted": counted_acceptance([one for mode in passes.values() for one in mode], EVALUATION),
+        "counted": counted_acceptance(
+            [one for mode in passes.values() for one in mode], EVALUATION
+        ),
         "served": {
             mode: {
                 "speed": summarise(measured, EVALUATION, noise_of(blocks)),
@@ -249,7 +296,10 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
             "parity": {variant: sample_parity() for variant in ("base", "custom")},
             "greedy": {
                 variant: compare_greedy(
-                    [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
+                    [[1, 2], [1, 2]] * 12,
+                    [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]],
+                    lambda *_: 0.1,
+                    0.5,
                 )
                 for variant in ("base", "custom")
             },
@@ -262,12 +312,16 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
                 for v in ("base", "custom")
             },
             "task": task_accuracy(
-                {v: marks for v in ("none", "base", "custom")}, [str(i) for i in range(48)], margin=0.1
+                {v: marks for v in ("none", "base", "custom")},
+                [str(i) for i in range(48)],
+                margin=0.1,
             ),
             "replay_vs_engine": {
                 "base": 0.0021,
                 "custom": -0.003,
-                "details": {regime: {"base": detail, "custom": detail} for regime in ("greedy", "sampled")},
+                "details": {
+                    regime: {"base": detail, "custom": detail} for regime in ("greedy", "sampled")
+                },
             },
         },
         "settings": EVALUATION.model_dump(mode="json"),
@@ -276,7 +330,9 @@ def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
     results["cost"] = None
     replayed = {"base": base, "custom": custom}
     results["predicted"] = {
-        mode: predict_served(served["speed"], blocks[mode], K, replayed, TIMES if mode == "eager" else None, 200)
+        mode: predict_served(
+            served["speed"], blocks[mode], K, replayed, TIMES if mode == "eager" else None, 200
+        )
         for mode, served in results["served"].items()
     }
     results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)

@@ -20,10 +20,29 @@ from tests.eval.sample_results import EVALUATION, K, sample_examples, sample_rep
 
 def sample_traffic() -> dict[str, Any]:
     """The ingest's summary."""
-    bins = {"n": 5, "p50": 12, "p90": 18, "p99": 18, "max": 18, "bins": [[10, 11, 1], [12, 15, 3], [16, 19, 1]]}
+    bins = {
+        "n": 5,
+        "p50": 12,
+        "p90": 18,
+        "p99": 18,
+        "max": 18,
+        "bins": [[10, 11, 1], [12, 15, 3], [16, 19, 1]],
+    }
     return {
-        **{"rows": 7, "exchanges": 5, "joined": 0, "extra_choices": 0, "without_time": 0, "rejects": {"not_json": 2}},
-        **{"formats": {"openai_pairs": 7}, "models": {"r1": 5}, "tenants": {"<b>acme</b>": 5}, "routes": {}},
+        **{
+            "rows": 7,
+            "exchanges": 5,
+            "joined": 0,
+            "extra_choices": 0,
+            "without_time": 0,
+            "rejects": {"not_json": 2},
+        },
+        **{
+            "formats": {"openai_pairs": 7},
+            "models": {"r1": 5},
+            "tenants": {"<b>acme</b>": 5},
+            "routes": {},
+        },
         **{
             "fidelity": {"exact": 5},
             "round_trips": {"equal": 4, "different": 1},
@@ -70,7 +89,9 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     base, custom = sample_replay(0.6), sample_replay(0.8)
     results["general"] = _replay_results(base, sample_replay(0.59), K, EVALUATION)
     shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
-    results["interpolation"] = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
+    results["interpolation"] = sweep(
+        shares, K, {"heldout": base, "general": base}, lambda share, part: custom
+    )
     results["samples"] = sample_examples(text)
     files = {
         "evaluation/results.json": results,
@@ -97,6 +118,8 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
         found=found,
     )
     tally.write(PrivacyConfig(mode="surrogate"), run / "traffic" / "privacy.json")
-    lines = [{"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)]
+    lines = [
+        {"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return write_report(run, run / "evaluation", run)

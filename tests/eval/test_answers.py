@@ -81,13 +81,18 @@ def test_nano_r1_s_own_arithmetic_is_read(tmp_path):
     check = task_of(EvalConfig(answers=str(path)))
     prompt = f"<｜User｜>{problem.messages[0]['content']}<｜Assistant｜><think>\n"
     assert check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer}") is True
-    assert check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer.replace('42', '43')}") is False
+    assert (
+        check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer.replace('42', '43')}")
+        is False
+    )
 
 
 def test_what_cannot_be_read_says_which_line(tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text('{"question": "a", "answer": 1}\n{"question": "b"}\n')
-    with pytest.raises(OutriderError, match=r"answers\.jsonl, line 2: not an object with question and answer"):
+    with pytest.raises(
+        OutriderError, match=r"answers\.jsonl, line 2: not an object with question and answer"
+    ):
         answer_check(path)
     path.write_text("")
     with pytest.raises(OutriderError, match="no line in it"):

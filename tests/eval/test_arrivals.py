@@ -57,12 +57,14 @@ def test_without_times_requests_come_as_a_poisson_process_of_the_seed():
         assert customers_arrivals(times, 30, 2.0, seed=3).source == "poisson"
     one, same, other = (customers_arrivals(made_up, 4000, 2.0, seed=seed) for seed in (3, 3, 4))
     assert one == same and one.seconds != other.seconds
-    assert one.seconds[-1] == pytest.approx(3999 / 2.0) and all(a <= b for a, b in itertools.pairwise(one.seconds))
+    assert one.seconds[-1] == pytest.approx(3999 / 2.0) and all(
+        a <= b for a, b in itertools.pairwise(one.seconds)
+    )
     gaps = np.diff(one.seconds) * 2.0
     assert one.spread == pytest.approx(1, abs=0.06)
-    assert (gaps > 1).mean() == pytest.approx(np.exp(-1), abs=0.03) and (gaps > 3).mean() == pytest.approx(
-        np.exp(-3), abs=0.015
-    )
+    assert (gaps > 1).mean() == pytest.approx(np.exp(-1), abs=0.03) and (
+        gaps > 3
+    ).mean() == pytest.approx(np.exp(-3), abs=0.015)
 
 
 def test_logged_times_are_told_from_made_up_ones():

@@ -35,9 +35,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
         if max_tokens > blocks.WARM_UP_TOKENS:
             heard.append((url, concurrency, tuple(prompts)))
         drafts = 0 if url == "none" else len(prompts)
-        counters = {"drafts": drafts, "accepted_tokens": drafts, "accepted_per_position": [drafts] if drafts else []}
+        counters = {
+            "drafts": drafts,
+            "accepted_tokens": drafts,
+            "accepted_per_position": [drafts] if drafts else [],
+        }
         tokens = [len(prompt) for prompt in prompts]
-        lists = ("request_tokens", "request_seconds", "request_deliveries", "ttft_ms", "tpot_ms", "itl_ms")
+        lists = (
+            "request_tokens",
+            "request_seconds",
+            "request_deliveries",
+            "ttft_ms",
+            "tpot_ms",
+            "itl_ms",
+        )
         return {
             "seconds": sum(tokens),
             "output_tokens": sum(tokens),
@@ -52,10 +63,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
 
 
 @contextlib.contextmanager
-def played_fleet(tmp_path: Path, custom: Path | Speculator, side_by_side: bool = True) -> Iterator[fleet.Fleet]:
+def played_fleet(
+    tmp_path: Path, custom: Path | Speculator, side_by_side: bool = True
+) -> Iterator[fleet.Fleet]:
     speculators = {"base": Path("base"), "custom": custom}
     target, serving = TargetConfig(), ServingConfig()
-    with fleet.open_fleet(target, serving, speculators, 3, "eager", tmp_path, side_by_side) as opened:
+    with fleet.open_fleet(
+        target, serving, speculators, 3, "eager", tmp_path, side_by_side
+    ) as opened:
         yield opened
 
 
@@ -64,24 +79,45 @@ def test_alone_base_and_custom_take_turns_request_by_request(asked, tmp_path, si
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
     with played_fleet(tmp_path, Path("custom"), side_by_side) as opened:
-        measured = measure(opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None)
-    alone = [(url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url != "none"]
-    first = [("base", "a"), ("custom", "a"), ("custom", "bb"), ("base", "bb"), ("base", "ccc"), ("custom", "ccc")]
-    begins = sum(evaluation.block_requests(size) for size in (1, 2))  # the prompts that the first repeat has had
+        measured = measure(
+            opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
+        )
+    alone = [
+        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url != "none"
+    ]
+    first = [
+        ("base", "a"),
+        ("custom", "a"),
+        ("custom", "bb"),
+        ("base", "bb"),
+        ("base", "ccc"),
+        ("custom", "ccc"),
+    ]
+    begins = sum(
+        evaluation.block_requests(size) for size in (1, 2)
+    )  # the prompts that the first repeat has had
     later = [prompts[(begins + place) % 6] for place in range(3)]
     second = [
-        (url, later[place // 2]) for place, url in enumerate(("custom", "base", "base", "custom", "custom", "base"))
+        (url, later[place // 2])
+        for place, url in enumerate(("custom", "base", "base", "custom", "custom", "base"))
     ]
     assert alone == first + second
-    assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [("a", "bb", "ccc"), tuple(later)]
+    assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
+        ("a", "bb", "ccc"),
+        tuple(later),
+    ]
     assert all(len(texts) == 4 for _, size, texts in asked if size == 2)
     # One block each all the same, with all its requests and counts.
     places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
     assert len(set(places)) == len(places) == 2 * 2 * 3
     for block in measured:
         assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] != "none")
-        assert block["counters"]["drafts"] == (0 if block["variant"] == "none" else len(block["request_tokens"]))
-    (base,) = (block for block, place in zip(measured, places, strict=True) if place == (0, 1, "base"))
+        assert block["counters"]["drafts"] == (
+            0 if block["variant"] == "none" else len(block["request_tokens"])
+        )
+    (base,) = (
+        block for block, place in zip(measured, places, strict=True) if place == (0, 1, "base")
+    )
     assert base["request_tokens"] == [1, 2, 3] and base["seconds"] == base["output_tokens"] == 6
     assert base["counters"]["accepted_per_position"] == [3]
 
@@ -89,8 +125,12 @@ def test_alone_base_and_custom_take_turns_request_by_request(asked, tmp_path, si
 def test_speculators_in_engines_of_their_own_are_not_alternated(asked, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
     with played_fleet(tmp_path, Speculator("ngram")) as opened:
-        measured = measure(opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None)
-    assert len(asked) == len(measured) == 2 * 3 and not any(block["alternated"] for block in measured)
+        measured = measure(
+            opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
+        )
+    assert len(asked) == len(measured) == 2 * 3 and not any(
+        block["alternated"] for block in measured
+    )
 
 
 def test_blocks_asked_one_after_the_other_are_joined():
@@ -107,5 +147,10 @@ def test_blocks_asked_one_after_the_other_are_joined():
         "counters": {"drafts": 1, "accepted_per_position": [1, 0]},
     }
     counters = {"drafts": 3, "accepted_per_position": [3, 1]}
-    assert joined([one, other]) == {"seconds": 2.0, "output_tokens": 4, "ttft_ms": [1.0], "counters": counters}
+    assert joined([one, other]) == {
+        "seconds": 2.0,
+        "output_tokens": 4,
+        "ttft_ms": [1.0],
+        "counters": counters,
+    }
     assert joined([one]) == one

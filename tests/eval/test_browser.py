@@ -84,7 +84,12 @@ def test_the_checks_find_what_is_broken(browser, tmp_path):
     assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], (
         "the chart's letters are black, and so is the paper in the dark"
     )
-    assert [finding.split(":")[0] for finding in found] == ["overflow", "chart", "small", "contrast"]
+    assert [finding.split(":")[0] for finding in found] == [
+        "overflow",
+        "chart",
+        "small",
+        "contrast",
+    ]
     assert "2.85 of rgb(153, 153, 153)" in found[3]
     assert any("broken" in complaint for complaint in page.complaints)
     assert "http://127.0.0.1:9/tracker.png" in page.requests

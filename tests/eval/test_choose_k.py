@@ -16,7 +16,9 @@ def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it():
     cheap = recipe_times(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1), 4)
     assert choose_k(LENGTHS, dear)["k"] == 1
     assert choose_k(LENGTHS, cheap)["k"] == 4
-    assert choose_k(LENGTHS, dear)["tokens_per_s"]["1"][1] == pytest.approx(2.4 / (0.008 + 0.001 + 2 * 0.008))
+    assert choose_k(LENGTHS, dear)["tokens_per_s"]["1"][1] == pytest.approx(
+        2.4 / (0.008 + 0.001 + 2 * 0.008)
+    )
     assert recipe_times(ServingConfig(target_step_ms=8), 4) is None
 
 
@@ -35,7 +37,9 @@ def test_a_tie_takes_the_smaller_k():
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path, monkeypatch):
     asked = []
 
-    def measured(target, serving, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside):
+    def measured(
+        target, serving, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside
+    ):
         asked.append((serving.engine.mode, depth, sizes, longest, beside))
         return StepTimes({1: [0.01, 0.012, 0.014], 4: [0.02, 0.04, 0.08]}, (1e-4, 2e-4))
 
@@ -44,17 +48,44 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     def chosen(serving=None, **evaluation):
         serving = serving or ServingConfig(engine=EngineConfig(mode="compiled"))
         settings = EvalConfig(
-            concurrency=[1, 4], max_tokens=99, engine_modes=["eager"], side_by_side=False, **evaluation
+            concurrency=[1, 4],
+            max_tokens=99,
+            engine_modes=["eager"],
+            side_by_side=False,
+            **evaluation,
         )
         kept, custom = Steps(tmp_path / "steps", 1), tmp_path / "custom"
         lengths, said = [1.8, 2.4], []
         target, sampling = TargetConfig(), Sampling()
-        return choose(kept, target, serving, custom, 2, settings, sampling, ["a"], lengths, tmp_path, said.append)
+        return choose(
+            kept,
+            target,
+            serving,
+            custom,
+            2,
+            settings,
+            sampling,
+            ["a"],
+            lengths,
+            tmp_path,
+            said.append,
+        )
 
-    assert chosen(k=1) == ({**chosen(k=1)[0], "k": 1, "step_ms": None, "source": "the recipe's eval.k"}, None)
+    assert chosen(k=1) == (
+        {**chosen(k=1)[0], "k": 1, "step_ms": None, "source": "the recipe's eval.k"},
+        None,
+    )
     named, nothing = chosen(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1))
-    assert named["k"] == 2 and named["source"] == "the recipe's times" and nothing is None and asked == []
+    assert (
+        named["k"] == 2
+        and named["source"] == "the recipe's times"
+        and nothing is None
+        and asked == []
+    )
     choice, times = chosen()
     assert choice["k"] == 2 and choice["k_per_batch_size"] == [[1, 1, 2], [2, 4, 1]]
-    assert choice["source"] == "steps of the eager engine, timed" and choice["prompt_token_ms"]["drafting"] == 0.2
+    assert (
+        choice["source"] == "steps of the eager engine, timed"
+        and choice["prompt_token_ms"]["drafting"] == 0.2
+    )
     assert chosen() == (choice, times) and asked == [("eager", 2, [1, 4], 99, False)]

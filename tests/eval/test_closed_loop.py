@@ -15,7 +15,9 @@ TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s
 
 
 def loop(tokens, concurrency, length=1.0, k=0):
-    return closed_loop_seconds([(n - 1) / length for n in tokens], concurrency, TIMES.of(k), prompt_tokens=100)
+    return closed_loop_seconds(
+        [(n - 1) / length for n in tokens], concurrency, TIMES.of(k), prompt_tokens=100
+    )
 
 
 def test_lone_requests_one_after_the_other():
@@ -55,7 +57,10 @@ def test_what_steps_alike_add_up_to_is_what_they_add_up_to_one_by_one():
         while decoding or arrived or on_the_way:
             if not decoding and not arrived:
                 arrived, on_the_way = on_the_way, []
-            seconds += costs.seconds(len(decoding) + len(arrived)) + len(arrived) * 100 * costs.prompt_token_s
+            seconds += (
+                costs.seconds(len(decoding) + len(arrived))
+                + len(arrived) * 100 * costs.prompt_token_s
+            )
             ended = sum(left == 1 for left in decoding) + sum(own == 0 for own in arrived)
             decoding = [left - 1 for left in decoding if left > 1] + [own for own in arrived if own]
             arrived, on_the_way, wanted = on_the_way, wanted[:ended], wanted[ended:]
@@ -73,9 +78,14 @@ TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
 
 def replayed(lengths, spread=1.0):
     """Responses of 100 tokens, half of them with so much more than the mean acceptance length, half with less; pooled they have it."""
-    steps = {variant: 100 / length * np.array([spread, 2 - spread]) for variant, length in lengths.items()}
+    steps = {
+        variant: 100 / length * np.array([spread, 2 - spread])
+        for variant, length in lengths.items()
+    }
     return {
-        variant: SimpleNamespace(tokens_R=np.array([100.0, 100.0]), steps_RK=np.stack([own, own], axis=1), regions=())
+        variant: SimpleNamespace(
+            tokens_R=np.array([100.0, 100.0]), steps_RK=np.stack([own, own], axis=1), regions=()
+        )
         for variant, own in steps.items()
     }
 
@@ -100,9 +110,14 @@ def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dic
                 else {"decoding": {}, "prompts": {}},
             }
         )
-    speed = {block["variant"]: {"tokens_per_s": block["output_tokens"] / block["seconds"]} for block in blocks}
+    speed = {
+        block["variant"]: {"tokens_per_s": block["output_tokens"] / block["seconds"]}
+        for block in blocks
+    }
     for over, under in (("base", "none"), ("custom", "none"), ("custom", "base")):
-        speed[f"{over}_over_{under}"] = {"value": speed[over]["tokens_per_s"] / speed[under]["tokens_per_s"]}
+        speed[f"{over}_over_{under}"] = {
+            "value": speed[over]["tokens_per_s"] / speed[under]["tokens_per_s"]
+        }
     return {"2": speed}, blocks
 
 
@@ -123,29 +138,49 @@ def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretel
     speed, blocks = served({"none": 1.0, "base": 1.5, "custom": 1.2})
     row = predict_served(speed, blocks, K, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
     for variant in LENGTHS:
-        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx({"base": 0.5, "custom": 0.2}[variant])
+        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx(
+            {"base": 0.5, "custom": 0.2}[variant]
+        )
         assert row[variant]["over_none"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
         assert row[variant]["tokens_per_s"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
     # A wrong acceptance length is not accounted for by any steps.
-    other = predict_served(speed, blocks, K, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100)["2"]
-    assert other["custom"]["tokens_per_s"]["as_served"]["difference"] < -0.05 and other["base"] == row["base"]
+    other = predict_served(
+        speed, blocks, K, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100
+    )["2"]
+    assert (
+        other["custom"]["tokens_per_s"]["as_served"]["difference"] < -0.05
+        and other["base"] == row["base"]
+    )
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
     speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0})
-    full_steps_cost_little_more = StepTimes({1: [0.02, 0.03, 0.04], 8: [0.025, 0.035, 0.045]}, (0.0005, 0.001))
+    full_steps_cost_little_more = StepTimes(
+        {1: [0.02, 0.03, 0.04], 8: [0.025, 0.035, 0.045]}, (0.0005, 0.001)
+    )
     for block in blocks:
-        block["concurrency"], block["request_tokens"] = concurrency, [101] * (16 if concurrency == 8 else 200)
+        block["concurrency"], block["request_tokens"] = (
+            concurrency,
+            [101] * (16 if concurrency == 8 else 200),
+        )
     alike, unlike = (
         predict_served(
-            {f"{concurrency}": speed["2"]}, blocks, K, replayed(LENGTHS, spread), full_steps_cost_little_more, 100
+            {f"{concurrency}": speed["2"]},
+            blocks,
+            K,
+            replayed(LENGTHS, spread),
+            full_steps_cost_little_more,
+            100,
         )[f"{concurrency}"]
         for spread in (1.0, 1.4)
     )
     assert unlike["none"] == alike["none"]
     for variant in LENGTHS:
-        kept = unlike[variant]["tokens_per_s"]["timed"]["value"] / alike[variant]["tokens_per_s"]["timed"]["value"]
+        kept = (
+            unlike[variant]["tokens_per_s"]["timed"]["value"]
+            / alike[variant]["tokens_per_s"]["timed"]["value"]
+        )
         if concurrency == 1:  # one after the other it is the pooled acceptance length that counts
             assert kept == pytest.approx(1, rel=0.02)
         else:  # the last ones of eight have the engine to themselves
@@ -158,7 +193,10 @@ def test_a_response_s_steps_are_drawn_from_those_of_its_length_and_are_right_on_
     sums = SimpleNamespace(tokens_R=tokens_R, steps_RK=steps_R[:, None], regions=())
     drawn_DN = _drawn_steps(sums, 1, np.array([10] * 500 + [100] * 500), np.random.default_rng(0))
     pooled = steps_R.sum() / tokens_R.sum()
-    assert drawn_DN[:, :500].mean() == pytest.approx(10 * pooled, rel=0.02) and drawn_DN[:, :500].std() > 2
+    assert (
+        drawn_DN[:, :500].mean() == pytest.approx(10 * pooled, rel=0.02)
+        and drawn_DN[:, :500].std() > 2
+    )
     assert drawn_DN[:, 500:] == pytest.approx(100 * pooled)
 
 
@@ -172,7 +210,9 @@ def test_a_response_that_is_cut_accepts_as_beginnings_do():
         region_tokens_RG=tokens[None],
         region_steps_RGK=steps[None, :, None],
     )
-    assert _mean_steps(sums, 1, np.array([0, 100, 127, 300])) == pytest.approx([0, 25, 127 / 4, steps.sum()])
+    assert _mean_steps(sums, 1, np.array([0, 100, 127, 300])) == pytest.approx(
+        [0, 25, 127 / 4, steps.sum()]
+    )
     beyond = 600 - 511  # of which replay has nothing: as everything together
     by_hand = 127 / 4 + (511 - 127) / 2 + beyond * steps.sum() / 300
     assert _mean_steps(sums, 1, np.array([600])) == pytest.approx([by_hand])
@@ -181,7 +221,11 @@ def test_a_response_that_is_cut_accepts_as_beginnings_do():
 def test_without_timed_or_recorded_steps_nothing_is_made_up():
     speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0}, steps=False)
     row = predict_served(speed, blocks, K, replayed(LENGTHS), None, prompt_tokens=100)["2"]
-    assert row["custom"]["over_none"] == {"served": speed["2"]["custom_over_none"], "timed": None, "as_served": None}
+    assert row["custom"]["over_none"] == {
+        "served": speed["2"]["custom_over_none"],
+        "timed": None,
+        "as_served": None,
+    }
     assert row["custom"]["step_ms"] == {"timed": None, "as_served": None}
 
 

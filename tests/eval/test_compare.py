@@ -37,7 +37,11 @@ def test_figures_stand_side_by_side_and_what_one_lacks_is_a_dash(runs):
     console = Console(record=True, width=160)
     print_comparison(rows, notes, runs, console)
     text = console.export_text()
-    assert "march" in text and "ship" in text and f"[{ratios[0]['low']:.2f}, {ratios[0]['high']:.2f}]" in text
+    assert (
+        "march" in text
+        and "ship" in text
+        and f"[{ratios[0]['low']:.2f}, {ratios[0]['high']:.2f}]" in text
+    )
 
 
 def test_workloads_stand_in_rows_with_what_custom_saves(runs):
@@ -46,11 +50,17 @@ def test_workloads_stand_in_rows_with_what_custom_saves(runs):
         (name, mode) for name in ("march", "april") for mode in ("eager", "compiled")
     ]
     for row in rows:
-        assert row["saved_share"]["value"] == pytest.approx(1 - 1 / row["custom_over_none"]["value"])
+        assert row["saved_share"]["value"] == pytest.approx(
+            1 - 1 / row["custom_over_none"]["value"]
+        )
     console = Console(record=True, width=160)
     print_workloads(rows, console)
     text = console.export_text()
-    assert "base / none" in text and f"{rows[0]['saved_share']['value']:.0%} [" in text and "eager, at 1" in text
+    assert (
+        "base / none" in text
+        and f"{rows[0]['saved_share']['value']:.0%} [" in text
+        and "eager, at 1" in text
+    )
 
 
 def test_what_is_no_evaluated_run_is_named(runs, tmp_path):

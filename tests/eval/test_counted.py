@@ -38,15 +38,26 @@ def simulated(script):
 def test_steps_without_a_draft_are_steps(tmp_path):
     script = [2, None, 0, None, 1, 2, None, None]
     mtp = Speculator("mtp", tmp_path)
-    passes = [(f"{n}", {"base": (simulated([1, 0, 2]), 1), "custom": (simulated(script), 1)}) for n in range(2)]
-    found = delivered_acceptance(passes, {"base": mtp, "custom": Speculator("ngram")}, 2, EVALUATION)
-    assert found["custom"]["acceptance_length"] == pytest.approx((8 + 5) / 8) and found["custom"]["steps"] == 16
+    passes = [
+        (f"{n}", {"base": (simulated([1, 0, 2]), 1), "custom": (simulated(script), 1)})
+        for n in range(2)
+    ]
+    found = delivered_acceptance(
+        passes, {"base": mtp, "custom": Speculator("ngram")}, 2, EVALUATION
+    )
+    assert (
+        found["custom"]["acceptance_length"] == pytest.approx((8 + 5) / 8)
+        and found["custom"]["steps"] == 16
+    )
     assert found["base"]["acceptance_length"] == pytest.approx(6 / 3)
     assert found["ratio"]["value"] == pytest.approx(13 / 8 / 2)
     assert found["custom"]["cumulative"] == pytest.approx([3 / 8, 2 / 8])
     none = [("0", {"base": (simulated([1, 0, 2]), 1), "custom": (counters(9), 1)})]
     found = delivered_acceptance(none, {"base": mtp, "custom": Speculator("none")}, 2, EVALUATION)
-    assert found["custom"]["acceptance_length"] == 1.0 and found["custom"]["cumulative"] == [0.0, 0.0]
+    assert found["custom"]["acceptance_length"] == 1.0 and found["custom"]["cumulative"] == [
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.fixture
@@ -96,8 +107,13 @@ def served_as(kind, speed):
             if block["variant"] == "custom" and kind == "none":
                 own |= {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
             block["counters"] |= own
-        sampled = {b["variant"]: {"counters": b["counters"], "token_ids": [[1, 2]] * 6} for b in blocks}
-        findings = {name: sample_results()["verification"][name] for name in ("requests", "greedy", "sampled_text")}
+        sampled = {
+            b["variant"]: {"counters": b["counters"], "token_ids": [[1, 2]] * 6} for b in blocks
+        }
+        findings = {
+            name: sample_results()["verification"][name]
+            for name in ("requests", "greedy", "sampled_text")
+        }
         return {"eager": blocks}, {"outputs": {"sampled": sampled}, "findings": findings}
 
     return serve
@@ -163,13 +179,17 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
         text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
         row = {"token_ids": ids + ids[:4], "completion_start": len(ids), "prompt_text": text}
-        rows.append({"sequence_id": f"q{n}", "session": f"s{n}", "temperature": 0.6, "top_p": 0.95, **row})
+        rows.append(
+            {"sequence_id": f"q{n}", "session": f"s{n}", "temperature": 0.6, "top_p": 0.95, **row}
+        )
     Dataset.from_list(rows).save_to_disk(tmp_path / "asked")
     head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None
     case |= {
         "target": TargetConfig(model=str(nano_r1)),
         "sequences_dir": tmp_path / "asked",
-        "serving": ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)),
+        "serving": ServingConfig(
+            engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
+        ),
         "evaluation": EvalConfig(
             engine_modes=["eager"],
             concurrency=[1],
@@ -183,9 +203,17 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
     }
     line = evaluate_counted(**case, speculator=Speculator(kind, head))
     results = read_json(tmp_path / "out" / "results.json")
-    assert results["counted"]["base"]["acceptance_length"] > 1.3 and results["counted"]["custom"]["drafts"] > 0
+    assert (
+        results["counted"]["base"]["acceptance_length"] > 1.3
+        and results["counted"]["custom"]["drafts"] > 0
+    )
     if kind == "eagle3":  # random weights: next to nothing is accepted, and it is slow besides
-        assert results["counted"]["custom"]["acceptance_length"] < 1.1 and line["verdict"] == "do not ship"
+        assert (
+            results["counted"]["custom"]["acceptance_length"] < 1.1
+            and line["verdict"] == "do not ship"
+        )
     for variant in ("base", "custom"):
         assert results["verification"]["greedy"][variant]["unexplained"] == 0
-    assert (tmp_path / "out" / "report.html").is_file() and not (tmp_path / "out" / "verification_states").exists()
+    assert (tmp_path / "out" / "report.html").is_file() and not (
+        tmp_path / "out" / "verification_states"
+    ).exists()

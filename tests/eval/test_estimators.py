@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.estimators import chain, every_token, marginal_rates, mean_of_ratios, past_the_end, product_of_marginals
+from benchmarks.estimators import (
+    chain,
+    every_token,
+    marginal_rates,
+    mean_of_ratios,
+    past_the_end,
+    product_of_marginals,
+)
 
 K = 3
 

@@ -35,11 +35,15 @@ def case(nano_r1, tmp_path_factory):
 
     def prompt(number):
         conversation = [{"role": "user", "content": f"{TEXTS[number % 4]} ({number})"}]
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
         return text, tokenizer.encode(text, add_special_tokens=False)
 
     completion = tokenizer.encode("one, two, three, four", add_special_tokens=False)
-    return _case(nano_r1, tmp_path_factory.mktemp("evaluation") / "run", prompt, completion, depth=3)
+    return _case(
+        nano_r1, tmp_path_factory.mktemp("evaluation") / "run", prompt, completion, depth=3
+    )
 
 
 def _case(target, run, prompt, completion, depth):
@@ -83,7 +87,9 @@ def _case(target, run, prompt, completion, depth):
         "parts": {"train": [], "validation": ids[6:], "heldout": ids[:6]},
         "slices": {"tenant": {"first": ids[:3], "second": ids[3:]}},
         "depth": depth,
-        "serving": ServingConfig(engine=EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_gb=0.25)),
+        "serving": ServingConfig(
+            engine=EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_gb=0.25)
+        ),
         "evaluation": EvalConfig(
             k=2,
             engine_modes=["eager"],
@@ -106,7 +112,9 @@ def _case(target, run, prompt, completion, depth):
 
 def test_more_requests_at_once_than_the_engine_takes_is_refused(case):
     wide = case.arguments["evaluation"].model_copy(update={"concurrency": [1, 16]})
-    with pytest.raises(OutriderError, match=r"eval\.concurrency has 16, but serving\.engine\.max_num_seqs is 8"):
+    with pytest.raises(
+        OutriderError, match=r"eval\.concurrency has 16, but serving\.engine\.max_num_seqs is 8"
+    ):
         evaluate(**case.arguments | {"evaluation": wide})
 
 
@@ -122,14 +130,18 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     )
     outputs = {
         "sampled": {
-            v: {"counters": counters, "token_ids": [[1, 2]] * 3} for v, counters in sample_blocks_counters().items()
+            v: {"counters": counters, "token_ids": [[1, 2]] * 3}
+            for v, counters in sample_blocks_counters().items()
         }
     }
     asked = []
 
     def served(steps, *_):
         asked.append(steps.digest)
-        return {"eager": sample_blocks(1.4)}, {"outputs": outputs, "findings": sample_results()["verification"]}
+        return {"eager": sample_blocks(1.4)}, {
+            "outputs": outputs,
+            "findings": sample_results()["verification"],
+        }
 
     monkeypatch.setattr("outrider.eval.evaluate.serve", served)
     arguments = case.arguments | {"evaluation": EVALUATION.model_copy(update={"k": 3})}
@@ -139,12 +151,20 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     assert results["replay"]["sequences"] == 6 and results["replay"]["sessions"] == 3
     assert results["choice"]["sequences"] == 3 and len(results["replay"]["by_k"]["custom"]) == 4
     kept = sorted(path.name for path in (case.run / "evaluation" / "steps").iterdir())
-    assert kept == ["replay_heldout_base.json", "replay_heldout_custom.json", "replay_validation_custom.json"]
+    assert kept == [
+        "replay_heldout_base.json",
+        "replay_heldout_custom.json",
+        "replay_validation_custom.json",
+    ]
 
-    before = [path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())]
+    before = [
+        path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())
+    ]
     strict = EVALUATION.model_copy(update={"k": 3, "gate": GateConfig(min_speed_ratio=2.0)})
     assert evaluate(**arguments | {"evaluation": strict})["verdict"] == "do not ship"
-    assert [path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())] == before
+    assert [
+        path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())
+    ] == before
     other = EVALUATION.model_copy(update={"k": 3, "max_tokens": 99})
     evaluate(**arguments | {"evaluation": other})
     assert asked[0] == asked[1] != asked[2]
@@ -153,10 +173,15 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     evaluate(**arguments | {"evaluation": swept})
     assert asked[3] == asked[0]  # nothing is served anew for it
     rows = read_json(case.run / "evaluation" / "results.json")["interpolation"]
-    assert [row["share"] for row in rows] == [0.5, 0.9] and not (case.run / "evaluation" / "mixtures").exists()
+    assert [row["share"] for row in rows] == [0.5, 0.9] and not (
+        case.run / "evaluation" / "mixtures"
+    ).exists()
     assert rows[0]["heldout"]["acceptance_length"] != rows[1]["heldout"]["acceptance_length"]
     page = (case.run / "report.html").read_text()
-    assert f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page and "Between base and custom" in page
+    assert (
+        f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page
+        and "Between base and custom" in page
+    )
 
     assert results["samples"] is None and "Step by step" not in page
     (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
@@ -166,9 +191,14 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     assert asked[4] == asked[0] and len(examples) == 3 and private.stat().st_mode & 0o077 == 0
     assert all(example["tokens"] == 11 for example in examples)
     assert "Step by step" in (case.run / "report.html").read_text()
-    Report.model_validate(read_json(case.run / "report.json"))  # every key described, and none missing
+    Report.model_validate(
+        read_json(case.run / "report.json")
+    )  # every key described, and none missing
     evaluate(**arguments)
-    assert read_json(private)["samples"] is None and "Step by step" not in (case.run / "report.html").read_text()
+    assert (
+        read_json(private)["samples"] is None
+        and "Step by step" not in (case.run / "report.html").read_text()
+    )
 
 
 def sample_blocks_counters():
@@ -178,7 +208,11 @@ def sample_blocks_counters():
 
 def children():
     """Living processes below this one; the resource trackers of this interpreter's own pools are among them."""
-    living = (child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
+    living = (
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    )
     return {child.pid for child in living}
 
 
@@ -194,7 +228,9 @@ def test_an_evaluation_from_servers_to_report(case):
     results = read_json(case.run / "evaluation" / "results.json")
 
     speed = line["tokens_per_s"]["eager"]
-    assert set(speed) == {"1", "2"} and all(speed["1"][variant] > 0 for variant in ("none", "base", "custom"))
+    assert set(speed) == {"1", "2"} and all(
+        speed["1"][variant] > 0 for variant in ("none", "base", "custom")
+    )
     assert line["acceptance_length"]["k"] == 2 and 1 <= line["acceptance_length"]["base"] <= 3
     alternated = {
         (block["concurrency"], block["variant"])
@@ -211,14 +247,22 @@ def test_an_evaluation_from_servers_to_report(case):
         predicted = results["predicted"]["eager"][concurrency]
         assert -0.7 < predicted["none"]["tokens_per_s"]["as_served"]["difference"] < 2
         assert predicted["custom"]["over_none"]["timed"] is None  # k was set, so no step was timed
-        assert all(predicted[variant]["step_ms"]["as_served"] > 0 for variant in ("none", "base", "custom"))
+        assert all(
+            predicted[variant]["step_ms"]["as_served"] > 0 for variant in ("none", "base", "custom")
+        )
 
     # Under arrivals of their own, too; all of it is counted by the engine alone.
     asked = results["rates"]["eager"][EVERYTHING]["4"]
-    assert asked["arrivals"]["source"] == "log" and results["scenarios"][EVERYTHING]["requests"] == 6
+    assert (
+        asked["arrivals"]["source"] == "log" and results["scenarios"][EVERYTHING]["requests"] == 6
+    )
     for variant in ("none", "base", "custom"):
         figures = asked[variant]
-        assert figures["requests"] == 6 and figures["offered"] == pytest.approx(4) and figures["seconds"] > 1.25
+        assert (
+            figures["requests"] == 6
+            and figures["offered"] == pytest.approx(4)
+            and figures["seconds"] > 1.25
+        )
     assert asked["base"]["acceptance_length"] > asked["none"]["acceptance_length"] == 1
     assert asked["none"]["tokens_per_delivery"]["value"] >= 1
 
@@ -235,7 +279,10 @@ def test_an_evaluation_from_servers_to_report(case):
     assert abs(text["custom"]["tail_share"] - text["none"]["tail_share"]) < 0.02
     assert not (case.run / "evaluation" / "verification_states").exists()
     assert (case.run / "report.html").is_file()
-    assert Report.model_validate(read_json(case.run / "report.json")).verdict.verdict == line["verdict"]
+    assert (
+        Report.model_validate(read_json(case.run / "report.json")).verdict.verdict
+        == line["verdict"]
+    )
 
     # What was measured is kept: no server starts again, and none is left.
     logs = written(case.run)

@@ -69,13 +69,19 @@ def test_side_by_side_both_are_up_and_weights_change_only_when_another_speculato
             for variant in ("base", "none", "base", "custom", "none", "custom", "base")
         ]
         assert log == ["swap custom", "swap base"]
-        assert [fleet.is_fresh(variant) for variant in ("none", "base", "custom")] == [True, True, False]
+        assert [fleet.is_fresh(variant) for variant in ("none", "base", "custom")] == [
+            True,
+            True,
+            False,
+        ]
         log.clear()
     assert sorted(log) == ["plain stops", "speculating stops"]
 
 
 def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base(log):
-    with open_fleet(TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs"), False) as fleet:
+    with open_fleet(
+        TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs"), False
+    ) as fleet:
         assert log == []
         assert fleet.groups == (("none",), ("base", "custom"))
         ask(fleet, "none", "base", "custom", "none", "base")
@@ -89,20 +95,35 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base
 
 def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(log):
     speculators = {"base": Path("base"), "custom": Speculator("ngram")}
-    with open_fleet(TargetConfig(), ServingConfig(port=8100), speculators, 3, "eager", Path("logs")) as fleet:
+    with open_fleet(
+        TargetConfig(), ServingConfig(port=8100), speculators, 3, "eager", Path("logs")
+    ) as fleet:
         assert log[::2][:3] == ["plain at 8100", "speculating at 8101", "ngram at 8102"]
         assert fleet.groups == (("none", "base", "custom"),)
         log.clear()
-        assert ask(fleet, "base", "custom", "base", "none") == ["speculating", "ngram", "speculating", "plain"]
+        assert ask(fleet, "base", "custom", "base", "none") == [
+            "speculating",
+            "ngram",
+            "speculating",
+            "plain",
+        ]
         assert log == []
-        assert [fleet.is_fresh(variant) for variant in ("none", "base", "custom")] == [True, True, True]
-    with open_fleet(TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False) as fleet:
+        assert [fleet.is_fresh(variant) for variant in ("none", "base", "custom")] == [
+            True,
+            True,
+            True,
+        ]
+    with open_fleet(
+        TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False
+    ) as fleet:
         assert fleet.groups == (("none",), ("base",), ("custom",))
 
 
 def test_no_speculation_as_the_custom_one_is_the_server_without(log):
     speculators = {"base": Path("base"), "custom": Speculator("none")}
-    with open_fleet(TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False) as fleet:
+    with open_fleet(
+        TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False
+    ) as fleet:
         assert fleet.groups == (("none", "custom"), ("base",))
         assert ask(fleet, "none", "custom", "base") == ["plain", "plain", "speculating"]
     assert not any("swap" in line for line in log)
@@ -110,18 +131,24 @@ def test_no_speculation_as_the_custom_one_is_the_server_without(log):
 
 def test_every_server_writes_its_steps_down_in_a_file_of_its_own(log, tmp_path):
     with open_fleet(TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", tmp_path) as fleet:
-        plain, speculating = (Path(recorded[name]["OUTRIDER_RECORD_STEPS"]) for name in ("plain", "speculating"))
+        plain, speculating = (
+            Path(recorded[name]["OUTRIDER_RECORD_STEPS"]) for name in ("plain", "speculating")
+        )
         assert plain != speculating and plain.parent == speculating.parent == tmp_path
         assert fleet.new_steps("none") == []
         speculating.write_text("[0.5, 1, 3, 4, 0, 0, true]\n")
-        assert fleet.new_steps("none") == [] and [step.seconds for step in fleet.new_steps("base")] == [0.5]
+        assert fleet.new_steps("none") == [] and [
+            step.seconds for step in fleet.new_steps("base")
+        ] == [0.5]
         speculating.write_text(speculating.read_text() + "[0.25, 1, 3, 4, 0, 0, true]\n")
         fleet.restart()  # goes on in the same file
         assert [step.seconds for step in fleet.new_steps("custom")] == [0.25]
 
 
 def test_servers_start_anew_as_they_started_first(log):
-    with open_fleet(TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs")) as fleet:
+    with open_fleet(
+        TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs")
+    ) as fleet:
         fleet.server("custom")
         first = [line for line in log if not line.startswith("swap")]
         log.clear()
@@ -140,7 +167,10 @@ def test_starts_are_spread_over_the_repeats():
         True,
         False,
     ]
-    assert [EvalConfig(repeats=3, starts=3).starts_anew(repeat) for repeat in range(1, 3)] == [True, True]
+    assert [EvalConfig(repeats=3, starts=3).starts_anew(repeat) for repeat in range(1, 3)] == [
+        True,
+        True,
+    ]
     assert not any(EvalConfig(repeats=3).starts_anew(repeat) for repeat in range(1, 3))
     with pytest.raises(ValueError, match=r"eval\.starts = 4, but eval\.repeats = 3"):
         EvalConfig(repeats=3, starts=4)

@@ -22,7 +22,13 @@ GOOD = {
         "sampled_text": {"none": {"tail_share": 0.0015}, "custom": {"tail_share": 0.0016}},
         "same_text": {"custom": {"p_value": 0.4, "prompts": 24, "tokens": 5000}},
         "task": {
-            "custom_minus_none": {"value": -0.01, "low": -0.07, "high": 0.06, "observations": 100, "variance": 0.1}
+            "custom_minus_none": {
+                "value": -0.01,
+                "low": -0.07,
+                "high": 0.06,
+                "observations": 100,
+                "variance": 0.1,
+            }
         },
         "replay_vs_engine": {"base": 0.001, "custom": -0.002},
         "parity": {"base": sample_parity(), "custom": sample_parity()},
@@ -37,13 +43,18 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "undecided"), [(UNSURE, True), (UNSURE | {"high": 0.99, "value": 0.985}, False), (BETTER, False)]
+    ("ratio", "undecided"),
+    [(UNSURE, True), (UNSURE | {"high": 0.99, "value": 0.985}, False), (BETTER, False)],
 )
 def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
     results = copy.deepcopy(GOOD)
     results["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
     checks = judge(results, GateConfig(), ParityConfig())["checks"]
-    (speed,) = (check for check in checks if check["name"] == "tokens/s, custom / base, eager, concurrency 1")
+    (speed,) = (
+        check
+        for check in checks
+        if check["name"] == "tokens/s, custom / base, eager, concurrency 1"
+    )
     assert ("more eval.repeats or eval.requests decide" in speed["demand"]) == undecided
 
 
@@ -52,7 +63,11 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
     [
         (("replay", "ratio"), UNSURE, "acceptance length"),
         (("general", "ratio"), UNSURE | {"low": 0.94}, "acceptance length on general traffic"),
-        (("served", "compiled", "speed", "1", "custom_over_base"), UNSURE, "tokens/s, custom / base, compiled"),
+        (
+            ("served", "compiled", "speed", "1", "custom_over_base"),
+            UNSURE,
+            "tokens/s, custom / base, compiled",
+        ),
         (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (
@@ -60,12 +75,32 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
             0.0005,
             "sampled responses have the same token frequencies",
         ),
-        (("verification", "task", "custom_minus_none", "low"), -0.11, "task accuracy with and without speculation"),
-        (("verification", "task", "custom_minus_none", "high"), 0.11, "task accuracy with and without speculation"),
-        (("own_text",), {"own": False, "cause": "template", "text": "no <think>", "sequences": 9}, "held-out text is"),
+        (
+            ("verification", "task", "custom_minus_none", "low"),
+            -0.11,
+            "task accuracy with and without speculation",
+        ),
+        (
+            ("verification", "task", "custom_minus_none", "high"),
+            0.11,
+            "task accuracy with and without speculation",
+        ),
+        (
+            ("own_text",),
+            {"own": False, "cause": "template", "text": "no <think>", "sequences": 9},
+            "held-out text is",
+        ),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
-        (("verification", "parity", "custom"), sample_parity(agreement=0.97), "drafts of trainer and engine, custom"),
-        (("verification", "parity", "base"), sample_parity(difference=0.2), "drafts of trainer and engine, base"),
+        (
+            ("verification", "parity", "custom"),
+            sample_parity(agreement=0.97),
+            "drafts of trainer and engine, custom",
+        ),
+        (
+            ("verification", "parity", "base"),
+            sample_parity(difference=0.2),
+            "drafts of trainer and engine, base",
+        ),
     ],
 )
 def test_one_failure_is_enough(path, value, named):
@@ -82,16 +117,28 @@ def test_one_failure_is_enough(path, value, named):
 
 def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
     results = copy.deepcopy(GOOD)
-    results["verification"]["task"]["custom_minus_none"] |= {"low": -0.2, "high": 0.18, "observations": 12}
+    results["verification"]["task"]["custom_minus_none"] |= {
+        "low": -0.2,
+        "high": 0.18,
+        "observations": 12,
+    }
     verdict = judge(results, GateConfig(), ParityConfig())
     assert (
-        verdict["verdict"] == "do not ship" and "over 12 responses (at this spread about 32 could)" in verdict["reason"]
+        verdict["verdict"] == "do not ship"
+        and "over 12 responses (at this spread about 32 could)" in verdict["reason"]
     )
     assert judge(results, GateConfig(max_task_loss=0.25), ParityConfig())["verdict"] == "ship"
 
 
 def test_text_that_is_off_in_what_does_not_matter_here_is_told_and_ships():
-    told = {"own": False, "cause": "retokenized", "text": "tokenizing it again gives other tokens", "sequences": 9}
+    told = {
+        "own": False,
+        "cause": "retokenized",
+        "text": "tokenizing it again gives other tokens",
+        "sequences": 9,
+    }
     verdict = judge(GOOD | {"own_text": told}, GateConfig(), ParityConfig())
     assert verdict["verdict"] == "ship"
-    assert "tokenizing it again" in next(c["seen"] for c in verdict["checks"] if c["name"].startswith("held-out text"))
+    assert "tokenizing it again" in next(
+        c["seen"] for c in verdict["checks"] if c["name"].startswith("held-out text")
+    )

@@ -33,7 +33,10 @@ def test_a_speculator_is_followed_in_time_whatever_the_order():
 def test_what_was_measured_otherwise_is_not_compared():
     first, second = report(0, 2.0, 3.0), report(1, 2.0, 2.0, k=2)
     (series,) = history(["a", "b"], [first, second])
-    assert series["points"][1]["change"] is None and series["points"][1]["reading"] == "not comparable, another k"
+    assert (
+        series["points"][1]["change"] is None
+        and series["points"][1]["reading"] == "not comparable, another k"
+    )
     del first["heldout_time"]
     (series,) = history(["b", "a"], [second, first])
     assert [point["run"] for point in series["points"]] == ["b", "a"]  # as given
@@ -45,7 +48,10 @@ def test_chance_is_shared_among_the_runs():
     error = math.log1p(SPREAD) / 1.959964 * math.sqrt(2)
     later = estimate(math.exp(2.1 * error))
     assert change(estimate(1.0), later, 1)["p_value"] == pytest.approx(0.0357, abs=2e-4)
-    assert change(estimate(1.0), later, 1)["beyond_chance"] and not change(estimate(1.0), later, 3)["beyond_chance"]
+    assert (
+        change(estimate(1.0), later, 1)["beyond_chance"]
+        and not change(estimate(1.0), later, 3)["beyond_chance"]
+    )
     fixed = {"value": 1.0, "low": 1.0, "high": 1.0}
     assert not change(fixed, fixed, 1)["beyond_chance"]
     assert change(fixed, {"value": 2.0, "low": 2.0, "high": 2.0}, 1)["beyond_chance"]
@@ -70,7 +76,10 @@ def test_an_unchanged_speculator_seldom_changes():
 def test_rows_without_a_logged_time_have_none():
     assert heldout_time(Dataset.from_dict({"time": [1.0, 2.0]})) is None
     assert heldout_time(Dataset.from_dict({"session": ["a"]})) is None
-    assert heldout_time(Dataset.from_dict({"time": [5.0, 1.7e9, 1.6e9]})) == {"first": 1.6e9, "last": 1.7e9}
+    assert heldout_time(Dataset.from_dict({"time": [5.0, 1.7e9, 1.6e9]})) == {
+        "first": 1.6e9,
+        "last": 1.7e9,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +91,20 @@ def test_page_and_terminal_say_what_changed(page):
     path, terminal = page
     html = path.read_text()
     for form in (html, terminal):
-        assert "drifts away: it gains less over base" in form and "abababababab" in form and "cdcdcd" not in form
+        assert (
+            "drifts away: it gains less over base" in form
+            and "abababababab" in form
+            and "cdcdcd" not in form
+        )
     assert "&lt;i&gt;june" in html and "<i>june" not in html and html.count("<svg") == 1
 
 
 def test_the_page_has_the_workloads(page):
     path, _ = page
     html = path.read_text()
-    assert html.index("<h2>Workloads</h2>") < html.index("on newer traffic") < html.index("<h2>Side by side</h2>")
+    assert (
+        html.index("<h2>Workloads</h2>")
+        < html.index("on newer traffic")
+        < html.index("<h2>Side by side</h2>")
+    )
     assert "saved of none&#39;s GPU time" in html and html.count("<td>eager, at 1</td>") == 3

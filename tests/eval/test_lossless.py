@@ -17,10 +17,22 @@ def test_only_differences_without_a_near_tie_are_unexplained():
         asked.append((response, index, token, other))
         return {1: 0.02, 2: 3.0}[response]
 
-    result = compare_greedy([[1, 2], [1, 2], [1, 2], [1]], [[1, 2], [1, 5], [7, 2], [1, 4]], gap, near_tie_nats=0.5)
+    result = compare_greedy(
+        [[1, 2], [1, 2], [1, 2], [1]], [[1, 2], [1, 5], [7, 2], [1, 4]], gap, near_tie_nats=0.5
+    )
     assert asked == [(1, 1, 2, 5), (2, 0, 1, 7)]
-    assert (result["responses"], result["equal"], result["near_ties"], result["unexplained"]) == (4, 1, 1, 2)
-    assert result["differences"][2] == {"response": 3, "token": 1, "gap_nats": None, "near_tie": False}
+    assert (result["responses"], result["equal"], result["near_ties"], result["unexplained"]) == (
+        4,
+        1,
+        1,
+        2,
+    )
+    assert result["differences"][2] == {
+        "response": 3,
+        "token": 1,
+        "gap_nats": None,
+        "near_tie": False,
+    }
 
 
 def test_text_statistics_find_the_tail():
@@ -33,8 +45,14 @@ def test_text_statistics_find_the_tail():
 def test_task_accuracy_is_paired():
     marks = [True, False] * 20
     turned = [not mark for mark in marks]
-    for custom, value, equivalent in ((marks, 0.0, True), (turned, 0.0, False), ([True] * 40, 0.5, False)):
-        result = task_accuracy({"none": marks, "custom": custom}, [str(i) for i in range(40)], margin=0.1)
+    for custom, value, equivalent in (
+        (marks, 0.0, True),
+        (turned, 0.0, False),
+        ([True] * 40, 0.5, False),
+    ):
+        result = task_accuracy(
+            {"none": marks, "custom": custom}, [str(i) for i in range(40)], margin=0.1
+        )
         assert result["none"]["accuracy"] == 0.5
         difference = result["custom_minus_none"]
         assert (difference["value"], difference["equivalent"]) == (value, equivalent)

@@ -33,7 +33,9 @@ def logged_prompts(name: str, count: int) -> list[list[int]]:
 
 
 @pytest.mark.engine
-def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(nano_r1: Path, tmp_path: Path) -> None:
+def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
+    nano_r1: Path, tmp_path: Path
+) -> None:
     from outrider.serving.draft_extension import DRAFT_EXTENSION
     from outrider.serving.engine import open_engine
 
@@ -46,7 +48,9 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(nano_r1:
             weight.add_(torch.randn_like(weight) * weight.std() * 0.05 if weight.ndim > 1 else 0)
     save_mtp(custom, nano_r1, tmp_path / "custom")
     speculators = {"base": nano_r1, "custom": tmp_path / "custom"}
-    few_seats = EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)  # fewer than requests: steps of unlike requests mix
+    few_seats = EngineConfig(
+        max_num_seqs=4, kv_cache_gb=0.25
+    )  # fewer than requests: steps of unlike requests mix
     with open_engine(target, few_seats, nano_r1, 4, extension=DRAFT_EXTENSION) as engine:
         recordings = record_each(engine, speculators, prompts, parity)
     for name, recording in recordings.items():
@@ -56,7 +60,9 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(nano_r1:
         for depth in found["per_depth"]:
             # What is left are near ties that bf16 and float32 break differently. A draft in some hundreds may differ by several nats,
             # where bf16 routes it to another expert; so neither the largest gap is bounded nor each single draft.
-            assert depth["agreement"] >= 0.97 and depth["agreement"] + depth["near_ties"] >= 0.98, found
+            assert depth["agreement"] >= 0.97 and depth["agreement"] + depth["near_ties"] >= 0.98, (
+                found
+            )
             assert depth["difference"] < 0.05, found
     # The other's weights do not pass for it.
     crossed = draft_parity(recordings["custom"], nano_r1, nano_r1, 4, parity)
@@ -80,7 +86,10 @@ def tiny(tmp_path_factory):
                 hidden_BTH = torch.zeros(1, width, HIDDEN)
                 hidden_BTH[0, : anchor + 1] = hidden_TH[: anchor + 1]
                 anchor_BT = torch.arange(width)[None] == anchor
-                sequence_BT, position_BT = torch.zeros(1, width, dtype=torch.long), torch.arange(width)[None]
+                sequence_BT, position_BT = (
+                    torch.zeros(1, width, dtype=torch.long),
+                    torch.arange(width)[None],
+                )
                 if depth == 0:  # an anchor needs the token that it predicts to exist
                     token_BT = torch.cat([token_BT, torch.zeros(1, 1, dtype=torch.long)], dim=1)
                     hidden_BTH = torch.cat([hidden_BTH, torch.zeros(1, 1, HIDDEN)], dim=1)
@@ -89,7 +98,14 @@ def tiny(tmp_path_factory):
                     position_BT = torch.arange(width + 1)[None]
                 with torch.no_grad():
                     _, states = unroll_anchors(
-                        speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT, depth=depth + 1
+                        speculator,
+                        ends,
+                        token_BT,
+                        hidden_BTH,
+                        sequence_BT,
+                        position_BT,
+                        anchor_BT,
+                        depth=depth + 1,
                     )
                 logprob, draft = ends.logits(states[depth][0]).log_softmax(-1).max(-1)
                 tokens.append(int(draft))
@@ -137,7 +153,9 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
     target, recording = tiny
     speculator, recording = break_it(load_mtp(target), recording)
     save_mtp(speculator, target, tmp_path / "broken")
-    why = complaint(draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig())
+    why = complaint(
+        draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig()
+    )
     assert "usual causes: a state fed back before the final norm" in why and "at depth 3" in why
 
 
@@ -151,7 +169,13 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         hidden = torch.zeros(1, tokens.shape[1], HIDDEN)
         hidden[0, : anchor + 1] = recording.hidden[step["request"]][: anchor + 1]
         anchors = (torch.arange(tokens.shape[1]) == anchor)[None]
-        row = (tokens, hidden, torch.zeros_like(tokens), torch.arange(tokens.shape[1])[None], anchors)
+        row = (
+            tokens,
+            hidden,
+            torch.zeros_like(tokens),
+            torch.arange(tokens.shape[1])[None],
+            anchors,
+        )
         with torch.no_grad():
             _, states = unroll_anchors(speculator, ends, *row, depth=DEPTH)
             best, second = ends.logits(states[-1])[0].log_softmax(-1).topk(2)
@@ -159,10 +183,16 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         steps.append({**step, "drafts": [*step["drafts"][:-1], int(second[1])]})
     bound = sorted(gaps)[10] + 1e-4
     found = draft_parity(
-        dataclasses.replace(recording, steps=steps), target, target, DEPTH, ParityConfig(near_tie_nats=bound)
+        dataclasses.replace(recording, steps=steps),
+        target,
+        target,
+        DEPTH,
+        ParityConfig(near_tie_nats=bound),
     )
     last = found["per_depth"][-1]
-    assert last["agreement"] == 0 and last["near_ties"] == pytest.approx(sum(gap <= bound for gap in gaps) / len(gaps))
+    assert last["agreement"] == 0 and last["near_ties"] == pytest.approx(
+        sum(gap <= bound for gap in gaps) / len(gaps)
+    )
     assert 11 / 30 <= last["near_ties"] < 1 and last["gap"] == pytest.approx(max(gaps), abs=1e-4)
 
 

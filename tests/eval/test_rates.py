@@ -47,13 +47,17 @@ def test_neither_half_of_the_rule_is_enough():
     arrivals = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     flat, growing = [50.0] * 6, [50.0, 60.0, 90.0, 150.0, 400.0, 900.0]
     last_one_long = [1.0] * 5 + [9.0]
-    assert offered_and_achieved(block(arrivals, flat, last_one_long)) == pytest.approx((1.0, 5 / 13))
+    assert offered_and_achieved(block(arrivals, flat, last_one_long)) == pytest.approx(
+        (1.0, 5 / 13)
+    )
     assert not saturated(block(arrivals, flat, last_one_long))
     assert offered_and_achieved(block(arrivals, growing, [1.0] * 6)) == pytest.approx((1.0, 1.0))
     assert not saturated(block(arrivals, growing, [1.0] * 6))
     assert saturated(block(arrivals, growing, last_one_long))
     # Requests may overtake each other: it is the last end that counts, not the last request's.
-    assert offered_and_achieved(block(arrivals, flat, [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]))[1] == pytest.approx(5 / 5)
+    assert offered_and_achieved(block(arrivals, flat, [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]))[
+        1
+    ] == pytest.approx(5 / 5)
 
 
 def test_figures_are_pooled_and_counted_by_hand():
@@ -83,7 +87,9 @@ def test_figures_are_pooled_and_counted_by_hand():
     assert burst["value"] == pytest.approx(56 / 26)
     assert (burst["p10"], burst["p90"]) == pytest.approx((1.9, 3.0))
     # 56 gaps between tokens, 26 of them between deliveries: the other 30 are 0 ms.
-    assert figures["token_gap_ms"]["p50"] == 0 and figures["token_gap_ms"]["p90"] == pytest.approx(290)
+    assert figures["token_gap_ms"]["p50"] == 0 and figures["token_gap_ms"]["p90"] == pytest.approx(
+        290
+    )
     assert figures["itl_ms"]["p50"] == 280 and figures["ttft_ms"]["p90"] == pytest.approx(200)
 
 
@@ -92,10 +98,12 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     fast = slow | {"request_seconds": [seconds / 1.5 for seconds in slow["request_seconds"]]}
     row = rate_row({"none": [slow], "base": [slow], "custom": [fast]}, EVALUATION, QUIET)
     assert row["custom_over_none"]["value"] == pytest.approx(1.5)
-    assert row["custom_over_none"]["low"] == pytest.approx(1.5) and row["custom_over_none"]["high"] == pytest.approx(
-        1.5
+    assert row["custom_over_none"]["low"] == pytest.approx(1.5) and row["custom_over_none"][
+        "high"
+    ] == pytest.approx(1.5)
+    assert row["custom"]["tokens_per_s"] == row["none"]["tokens_per_s"], (
+        "all together are what was asked for"
     )
-    assert row["custom"]["tokens_per_s"] == row["none"]["tokens_per_s"], "all together are what was asked for"
     assert row["arrivals"] == {"source": "log", "spread": slow["spread"]}
 
 
@@ -108,13 +116,21 @@ def test_a_rate_measured_once_has_the_closed_loop_s_noise_and_one_measured_twice
             for variant in ("none", "base", "custom"):
                 block = queued_block(2.0, 2.0)
                 if variant == "custom":
-                    block["request_seconds"] = [seconds * mood for seconds in block["request_seconds"]]
+                    block["request_seconds"] = [
+                        seconds * mood for seconds in block["request_seconds"]
+                    ]
                 steps.put(f"rate_eager_chats_2_{repeat}_{variant}", block)
-        evaluation = EvalConfig(rates=[2], rate_seconds=30, rate_repeats=repeats, bootstrap_samples=50)
-        return summarise_rates(steps, "eager", [asked], evaluation, closed_loop)["chats"]["2"]["custom_over_base"]
+        evaluation = EvalConfig(
+            rates=[2], rate_seconds=30, rate_repeats=repeats, bootstrap_samples=50
+        )
+        return summarise_rates(steps, "eager", [asked], evaluation, closed_loop)["chats"]["2"][
+            "custom_over_base"
+        ]
 
     once, alike, moody = ratio(1, [1.0]), ratio(2, [1.0, 1.0]), ratio(2, [0.8, 1.2])
-    assert once["high"] == pytest.approx(np.exp(2.446912 * 0.2)) and once["low"] == pytest.approx(1 / once["high"])
+    assert once["high"] == pytest.approx(np.exp(2.446912 * 0.2)) and once["low"] == pytest.approx(
+        1 / once["high"]
+    )
     assert alike["high"] == pytest.approx(1) and moody["high"] > 4
 
 
@@ -125,7 +141,9 @@ class Load:
         self.sent, self.fails_at = [], fails_at
 
     def run_block(self, url, prompts, concurrency, sampling, max_tokens):
-        return self.run_timed(url, prompts, [0.0] * len(prompts), sampling, max_tokens, warm_up=True)
+        return self.run_timed(
+            url, prompts, [0.0] * len(prompts), sampling, max_tokens, warm_up=True
+        )
 
     def run_timed(self, url, prompts, arrivals, sampling, max_tokens, warm_up=False):
         if not warm_up:
@@ -136,7 +154,9 @@ class Load:
         counters = SpeculationCounters(0, 0, 0, (), 0)
         of = Percentiles(0.0, 0.0, 0.0)
         n, tokens = len(prompts), 20 * len(prompts)
-        return BlockResult(None, n, tokens, arrivals[-1] + 0.5, 1.0, 1.0, of, of, of, requests, counters)
+        return BlockResult(
+            None, n, tokens, arrivals[-1] + 0.5, 1.0, 1.0, of, of, of, requests, counters
+        )
 
 
 @pytest.mark.parametrize("groups", [(("none", "base", "custom"),), (("none",), ("base", "custom"))])
@@ -180,4 +200,7 @@ def test_every_variant_gets_the_same_requests_at_the_same_times_and_an_interrupt
     assert list(table["chats"]) == ["2", "5"]
     row = table["chats"]["5"]
     assert row["base"]["requests"] == 30 and row["base"]["offered"] == pytest.approx(5)
-    assert row["base"]["request_tokens_per_s"] == pytest.approx(20 / 0.48) and row["base"]["acceptance_length"] == 1
+    assert (
+        row["base"]["request_tokens_per_s"] == pytest.approx(20 / 0.48)
+        and row["base"]["acceptance_length"] == 1
+    )

@@ -48,7 +48,10 @@ K = 2
 REPOSITORY = Path(__file__).parents[2]
 SERVING = ServingConfig(
     engine=EngineConfig(
-        max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25, environment={"PYTHONPATH": str(REPOSITORY)}
+        max_num_seqs=4,
+        max_model_len=1024,
+        kv_cache_gb=0.25,
+        environment={"PYTHONPATH": str(REPOSITORY)},
     )
 )
 EVALUATION = EvalConfig(
@@ -72,7 +75,10 @@ def logged(workload, count, longest=420):
     rows = []
     with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz", "rt") as log:
         for row in map(json.loads, log):
-            ids = row["response"].get("prompt_token_ids"), row["response"]["choices"][0].get("token_ids")
+            ids = (
+                row["response"].get("prompt_token_ids"),
+                row["response"]["choices"][0].get("token_ids"),
+            )
             if all(ids) and sum(map(len, ids)) < longest:
                 rows.append(row)
             if len(rows) == count:
@@ -87,19 +93,28 @@ def captured(engine, nano_r1, run, rows):
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     table = load_sequences(run / "sequences")
     capture_table(
-        engine, table, load_target_ends(nano_r1).lm_head_VH, {"run": str(run)}, CaptureConfig(), run / "features"
+        engine,
+        table,
+        load_target_ends(nano_r1).lm_head_VH,
+        {"run": str(run)},
+        CaptureConfig(),
+        run / "features",
     )
     ids = table["sequence_id"][:]
     parts = {"train": [], "validation": ids[:4], "heldout": ids[4:]}
     (run / "parts.json").write_text(json.dumps(parts))
     write_slices(name_slices(table), run)
-    return SimpleNamespace(run=run, table=table, store=FeatureStore.open(run / "features"), parts=parts)
+    return SimpleNamespace(
+        run=run, table=table, store=FeatureStore.open(run / "features"), parts=parts
+    )
 
 
 @pytest.fixture(scope="module")
 def weakened(nano_r1, tmp_path_factory):
     """Nano R1 with noise in its MTP layer's projection: every state and token is the same, the base drafts badly."""
-    directory = tmp_path_factory.mktemp("weakened") / nano_r1.name  # a server knows its target by this name
+    directory = (
+        tmp_path_factory.mktemp("weakened") / nano_r1.name
+    )  # a server knows its target by this name
     shutil.copytree(nano_r1, directory)
     tensors = load_file(directory / "model.safetensors")
     torch.manual_seed(0)
@@ -120,7 +135,9 @@ def bench(nano_r1, tmp_path_factory):
         stack.callback(patch.undo)
         speculators = {"base": nano_r1, "custom": nano_r1}
         fleet = stack.enter_context(open_fleet(target, SERVING, speculators, K, "eager", home))
-        engine = stack.enter_context(open_engine(target, SERVING.engine, nano_r1, K, extension=DRAFT_EXTENSION))
+        engine = stack.enter_context(
+            open_engine(target, SERVING.engine, nano_r1, K, extension=DRAFT_EXTENSION)
+        )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
         @contextlib.contextmanager
@@ -131,8 +148,12 @@ def bench(nano_r1, tmp_path_factory):
             yield fleet
 
         patch.setattr("outrider.eval.serve.open_fleet", the_fleet)
-        patch.setattr("outrider.serving.load.LoadGenerator", lambda *_: contextlib.nullcontext(load))
-        patch.setattr("outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine))
+        patch.setattr(
+            "outrider.serving.load.LoadGenerator", lambda *_: contextlib.nullcontext(load)
+        )
+        patch.setattr(
+            "outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine)
+        )
         patch.setattr("outrider.eval.fleet.SETTLE_S", 0.0)
         patch.setattr("outrider.eval.report.write_report", lambda *_: home)
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
@@ -192,13 +213,17 @@ def test_what_gains_ships_on_this_very_bench(gains):
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(bench, nano_r1, weakened, gains):
+def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
+    bench, nano_r1, weakened, gains
+):
     results = bench.judged(published(nano_r1, bench.home / "slow"), weakened)
     assert results["replay"]["ratio"] == gains["replay"]["ratio"]  # the same weights
     assert results["counted"]["ratio"]["value"] > 1.2
     assert results["verdict"]["verdict"] == "do not ship" and results["verdict"]["exit_code"] == 2
     assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
-    assert results["verdict"]["reason"].startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
+    assert results["verdict"]["reason"].startswith(
+        "tokens/s, custom / base, eager, concurrency 1: 0."
+    )
 
 
 @pytest.mark.slow
@@ -208,7 +233,9 @@ def test_the_base_under_another_name_is_refused(bench, nano_r1):
     ratio = results["replay"]["ratio"]
     assert ratio["value"] == ratio["low"] == ratio["high"] == 1.0
     assert results["verdict"]["verdict"] == "do not ship"
-    assert results["verdict"]["reason"].startswith("acceptance length, custom / base: 1.000 [1.000, 1.000]")
+    assert results["verdict"]["reason"].startswith(
+        "acceptance length, custom / base: 1.000 [1.000, 1.000]"
+    )
 
 
 def noise_in_the_head(speculator):
@@ -230,7 +257,9 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     assert results["verdict"]["verdict"] == "do not ship"
     assert results["verdict"]["reason"].startswith("acceptance length, custom / base: 0.")
     assert results["counted"]["ratio"]["value"] < 0.9
-    assert results["verification"]["greedy"]["custom"]["unexplained"] == 0  # speculation is lossless all the same
+    assert (
+        results["verification"]["greedy"]["custom"]["unexplained"] == 0
+    )  # speculation is lossless all the same
 
 
 def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
@@ -242,9 +271,14 @@ def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
     for step in range(steps):
         features = traffic.store.read(ids[step % len(ids)])
         tokens_BT, hidden_BTH = features.token_ids[None].long(), features.hidden[None].float()
-        sequence_BT, position_BT = torch.zeros_like(tokens_BT), torch.arange(tokens_BT.shape[1])[None]
+        sequence_BT, position_BT = (
+            torch.zeros_like(tokens_BT),
+            torch.arange(tokens_BT.shape[1])[None],
+        )
         losses = []
-        for depth, state_BTH in enumerate(unroll(speculator, ends, tokens_BT, hidden_BTH, sequence_BT, position_BT, K)):
+        for depth, state_BTH in enumerate(
+            unroll(speculator, ends, tokens_BT, hidden_BTH, sequence_BT, position_BT, K)
+        ):
             here = valid_BT(sequence_BT, depth)[0].nonzero()[features.completion_start :, 0]
             p = ends.logits(hidden_BTH[0, here + 1 + depth]).log_softmax(-1)
             q = ends.logits(state_BTH[0, here]).log_softmax(-1)
@@ -258,10 +292,14 @@ def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(bench, nano_r1, tmp_path):
+def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(
+    bench, nano_r1, tmp_path
+):
     other = captured(bench.engine, nano_r1, tmp_path / "other", logged("document_extraction", 24))
     head = trained_on(other, nano_r1, bench.home / "other-tenant")
-    rows = other.table.select(range(5, 24, 2)).select_columns(["sequence_id", "session", "temperature", "top_p"])
+    rows = other.table.select(range(5, 24, 2)).select_columns(
+        ["sequence_id", "session", "temperature", "top_p"]
+    )
     there = {
         name: replay(directory, nano_r1, other.store, rows, K)
         for name, directory in (("base", nano_r1), ("custom", head))
@@ -269,18 +307,26 @@ def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(benc
     assert compare(there["base"], there["custom"], K, samples=200, seed=0)["ratio"].low > 1
     results = bench.judged(head)
     assert results["verdict"]["verdict"] == "do not ship"
-    assert results["verdict"]["reason"].startswith("acceptance length, custom / base"), results["verdict"]["reason"]
+    assert results["verdict"]["reason"].startswith("acceptance length, custom / base"), results[
+        "verdict"
+    ]["reason"]
 
 
 @pytest.mark.slow
 @pytest.mark.engine
 def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains, tmp_path):
     """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
-    rows = [row for workload in ("general", "document_extraction", "social_chat") for row in logged(workload, 12)]
+    rows = [
+        row
+        for workload in ("general", "document_extraction", "social_chat")
+        for row in logged(workload, 12)
+    ]
     for row in rows:
         row["response"]["prompt_token_ids"] = row["response"]["prompt_token_ids"][:-2]
     shifted = captured(bench.engine, nano_r1, tmp_path / "shifted", rows)
-    check_traffic(shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None)
+    check_traffic(
+        shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None
+    )
     verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
     assert verdict["own"] is False and verdict["cause"] in NOT_SERVED, verdict
     heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
@@ -292,7 +338,9 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
 
 
 def with_nan(tensors):
-    next(tensor for name, tensor in tensors.items() if name.endswith("kv_b_proj.weight"))[7, 3] = float("nan")
+    next(tensor for name, tensor in tensors.items() if name.endswith("kv_b_proj.weight"))[7, 3] = (
+        float("nan")
+    )
 
 
 def with_a_stale_embedding(tensors):
@@ -305,14 +353,21 @@ def with_a_stale_embedding(tensors):
     ("change", "said"),
     [
         (with_nan, r"not a finite number in model\.layers\.16\.self_attn\.kv_b_proj\.weight"),
-        (with_a_stale_embedding, r"embed_tokens\.weight differs in 4096 of 4096 rows .*: a stale vocabulary"),
+        (
+            with_a_stale_embedding,
+            r"embed_tokens\.weight differs in 4096 of 4096 rows .*: a stale vocabulary",
+        ),
     ],
 )
-def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(nano_r1, tmp_path, monkeypatch, change, said):
+def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(
+    nano_r1, tmp_path, monkeypatch, change, said
+):
     directory = published(nano_r1, tmp_path / "speculator")
     tensors = load_file(directory / "model.safetensors")
     if change is with_a_stale_embedding:
-        tensors["of the target"] = load_file(nano_r1 / "model.safetensors")["model.embed_tokens.weight"]
+        tensors["of the target"] = load_file(nano_r1 / "model.safetensors")[
+            "model.embed_tokens.weight"
+        ]
     change(tensors)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     monkeypatch.setattr(FeatureStore, "open", lambda *_: pytest.fail("started"))

@@ -58,9 +58,13 @@ def sampled_drafts(ends, state, hidden, token):
     return min(1.0, float(q / p))
 
 
-@pytest.mark.parametrize(("method", "acceptance"), [("greedy", greedy_drafts), ("probabilistic", sampled_drafts)])
+@pytest.mark.parametrize(
+    ("method", "acceptance"), [("greedy", greedy_drafts), ("probabilistic", sampled_drafts)]
+)
 def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
-    monkeypatch.setattr("outrider.eval.replay.BATCH_TOKENS", 60)  # several sequences a batch, several batches
+    monkeypatch.setattr(
+        "outrider.eval.replay.BATCH_TOKENS", 60
+    )  # several sequences a batch, several batches
     sums = replay(case.target, case.target, case.store, case.rows, DEPTH, method)
     assert sums.sequence_ids == [f"r{number}" for number in range(5)]
     for r, name in enumerate(sums.sequence_ids):
@@ -69,7 +73,9 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
         for k in range(1, DEPTH + 1):
             expected = literal(case, features, k, acceptance)
             assert sums.steps_RK[r, k - 1] == pytest.approx(expected[0], rel=1e-4)
-            assert sums.accepted_RKK[r, k - 1, :k] == pytest.approx(expected[1:], rel=1e-3, abs=1e-6)
+            assert sums.accepted_RKK[r, k - 1, :k] == pytest.approx(
+                expected[1:], rel=1e-3, abs=1e-6
+            )
     if method == "greedy":
         assert sums.acceptance_length()[-1] > 1.3  # the case has accepted drafts to count
 
@@ -83,19 +89,25 @@ def test_regions_split_tokens_and_steps_without_a_rest(case):
         assert np.allclose(sums.region_tokens_RG[:, inside].sum(axis=1), sums.tokens_R)
         assert np.allclose(sums.region_steps_RGK[:, inside].sum(axis=1), sums.steps_RK)
     loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
-    assert loaded.regions == list(sums.regions) and np.allclose(loaded.region_steps_RGK, sums.region_steps_RGK)
+    assert loaded.regions == list(sums.regions) and np.allclose(
+        loaded.region_steps_RGK, sums.region_steps_RGK
+    )
 
 
 def test_a_greedy_override_makes_sampled_drafts_deterministic(case):
     greedy = replay(case.target, case.target, case.store, case.rows, DEPTH, "greedy")
-    override = replay(case.target, case.target, case.store, case.rows, DEPTH, "probabilistic", Sampling(0.0, 1.0))
+    override = replay(
+        case.target, case.target, case.store, case.rows, DEPTH, "probabilistic", Sampling(0.0, 1.0)
+    )
     assert np.allclose(greedy.steps_RK, override.steps_RK)
 
 
 def test_sums_survive_json_and_compare_pairs_them(case):
     sums = replay(case.target, case.target, case.store, case.rows, DEPTH)
     loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
-    assert loaded.sequence_ids == sums.sequence_ids and np.allclose(loaded.accepted_RKK, sums.accepted_RKK, atol=1e-6)
+    assert loaded.sequence_ids == sums.sequence_ids and np.allclose(
+        loaded.accepted_RKK, sums.accepted_RKK, atol=1e-6
+    )
     estimates = compare(sums, loaded, 2, samples=100, seed=0)
     assert estimates["ratio"].value == estimates["ratio"].low == estimates["ratio"].high == 1.0
     assert estimates["base"].value == pytest.approx(sums.acceptance_length()[1])

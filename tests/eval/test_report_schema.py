@@ -22,7 +22,9 @@ def complaints(value):
     def messages(errors):
         for error in errors:
             yield error.message
-            yield from messages(error.context)  # of every alternative, where something may also be null
+            yield from messages(
+                error.context
+            )  # of every alternative, where something may also be null
 
     return list(messages(jsonschema.Draft202012Validator(schema()).iter_errors(value)))
 
@@ -70,7 +72,9 @@ def test_a_key_that_nobody_described_is_found_and_so_is_one_that_is_gone(report,
 
 def test_the_pages_are_what_the_models_say():
     again = "run python -m outrider.eval.report_reference"
-    assert json.loads((DOCS / "report.schema.json").read_text()) == json.loads(json.dumps(schema())), again
+    assert json.loads((DOCS / "report.schema.json").read_text()) == json.loads(
+        json.dumps(schema())
+    ), again
     assert (DOCS / "report.md").read_text() == page(), again
     for name in ("Estimate", "replay_vs_engine", "weights_sha256"):
         assert name in page()

@@ -92,7 +92,11 @@ def test_a_character_of_several_tokens_stands_at_its_last(tokenizer):
 def test_the_examples_are_where_custom_gains_least_usually_and_most():
     base, custom = sample_replay(0.6), sample_replay(0.8)
     custom.steps_RK[:, 2] = base.steps_RK[:, 2] / torch.linspace(1, 3, 120).numpy()
-    assert choose(base, custom, 3) == {"gains least": "12", "gains as usual": "60", "gains most": "108"}
+    assert choose(base, custom, 3) == {
+        "gains least": "12",
+        "gains as usual": "60",
+        "gains most": "108",
+    }
 
 
 def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r1):
@@ -105,7 +109,9 @@ def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r
     store = {
         **case.store,
         "r0": SimpleNamespace(
-            token_ids=long.token_ids.repeat(repeats), hidden=long.hidden.repeat(repeats, 1), completion_start=3
+            token_ids=long.token_ids.repeat(repeats),
+            hidden=long.hidden.repeat(repeats, 1),
+            completion_start=3,
         ),
     }
     reader = SimpleNamespace(read=store.__getitem__)

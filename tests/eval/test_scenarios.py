@@ -34,7 +34,11 @@ def test_without_rates_nothing_and_without_scenarios_everything_is_sent():
 
 
 def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
-    (chosen,) = select(HELDOUT, config(a=ScenarioConfig(prompt_tokens=(100, 300), response_tokens=(70, None))), SERVING)
+    (chosen,) = select(
+        HELDOUT,
+        config(a=ScenarioConfig(prompt_tokens=(100, 300), response_tokens=(70, None))),
+        SERVING,
+    )
     expected = [p for p, r in zip(PROMPTS, RESPONSES, strict=True) if 100 <= p <= 300 and r >= 70]
     assert {100, 300} & set(expected), "an end is among them, or the test says nothing of ends"
     assert chosen.texts == [f"prompt {p}" for p in reversed(expected)]
@@ -54,26 +58,34 @@ def test_quantiles_are_of_the_held_out_part():
 def test_too_few_requests_are_an_error_that_says_which_lengths_there_are():
     narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_quantiles=(0.5, 1.0)))
     with pytest.raises(
-        OutriderError, match=r"eval\.scenarios\.tiny: \d of 40 held-out requests have prompts of 100 to 140"
+        OutriderError,
+        match=r"eval\.scenarios\.tiny: \d of 40 held-out requests have prompts of 100 to 140",
     ) as error:
         select(HELDOUT, narrow, SERVING)
-    assert "10 / 49 / 205 / 361 / 400 (0/10/50/90/100 %)" in str(error.value) and "split.max_heldout_sequences" in str(
+    assert "10 / 49 / 205 / 361 / 400 (0/10/50/90/100 %)" in str(
         error.value
-    )
+    ) and "split.max_heldout_sequences" in str(error.value)
 
 
 def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
     long = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
-    (chosen,) = select(HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561)))
+    (chosen,) = select(
+        HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561))
+    )
     assert chosen.described["requests"] == 12, "250 to 360, and one token behind the longest answer"
-    with pytest.raises(OutriderError, match=r"7 of 40 .* \(9 more are longer than .* leaves room for, 311 tokens\)"):
+    with pytest.raises(
+        OutriderError, match=r"7 of 40 .* \(9 more are longer than .* leaves room for, 311 tokens\)"
+    ):
         select(HELDOUT, config(long=long), SERVING)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prompt_tokens": (1, 2), "prompt_quantiles": (0, 1)}, "both prompt_tokens and prompt_quantiles"),
+        (
+            {"prompt_tokens": (1, 2), "prompt_quantiles": (0, 1)},
+            "both prompt_tokens and prompt_quantiles",
+        ),
         ({"response_tokens": (9, 3)}, r"range of response lengths \[9, 3\] ends before it begins"),
         ({"response_quantiles": (0.5, 1.5)}, "less than or equal to 1"),
     ],
@@ -84,9 +96,13 @@ def test_ranges_that_cannot_be_meant_are_refused(values, message):
 
 
 def test_scenarios_want_rates_and_rates_want_time():
-    with pytest.raises(ValidationError, match=r"eval\.scenarios are measured at eval\.rates, which is empty"):
+    with pytest.raises(
+        ValidationError, match=r"eval\.scenarios are measured at eval\.rates, which is empty"
+    ):
         EvalConfig(scenarios={"a": ScenarioConfig()})
-    with pytest.raises(ValidationError, match=r"at which eval\.rate_seconds = 5 sends 5 requests; 6 are the least"):
+    with pytest.raises(
+        ValidationError, match=r"at which eval\.rate_seconds = 5 sends 5 requests; 6 are the least"
+    ):
         EvalConfig(rates=[1, 4], rate_seconds=5)
     with pytest.raises(ValidationError, match="names a value twice"):
         EvalConfig(rates=[4, 4.0])

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.served import CountedPass, counted_acceptance, counted_passes, noise_of, summarise
+from outrider.eval.served import (
+    CountedPass,
+    counted_acceptance,
+    counted_passes,
+    noise_of,
+    summarise,
+)
 from outrider.speculators.errors import OutriderError
 from tests.eval.sample_results import EVALUATION, sample_blocks
 
@@ -25,7 +31,9 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
     )
     row = speed["4"]
     ratio = row["custom_over_base"]
-    assert ratio["value"] == pytest.approx(row["custom"]["tokens_per_s"] / row["base"]["tokens_per_s"])
+    assert ratio["value"] == pytest.approx(
+        row["custom"]["tokens_per_s"] / row["base"]["tokens_per_s"]
+    )
     assert ratio["low"] < 1.4 < ratio["high"]
     # Speeds drift by 20 % between repeats; the paired ratio does not care.
     assert ratio["high"] - ratio["low"] < 0.15
@@ -35,12 +43,16 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
 def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
     blocks = sample_blocks()
     slow = [
-        b | {"seconds": 2 * b["seconds"]} if (b["repeat"], b["concurrency"], b["variant"]) == (0, 8, "base") else b
+        b | {"seconds": 2 * b["seconds"]}
+        if (b["repeat"], b["concurrency"], b["variant"]) == (0, 8, "base")
+        else b
         for b in blocks
     ]
 
     def width(measured, concurrency):
-        ratio = summarise(measured, EVALUATION, noise_of({"eager": measured}))[concurrency]["custom_over_base"]
+        ratio = summarise(measured, EVALUATION, noise_of({"eager": measured}))[concurrency][
+            "custom_over_base"
+        ]
         return ratio["high"] / ratio["low"]
 
     for concurrency in ("1", "4", "8"):
@@ -51,7 +63,9 @@ def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
 
 def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
     plain = sample_blocks()
-    taking_turns = [b | {"alternated": b["concurrency"] == 1 and b["variant"] != "none"} for b in plain]
+    taking_turns = [
+        b | {"alternated": b["concurrency"] == 1 and b["variant"] != "none"} for b in plain
+    ]
     noise = noise_of({"eager": taking_turns})
     assert {name: each.degrees for name, each in noise.items()} == {
         "custom_over_base": 4,
@@ -62,7 +76,10 @@ def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
     ratio = speed["1"]["custom_over_base"]
     assert ratio["value"] == pytest.approx(before["1"]["custom_over_base"]["value"])
     assert ratio["clusters"] == ratio["observations"] == 3 * EVALUATION.block_requests(1)
-    assert speed["4"] == before["4"] and speed["1"]["custom_over_none"] == before["1"]["custom_over_none"]
+    assert (
+        speed["4"] == before["4"]
+        and speed["1"]["custom_over_none"] == before["1"]["custom_over_none"]
+    )
     # Where nothing else was measured their blocks tell what noise blocks have.
     alone = [block for block in taking_turns if block["concurrency"] == 1]
     assert noise_of({"eager": alone})["custom_over_base"].degrees == 2
@@ -70,7 +87,11 @@ def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
 
 def test_counters_are_pooled_before_they_are_divided():
     def counters(drafts, *accepted):
-        return {"drafts": drafts, "accepted_tokens": sum(accepted), "accepted_per_position": list(accepted)}
+        return {
+            "drafts": drafts,
+            "accepted_tokens": sum(accepted),
+            "accepted_per_position": list(accepted),
+        }
 
     passes = [
         CountedPass("a", {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),

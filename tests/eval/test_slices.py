@@ -16,7 +16,14 @@ def sums(steps_RK, sessions, region_tokens_RG=None, region_steps_RGK=None, regio
     if region_tokens_RG is None:
         region_tokens_RG, region_steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, K))
     return ReplaySums(
-        *([f"q{i}" for i in range(count)], sessions, np.arange(10.0, 10 + count), steps_RK, nothing, nothing),
+        *(
+            [f"q{i}" for i in range(count)],
+            sessions,
+            np.arange(10.0, 10 + count),
+            steps_RK,
+            nothing,
+            nothing,
+        ),
         *(np.array(region_tokens_RG, float), np.array(region_steps_RGK, float)),
         regions=regions,
     )
@@ -26,22 +33,41 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
     sessions = [f"s{i}" for i in range(8)]
     base = sums([[9, 6]] * 8, sessions)
     custom = sums([[9, 3]] * 4 + [[9, 8]] * 4, sessions)
-    slices = {"tenant": {"gains": ["q0", "q1", "q2", "q3", "elsewhere"], "loses": ["q4", "q5", "q6", "q7"]}}
+    slices = {
+        "tenant": {
+            "gains": ["q0", "q1", "q2", "q3", "elsewhere"],
+            "loses": ["q4", "q5", "q6", "q7"],
+        }
+    }
     gains, loses = sliced(base, custom, 2, slices, samples=50, seed=0)["tenant"]
     assert gains["tokens"] == 10 + 11 + 12 + 13 and gains["sequences"] == 4
-    assert gains["base"]["value"] == pytest.approx(46 / 24) and gains["custom"]["value"] == pytest.approx(46 / 12)
-    assert gains["ratio"]["value"] == pytest.approx(2) and loses["ratio"]["value"] == pytest.approx(6 / 8)
-    assert sliced(base, custom, 1, slices, samples=50, seed=0)["tenant"][0]["ratio"]["value"] == pytest.approx(1)
+    assert gains["base"]["value"] == pytest.approx(46 / 24) and gains["custom"][
+        "value"
+    ] == pytest.approx(46 / 12)
+    assert gains["ratio"]["value"] == pytest.approx(2) and loses["ratio"]["value"] == pytest.approx(
+        6 / 8
+    )
+    assert sliced(base, custom, 1, slices, samples=50, seed=0)["tenant"][0]["ratio"][
+        "value"
+    ] == pytest.approx(1)
 
 
 def test_an_interval_needs_sessions_and_is_over_them():
     steps = [[4, 2 + i] for i in range(10)]
     base = sums([[4, 6]] * 10, ["same"] * 5 + [f"s{i}" for i in range(5)])
     custom = sums(steps, base.sessions)
-    slices = {"route": {"one session": [f"q{i}" for i in range(5)], "five": [f"q{i}" for i in range(5, 10)]}}
+    slices = {
+        "route": {
+            "one session": [f"q{i}" for i in range(5)],
+            "five": [f"q{i}" for i in range(5, 10)],
+        }
+    }
     one, five = sliced(base, custom, 2, slices, samples=200, seed=0)["route"]
     assert one["sessions"] == 1 and one["ratio"]["low"] is None
-    assert five["sessions"] == LEAST_SESSIONS and five["ratio"]["low"] < five["ratio"]["value"] < five["ratio"]["high"]
+    assert (
+        five["sessions"] == LEAST_SESSIONS
+        and five["ratio"]["low"] < five["ratio"]["value"] < five["ratio"]["high"]
+    )
 
 
 def test_regions_within_responses_and_those_without_a_step():
@@ -55,7 +81,9 @@ def test_regions_within_responses_and_those_without_a_step():
     assert set(table) == {"part"}  # `place` has a single part with steps
     reasoning, answer = table["part"]
     assert reasoning["sequences"] == 2 and answer["sequences"] == 1
-    assert reasoning["ratio"]["value"] == pytest.approx(8 / 4) and answer["ratio"]["value"] == pytest.approx(1)
+    assert reasoning["ratio"]["value"] == pytest.approx(8 / 4) and answer["ratio"][
+        "value"
+    ] == pytest.approx(1)
 
 
 def test_prompt_lengths_are_binned_from_the_shortest():

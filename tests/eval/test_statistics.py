@@ -18,7 +18,9 @@ def test_the_value_is_the_ratio_of_sums():
 def test_clustered_intervals_cover_and_naive_ones_do_not():
     random, covered, naive = np.random.default_rng(0), 0, 0
     for trial in range(200):
-        level = np.repeat(1 + 0.3 * random.standard_normal(40), 5)  # five requests of a session share its level
+        level = np.repeat(
+            1 + 0.3 * random.standard_normal(40), 5
+        )  # five requests of a session share its level
         tokens = random.integers(50, 150, 200).astype(float)
         sums = np.stack([tokens * (level + 0.05 * random.standard_normal(200)), tokens], axis=1)
         clustered = bootstrap(sums, np.arange(200) // 5, ratio, samples=400, seed=trial)
@@ -33,7 +35,9 @@ def test_pairing_narrows_the_interval():
     random = np.random.default_rng(1)
     steps = random.integers(20, 400, 100).astype(float)
     custom = steps / 1.3 * (1 + 0.02 * random.standard_normal(100))
-    estimate = bootstrap(np.stack([steps, custom], axis=1), np.arange(100), ratio, samples=500, seed=0)
+    estimate = bootstrap(
+        np.stack([steps, custom], axis=1), np.arange(100), ratio, samples=500, seed=0
+    )
     assert estimate.value == pytest.approx(1.3, rel=0.01) and estimate.high - estimate.low < 0.03
     assert (estimate.observations, estimate.clusters) == (100, 100)
 

@@ -12,7 +12,11 @@ def test_a_step_is_measured_once_while_its_inputs_are_the_same(tmp_path):
         calls.append(1)
         return {"n": len(calls)}
 
-    assert Steps(tmp_path, {"a": 1}).run("speed", work) == Steps(tmp_path, {"a": 1}).run("speed", work) == {"n": 1}
+    assert (
+        Steps(tmp_path, {"a": 1}).run("speed", work)
+        == Steps(tmp_path, {"a": 1}).run("speed", work)
+        == {"n": 1}
+    )
     assert Steps(tmp_path, {"a": 2}).run("speed", work) == {"n": 2}
 
 
@@ -20,7 +24,8 @@ def test_responses_are_their_owners_alone_from_the_first_byte_on(tmp_path, monke
     seen = []
     rename = os.rename
     monkeypatch.setattr(
-        "pathlib.Path.rename", lambda path, target: (seen.append(path.stat().st_mode), rename(path, target))
+        "pathlib.Path.rename",
+        lambda path, target: (seen.append(path.stat().st_mode), rename(path, target)),
     )
     previous = os.umask(0o022)
     try:

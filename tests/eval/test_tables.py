@@ -94,7 +94,13 @@ def test_both_are_printed_from_run_directories(tmp_path):
     for name in ("chats", "documents"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(sample_results()))
-    command = [sys.executable, "-m", "outrider.eval.tables", str(tmp_path / "chats"), str(tmp_path / "documents")]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.eval.tables",
+        str(tmp_path / "chats"),
+        str(tmp_path / "documents"),
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.count("Usage scenarios, compiled mode") == 2 and "## Workloads" in printed
     assert "| long in long out | 16 |" in printed and "| documents | eager, at 1 |" in printed

@@ -47,11 +47,17 @@ def test_intervals_of_alternated_requests_cover_however_long_moods_last(pairs, l
         shocks, mood = random.standard_normal(2 * pairs), 0.0
         moods = [mood := kept * mood + np.sqrt(1 - kept**2) * shock for shock in shocks]
         tokens = random.integers(20, 160, 2 * pairs)  # of responses as unlike as a chat's
-        seconds = tokens / 100 * np.exp(0.15 * np.array(moods) + 0.05 * random.standard_normal(2 * pairs))
+        seconds = (
+            tokens / 100 * np.exp(0.15 * np.array(moods) + 0.05 * random.standard_normal(2 * pairs))
+        )
         pair, first = np.arange(pairs), np.arange(pairs) % 2  # a b b a a b b a
         one, other = 2 * pair + first, 2 * pair + 1 - first
         seconds[one] /= 1.5
-        found.append(alternated_ratio(np.stack([tokens[one], seconds[one], tokens[other], seconds[other]], axis=1)))
+        found.append(
+            alternated_ratio(
+                np.stack([tokens[one], seconds[one], tokens[other], seconds[other]], axis=1)
+            )
+        )
     assert np.mean([each.low <= 1.5 <= each.high for each in found]) > 0.93
     # The longer moods last, the more alike are a pair's.
     if lasting > 10 and pairs == 24:
@@ -61,34 +67,44 @@ def test_intervals_of_alternated_requests_cover_however_long_moods_last(pairs, l
 def test_alternated_requests_are_pooled_before_they_are_divided():
     pairs = np.array([[100.0, 1.0, 100.0, 2.0], [50.0, 1.0, 10.0, 1.0], [30.0, 1.0, 60.0, 1.0]])
     estimate = alternated_ratio(pairs)
-    assert estimate.value == pytest.approx((180 / 3) / (170 / 4)) and (estimate.observations, estimate.clusters) == (
+    assert estimate.value == pytest.approx((180 / 3) / (170 / 4)) and (
+        estimate.observations,
+        estimate.clusters,
+    ) == (
         3,
         3,
     )
     # The same by leaving out a pair at a time, where each matters little.
     many = np.repeat(pairs, 40, axis=0)
-    logs = np.log([alternated_ratio(np.delete(many, place, axis=0)).value for place in range(len(many))])
+    logs = np.log(
+        [alternated_ratio(np.delete(many, place, axis=0)).value for place in range(len(many))]
+    )
     error = np.sqrt((len(many) - 1) / len(many) * ((logs - logs.mean()) ** 2).sum())
     estimate = alternated_ratio(many)
     assert np.log(estimate.high / estimate.low) / 2 == pytest.approx(error * 1.9801, rel=0.01)
 
 
 def test_the_value_is_the_ratio_of_pooled_speeds():
-    blocks = [np.array([[100.0, 1.0, 100.0, 2.0], [50.0, 1.0, 10.0, 1.0]]), np.array([[30.0, 1.0, 60.0, 1.0]])]
+    blocks = [
+        np.array([[100.0, 1.0, 100.0, 2.0], [50.0, 1.0, 10.0, 1.0]]),
+        np.array([[30.0, 1.0, 60.0, 1.0]]),
+    ]
     estimate = speed_ratio(blocks, BlockNoise(0.0, 4), samples=200, seed=0)
     assert estimate.value == pytest.approx((180 / 3) / (170 / 4))
     assert (estimate.observations, estimate.clusters) == (3, 2)
 
 
 def test_prompts_that_differ_more_than_blocks_do_set_the_interval():
-    block = np.stack([np.array([50.0, 150.0] * 10), np.ones(20), np.full(20, 100.0), np.ones(20)], axis=1)
+    block = np.stack(
+        [np.array([50.0, 150.0] * 10), np.ones(20), np.full(20, 100.0), np.ones(20)], axis=1
+    )
     prompts = speed_ratio([block, block], None, samples=400, seed=0)
     assert prompts.low < 0.95 and prompts.high > 1.05
     assert speed_ratio([block, block], BlockNoise(1e-6, 4), samples=400, seed=0) == prompts
     moody = speed_ratio([block, block], BlockNoise(0.04, 4), samples=400, seed=0)
-    assert moody.low == pytest.approx(np.exp(-2.776445 * 0.2 / np.sqrt(2))) and moody.high == pytest.approx(
-        1 / moody.low
-    )
+    assert moody.low == pytest.approx(
+        np.exp(-2.776445 * 0.2 / np.sqrt(2))
+    ) and moody.high == pytest.approx(1 / moody.low)
 
 
 def test_one_block_of_each_kind_tells_no_noise():

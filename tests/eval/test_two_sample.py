@@ -16,14 +16,19 @@ def responses(rng, count, shift=0.0, length=60):
     for prompt in range(count):
         p = np.random.default_rng(prompt).dirichlet(np.full(VOCABULARY, 0.2)) * (1 - shift)
         p[0] += shift
-        drawn.append(rng.choice(VOCABULARY, size=int(rng.integers(length // 2, length)), p=p / p.sum()).tolist())
+        drawn.append(
+            rng.choice(
+                VOCABULARY, size=int(rng.integers(length // 2, length)), p=p / p.sum()
+            ).tolist()
+        )
     return drawn
 
 
 def test_p_values_of_equal_samplers_are_uniform():
     rng = np.random.default_rng(0)
     values = [
-        same_tokens(responses(rng, 12), responses(rng, 12), samples=200, seed=run)["p_value"] for run in range(200)
+        same_tokens(responses(rng, 12), responses(rng, 12), samples=200, seed=run)["p_value"]
+        for run in range(200)
     ]
     for level in (0.05, 0.2, 0.5):
         # Binomial of 200 draws: three standard deviations.

@@ -47,7 +47,8 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
 
     def counted(ids, sampling):
         rows = [
-            {"sequence_id": verification._row_id(p, i), "session": p.session} for p, i in zip(prompts, ids, strict=True)
+            {"sequence_id": verification._row_id(p, i), "session": p.session}
+            for p, i in zip(prompts, ids, strict=True)
         ]
         sums = replay(target, target, store, rows, K, "greedy", sampling)
         drafts = float(sums.steps_RK[:, K - 1].sum())
@@ -58,11 +59,21 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
 
     one, two = Sampling(0.0, 1.0), Sampling(0.6, 0.95)
     outputs = {
-        "samplings": {"greedy": {"temperature": 0.0, "top_p": 1.0}, "sampled": {"temperature": 0.6, "top_p": 0.95}},
-        "greedy": {"none": recorded(greedy, one), "base": recorded(greedy, one), "custom": recorded(other, one)},
+        "samplings": {
+            "greedy": {"temperature": 0.0, "top_p": 1.0},
+            "sampled": {"temperature": 0.6, "top_p": 0.95},
+        },
+        "greedy": {
+            "none": recorded(greedy, one),
+            "base": recorded(greedy, one),
+            "custom": recorded(other, one),
+        },
         "sampled": {variant: recorded(sampled, two) for variant in ("none", "base", "custom")},
     }
-    outputs["sampled"]["custom"]["counters"] = {**outputs["sampled"]["custom"]["counters"], "drafts": 40}
+    outputs["sampled"]["custom"]["counters"] = {
+        **outputs["sampled"]["custom"]["counters"],
+        "drafts": 40,
+    }
     findings = examine(
         outputs,
         prompts,
@@ -81,11 +92,15 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
     logits = load_target_ends(target).logits(
         store[verification._row_id(prompts[1], greedy[1])].hidden[3 + 4 - 1].float()
     )
-    assert difference["gap_nats"] == pytest.approx(abs(float(logits[greedy[1][4]] - logits[other[1][4]])))
+    assert difference["gap_nats"] == pytest.approx(
+        abs(float(logits[greedy[1][4]] - logits[other[1][4]]))
+    )
     features = store[verification._row_id(prompts[2], sampled[2])]
     p = (load_target_ends(target).logits(features.hidden.float()) / 0.6).log_softmax(-1)
     mine = verification._Head(target, store).logprobs(prompts[2], sampled[2], 0.6)
-    assert mine == pytest.approx(np.array([float(p[2 + i, token]) for i, token in enumerate(sampled[2])]), abs=1e-5)
+    assert mine == pytest.approx(
+        np.array([float(p[2 + i, token]) for i, token in enumerate(sampled[2])]), abs=1e-5
+    )
 
     difference = findings["replay_vs_engine"]
     assert difference["base"] == pytest.approx(0.0)
@@ -98,7 +113,9 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
     tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
     monkeypatch.setattr(
-        verification, "task_of", lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5")
+        verification,
+        "task_of",
+        lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5"),
     )
     prompts = [Prompt("a", "s", [1], "yes"), Prompt("b", "s", [1], "no")]
     outputs = {
@@ -107,9 +124,15 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
             "base": {"token_ids": [[5], [5]]},
             "custom": {"token_ids": [[6, 0], [5]]},
         },
-        "sampled": {variant: {"token_ids": [[5, 0], [5]]} for variant in ("none", "base", "custom")},
+        "sampled": {
+            variant: {"token_ids": [[5, 0], [5]]} for variant in ("none", "base", "custom")
+        },
     }
     target = SimpleNamespace(directory=lambda: "nowhere")
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
-    assert (result["none"]["solved"], result["custom"]["solved"], result["none"]["responses"]) == (2, 1, 2)
+    assert (result["none"]["solved"], result["custom"]["solved"], result["none"]["responses"]) == (
+        2,
+        1,
+        2,
+    )
     assert judge_tasks(outputs, prompts, target, EvalConfig()) is None

@@ -66,12 +66,18 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
             ["--recipe", "mine.yaml", "training.epoch=3"],
             ["command line, training.epoch=3", "did you mean `training.epochs`?"],
         ),
-        (["--recipe", "mine.yaml", "--training.epochs", "many"], ["training.epochs = 'many'", "valid integer"]),
+        (
+            ["--recipe", "mine.yaml", "--training.epochs", "many"],
+            ["training.epochs = 'many'", "valid integer"],
+        ),
         (
             ["--recipe", "mine.yaml", "traffic.path=gone.jsonl"],
             ["traffic.path = ", "gone.jsonl", "no such file or folder"],
         ),
-        (["--recipe", "mine.yaml", "target.model=gone"], ["target.model = 'gone': no such directory"]),
+        (
+            ["--recipe", "mine.yaml", "target.model=gone"],
+            ["target.model = 'gone': no such directory"],
+        ),
         (
             ["--recipe", "mine.yaml", "privacy.mode=surrogate", "privacy.key_file=gone.key"],
             ["privacy.key_file = ", "gone.key", "no such file", "/dev/urandom"],
@@ -82,14 +88,26 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
                 "privacy.regenerate = true has nothing to answer anew under privacy.mode = 'off'; set privacy.mode: surrogate"
             ],
         ),
-        (["--recipe", "mine.yaml", "eval.task=posixpath:jion"], ["eval.task = 'posixpath:jion'", "no function jion"]),
-        (["--recipe", "mine.yaml", "--dryrun"], ["--dryrun: no such option; did you mean --dry-run?"]),
+        (
+            ["--recipe", "mine.yaml", "eval.task=posixpath:jion"],
+            ["eval.task = 'posixpath:jion'", "no function jion"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--dryrun"],
+            ["--dryrun: no such option; did you mean --dry-run?"],
+        ),
         (
             ["--recipe", "mine.yaml", "--stages", "learn"],
             ["no stage `learn`", "ingest, split, capture, train, evaluate, export"],
         ),
-        (["--recipe", "mine.yaml", "--stages", "train", "--name", "empty"], ["train needs the output of split"]),
-        (["--recipe", "mine.yaml", "--runs", "/proc/runs"], ["/proc/runs/mine: cannot write here", "--runs DIR"]),
+        (
+            ["--recipe", "mine.yaml", "--stages", "train", "--name", "empty"],
+            ["train needs the output of split"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--runs", "/proc/runs"],
+            ["/proc/runs/mine: cannot write here", "--runs DIR"],
+        ),
         ([], ["--recipe"]),
     ],
 )
@@ -108,12 +126,18 @@ def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace,
         f"{tmp_path}/config.json: num_nextn_predict_layers is 0",
         "target.model",
     )
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
-    assert_one_message(run("train-speculator", *words, cwd=workplace), "no tensor named model.layers.")
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
+    )
+    assert_one_message(
+        run("train-speculator", *words, cwd=workplace), "no tensor named model.layers."
+    )
     assert not (workplace / "runs" / "no_mtp" / "stages").exists()
 
 
-def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
+def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
+    workplace, tmp_path, nano_r1
+):
     words = ["--recipe", "mine.yaml", "--name", "not_mine", "--speculator"]
     gone = run("evaluate-speculator", *words, str(tmp_path / "gone"), cwd=workplace)
     assert_one_message(gone, f"{tmp_path}/gone/config.json: no such file")
@@ -123,7 +147,9 @@ def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(w
     (tmp_path / "stale" / "config.json").write_text(json.dumps(config | {"vocab_size": 4000}))
     stale = run("evaluate-speculator", *words, str(tmp_path / "stale"), cwd=workplace)
     assert_one_message(
-        stale, f"{tmp_path}/stale/config.json: vocab_size = 4000, but the target's is 4096", "stale vocab"
+        stale,
+        f"{tmp_path}/stale/config.json: vocab_size = 4000, but the target's is 4096",
+        "stale vocab",
     )
     assert not (workplace / "runs" / "not_mine" / "stages").exists()
 
@@ -140,11 +166,15 @@ def test_help_and_recipes_do_not_import_torch():
         "load.load_recipe('r1/social_chat')\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'vllm', 'deepspeed') if name in sys.modules])"
     )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert finished.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("command", ["train-speculator", "evaluate-speculator", "export-speculator"])
+@pytest.mark.parametrize(
+    "command", ["train-speculator", "evaluate-speculator", "export-speculator"]
+)
 def test_help(tmp_path, command):
     finished = run(command, "--help", cwd=tmp_path)
     assert finished.returncode == 0
@@ -153,12 +183,23 @@ def test_help(tmp_path, command):
 
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
-    finished = run("train-speculator", "--recipe", "mine.yaml", "--dry-run", "--name", "dry", "eval.k=3", cwd=workplace)
+    finished = run(
+        "train-speculator",
+        "--recipe",
+        "mine.yaml",
+        "--dry-run",
+        "--name",
+        "dry",
+        "eval.k=3",
+        cwd=workplace,
+    )
     assert finished.returncode == 0, finished.stderr
     told = json.loads(finished.stdout)
     assert list(told["dry_run"]) == list(STAGES)
     assert "x 388 bytes" in told["dry_run"]["capture"]["cost"]
-    assert yaml.safe_load(Path(told["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"] == 3
+    assert (
+        yaml.safe_load(Path(told["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"] == 3
+    )
     assert not Path(told["run_dir"], "stages").exists()
 
 
@@ -177,8 +218,18 @@ def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workp
 
 
 def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
-    words = [COMMANDS / "train-speculator", "--recipe", "mine.yaml", "--stages", "ingest", "--name", "stopped"]
-    going = subprocess.Popen(words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [
+        COMMANDS / "train-speculator",
+        "--recipe",
+        "mine.yaml",
+        "--stages",
+        "ingest",
+        "--name",
+        "stopped",
+    ]
+    going = subprocess.Popen(
+        words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     started = workplace / "runs" / "stopped" / "stages" / "ingest.started.json"
     deadline = time.monotonic() + 120
     while not started.is_file():
@@ -198,11 +249,22 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
     for name, whole in (("march", report(0, 2.0, 3.0)), ("june", report(90, 2.0, 2.4))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(whole))
-    finished = run("evaluate-speculator", "--compare", "june", "march", "--html", "pages/drift.html", cwd=tmp_path)
+    finished = run(
+        "evaluate-speculator",
+        "--compare",
+        "june",
+        "march",
+        "--html",
+        "pages/drift.html",
+        cwd=tmp_path,
+    )
     assert finished.returncode == 0, finished.stderr
     line = json.loads(finished.stdout)
     assert line["runs"] == ["june", "march"] and line["figures"][0]["figure"] == "verdict"
     assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
-    assert "drifts away" in (tmp_path / "pages" / "drift.html").read_text() and "pages/drift.html" in finished.stderr
+    assert (
+        "drifts away" in (tmp_path / "pages" / "drift.html").read_text()
+        and "pages/drift.html" in finished.stderr
+    )
     mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
     assert_one_message(mistaken, "--html page.html goes with --compare RUN_A RUN_B")

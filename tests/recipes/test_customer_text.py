@@ -30,7 +30,11 @@ def good_rows(count=30):
         "function": {"name": f"{CANARY}_lookup", "description": f"for {CANARY}", "parameters": {}},
     }
     for index, (messages, reasoning, answer) in enumerate(screenings(count)):
-        last = {**messages[-1], "content": f"{messages[-1]['content']}\n{CANARY} {index}", "name": CANARY}
+        last = {
+            **messages[-1],
+            "content": f"{messages[-1]['content']}\n{CANARY} {index}",
+            "name": CANARY,
+        }
         row = pair(
             [{"role": "system", "content": f"{CANARY} is the customer"}, *messages[:-1], last],
             f"{reasoning} {CANARY}",
@@ -49,7 +53,13 @@ def good_rows(count=30):
 def leaves(value, path=()):
     """The path of every value in a JSON value."""
     yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in inner:
         yield from leaves(one, (*path, key))
 
@@ -79,11 +89,27 @@ def malformed_rows():
         f'"{CANARY}"'.encode(),
         CANARY.encode(),
     )
-    yield b'{"request": {"' + CANARY.encode() + b'": ' + b"[" * 3000 + b"]" * 3000 + b'}, "response": {}}'
-    yield b'{"request": {"messages": [{"role": "user", "content": "' + CANARY.encode() + b'\\ud83d"}]}, "response": {}}'
+    yield (
+        b'{"request": {"'
+        + CANARY.encode()
+        + b'": '
+        + b"[" * 3000
+        + b"]" * 3000
+        + b'}, "response": {}}'
+    )
+    yield (
+        b'{"request": {"messages": [{"role": "user", "content": "'
+        + CANARY.encode()
+        + b'\\ud83d"}]}, "response": {}}'
+    )
     yield {"request": whole["request"], "response": {"error": {"message": CANARY, "code": CANARY}}}
     yield pair([{"role": "user", "content": None, "extra": CANARY}], CANARY, CANARY)
-    yield pair([{"role": "user", "content": CANARY}], CANARY, CANARY, request__chat_template=f"{{{{ {CANARY}() }}}}")
+    yield pair(
+        [{"role": "user", "content": CANARY}],
+        CANARY,
+        CANARY,
+        request__chat_template=f"{{{{ {CANARY}() }}}}",
+    )
     yield pair([{"role": "user", "content": CANARY}], CANARY * 3000, CANARY)
     yield {CANARY: CANARY}
 
@@ -105,7 +131,11 @@ def workplace(tmp_path_factory, nano_r1):
 
 def run(folder, *words):
     return subprocess.run(
-        [COMMAND, "--recipe", "mine.yaml", *words], cwd=folder, capture_output=True, text=True, timeout=300
+        [COMMAND, "--recipe", "mine.yaml", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -115,7 +145,10 @@ def assert_no_canary(finished, run_dir):
     for path in run_dir.rglob("*"):
         inside = path.relative_to(run_dir)
         assert CANARY not in str(inside)
-        private = inside.parts[0] in ("traffic", "features") and path.name not in ("rejects.jsonl", "summary.json")
+        private = inside.parts[0] in ("traffic", "features") and path.name not in (
+            "rejects.jsonl",
+            "summary.json",
+        )
         if path.is_file() and not private:
             looked_at.append(str(inside))
             assert CANARY.encode() not in path.read_bytes(), inside
@@ -127,23 +160,36 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
     assert finished.returncode == 0, finished.stderr
     run_dir = workplace / "runs" / "whole"
     looked_at = assert_no_canary(finished, run_dir)
-    assert {"traffic/rejects.jsonl", "split/parts.json", "stages/ingest.json", "logs/attempt_1/ingest.log"} <= set(
-        looked_at
-    )
+    assert {
+        "traffic/rejects.jsonl",
+        "split/parts.json",
+        "stages/ingest.json",
+        "logs/attempt_1/ingest.log",
+    } <= set(looked_at)
     counted = json.loads((run_dir / "stages" / "ingest.json").read_text())["result"]
     assert counted["exchanges"] > 50 and sum(counted["rejects"].values()) > 50
     held = [
-        path for path in (run_dir / "traffic").rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
+        path
+        for path in (run_dir / "traffic").rglob("*")
+        if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
     assert held, "the table itself holds what it was made from, or this test looks at nothing"
 
 
 def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
-    finished = run(workplace, "--stages", "ingest", "--name", "error", "traffic.max_reject_fraction=0.05")
+    finished = run(
+        workplace, "--stages", "ingest", "--name", "error", "traffic.max_reject_fraction=0.05"
+    )
     assert finished.returncode == 1 and "max_reject_fraction" in finished.stderr
     assert_no_canary(finished, workplace / "runs" / "error")
     finished = run(
-        workplace, "--stages", "ingest", "--name", "hopeless", "traffic.path=hopeless.jsonl", "traffic.model=x"
+        workplace,
+        "--stages",
+        "ingest",
+        "--name",
+        "hopeless",
+        "traffic.path=hopeless.jsonl",
+        "traffic.model=x",
     )
     assert finished.returncode == 1 and "no usable row" in finished.stderr
     assert_no_canary(finished, workplace / "runs" / "hopeless")
@@ -167,16 +213,27 @@ sys.exit(stage.main(sys.argv[1], RunDirectory(Path(sys.argv[2])), {}))
 
 @pytest.mark.parametrize(
     ("stage", "samples", "quotes"),
-    [("ingest", False, False), ("evaluate", False, False), ("ingest", True, True), ("train", False, True)],
+    [
+        ("ingest", False, False),
+        ("evaluate", False, False),
+        ("ingest", True, True),
+        ("train", False, True),
+    ],
 )
-def test_an_unexpected_error_is_logged_without_its_message_unless_samples_are_allowed(tmp_path, stage, samples, quotes):
+def test_an_unexpected_error_is_logged_without_its_message_unless_samples_are_allowed(
+    tmp_path, stage, samples, quotes
+):
     loaded = load_recipe("resume_screening", [f"report.samples={str(samples).lower()}"])
     directory = RunDirectory.of(loaded.recipe, tmp_path)
     directory.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
     words = [sys.executable, "-c", BROKEN, stage, str(directory.root)]
     finished = subprocess.run(words, capture_output=True, text=True)
     assert finished.returncode == 70
-    assert "in perform" in finished.stderr and "ValueError: " in finished.stderr and "KeyError: " in finished.stderr
+    assert (
+        "in perform" in finished.stderr
+        and "ValueError: " in finished.stderr
+        and "KeyError: " in finished.stderr
+    )
     assert (CANARY in finished.stderr) == quotes and (WITHHELD in finished.stderr) != quotes
 
 
@@ -198,4 +255,6 @@ def test_logs_of_attempts_are_their_owners_alone(workplace):
     mode = {path.name: stat.S_IMODE(path.stat().st_mode) for path in run_dir.rglob("*")}
     assert mode["attempt_1"] == mode["traffic"] == mode["sequences"] == 0o700
     assert mode["ingest.log"] == mode["rejects.jsonl"] == mode["recipe.resolved.yaml"] == 0o600
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (run_dir / "traffic" / "sequences").iterdir()} == {0o600}
+    assert {
+        stat.S_IMODE(path.stat().st_mode) for path in (run_dir / "traffic" / "sequences").iterdir()
+    } == {0o600}

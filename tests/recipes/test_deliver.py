@@ -35,8 +35,14 @@ def bundle(speculator, ranges, *overrides):
 
 def test_one_k_is_the_evaluated_one(speculator):
     manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 2]])
-    assert manifest["num_speculative_tokens"] == 4 and manifest["num_speculative_tokens_per_batch_size"] is None
-    assert "per_batch_size" not in config and manifest["evidence"]["k_per_batch_size"] == [[1, 4, 4], [5, 8, 2]]
+    assert (
+        manifest["num_speculative_tokens"] == 4
+        and manifest["num_speculative_tokens_per_batch_size"] is None
+    )
+    assert "per_batch_size" not in config and manifest["evidence"]["k_per_batch_size"] == [
+        [1, 4, 4],
+        [5, 8, 2],
+    ]
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(speculator):

@@ -21,8 +21,28 @@ from tests.data.logs import pair, screenings, write_log
 from tests.recipes.test_commands import assert_one_message, run
 
 KEYS = {
-    *("rows", "exchanges", "joined", "extra_choices", "rejects", "formats", "fidelity", "models", "tenants", "lengths"),
-    *("sampling", "time", "duplicates", "predicted", "sessions", "split", "round_trips", "problems"),
+    *(
+        "rows",
+        "exchanges",
+        "joined",
+        "extra_choices",
+        "rejects",
+        "formats",
+        "fidelity",
+        "models",
+        "tenants",
+        "lengths",
+    ),
+    *(
+        "sampling",
+        "time",
+        "duplicates",
+        "predicted",
+        "sessions",
+        "split",
+        "round_trips",
+        "problems",
+    ),
 }
 
 
@@ -51,7 +71,9 @@ def page(found, width=100):
 def shipped(tmp_path_factory):
     recipe = load_recipe("social_chat").recipe
     runs = tmp_path_factory.mktemp("runs")
-    found, samples = inspect_recipe(recipe, RunDirectory.of(recipe, runs), rows_per_file=None, samples=2)
+    found, samples = inspect_recipe(
+        recipe, RunDirectory.of(recipe, runs), rows_per_file=None, samples=2
+    )
     assert not list(runs.iterdir())
     return found, samples
 
@@ -59,12 +81,20 @@ def shipped(tmp_path_factory):
 def test_the_shipped_log(shipped):
     found, samples = shipped
     assert set(found) >= KEYS and json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (600, 600, {}, [])
+    assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (
+        600,
+        600,
+        {},
+        [],
+    )
     assert sum(found["fidelity"].values()) == 600 and found["formats"] == {"openai_pairs": 600}
     predicted = found["predicted"]
-    assert predicted["tokens"] == sum(found["split"][part]["tokens"] for part in ("train", "validation", "heldout"))
+    assert predicted["tokens"] == sum(
+        found["split"][part]["tokens"] for part in ("train", "validation", "heldout")
+    )
     assert (
-        predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4) and predicted["tokens_per_s"] == CAPTURE_TOKENS_PER_S
+        predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4)
+        and predicted["tokens_per_s"] == CAPTURE_TOKENS_PER_S
     )
     assert len(samples) == 2 and "completion, trained on" in samples[0].plain
     assert not samples[0].style  # a bold title makes no bold sequence, on which dim would be lost
@@ -90,7 +120,9 @@ def test_the_page_says_what_was_found(shipped):
 def test_names_of_a_log_are_printed_and_not_obeyed(shipped):
     found, _ = shipped
     hostile = {**found, "tenants": {"[red]x[/]\x1b[2J": 5}, "rejects": {"not_json": 1}}
-    hostile["reject_examples"] = {"not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}}
+    hostile["reject_examples"] = {
+        "not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}
+    }
     text = page(hostile)
     assert "[red]x[/]␛[2J 5" in text and "/logs/[b]␇.jsonl:3" in text and "\x1b" not in text
 
@@ -107,7 +139,11 @@ def test_a_page_without_a_usable_row_a_time_or_a_known_rate(shipped):
         "predicted": {**found["predicted"], "tokens_per_s": None},
     }
     text = page(bare)
-    assert "not logged" in text and "no rate is known for this target" in text and "first 3 rows of each file" in text
+    assert (
+        "not logged" in text
+        and "no rate is known for this target" in text
+        and "first 3 rows of each file" in text
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +175,9 @@ def test_off_a_terminal_no_customer_text_is_printed(workplace):
 
 def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
     write_log(tmp_path / "two.jsonl", [*rows(6), *rows(4, model="qwen")])
-    finished = run("inspect-traffic", "--traffic.path", f"{tmp_path}/two.jsonl", "--json", cwd=workplace)
+    finished = run(
+        "inspect-traffic", "--traffic.path", f"{tmp_path}/two.jsonl", "--json", cwd=workplace
+    )
     assert finished.returncode == 1 and "Traceback" not in finished.stderr
     assert json.loads(finished.stdout)["models"] == {"nano-r1": 6, "qwen": 4}
     assert "2 models (nano-r1 6, qwen 4)" in finished.stderr
@@ -150,12 +188,24 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
     [
         ([], ["give --recipe R, or --traffic.path LOGS"]),
         (["--traffic.path", "gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
-        (["--traffic.path", "log.jsonl", "--target.model", "gone"], ["target.model = 'gone': no such directory"]),
-        (["--traffic.path", "log.jsonl", "--target.model", "./bare"], ["bare: no usable tokenizer", "tokenizer.json"]),
-        (["--traffic.path", "log.jsonl", "traffic.formt=x"], ["command line", "did you mean `traffic.format`?"]),
+        (
+            ["--traffic.path", "log.jsonl", "--target.model", "gone"],
+            ["target.model = 'gone': no such directory"],
+        ),
+        (
+            ["--traffic.path", "log.jsonl", "--target.model", "./bare"],
+            ["bare: no usable tokenizer", "tokenizer.json"],
+        ),
+        (
+            ["--traffic.path", "log.jsonl", "traffic.formt=x"],
+            ["command line", "did you mean `traffic.format`?"],
+        ),
         (["--recipe", "mine.yaml", "--first", "0"], ["--first 0: give a number from 1"]),
         (["--recipe", "mine.yaml", "--samples", "2", "--json"], ["--json never holds any"]),
-        (["--recipe", "mine.yaml", "--frist", "3"], ["--frist: no such option; did you mean --first?"]),
+        (
+            ["--recipe", "mine.yaml", "--frist", "3"],
+            ["--frist: no such option; did you mean --first?"],
+        ),
     ],
 )
 def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
@@ -193,7 +243,9 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
     assert mode == 0o700 and not folder.exists()
 
 
-def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(workplace, monkeypatch, nano_r1, tmp_path):
+def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
+    workplace, monkeypatch, nano_r1, tmp_path
+):
     asked = []
 
     def download(model, **which):
@@ -202,20 +254,32 @@ def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(workplace, monkeyp
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr("outrider.recipes.inspection.local_target", lambda recipe: None)
-    recipe = load_overrides([f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]).recipe
+    recipe = load_overrides(
+        [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]
+    ).recipe
     found, _ = inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), 5, 0)
     ((model, patterns),) = asked
-    assert model == "a/b" and "config.json" in patterns and not [p for p in patterns if "safetensors" in p]
+    assert (
+        model == "a/b"
+        and "config.json" in patterns
+        and not [p for p in patterns if "safetensors" in p]
+    )
     assert found["predicted"]["seconds"] is None
 
 
 def test_help_needs_no_torch(tmp_path):
     finished = run("inspect-traffic", "--help", cwd=tmp_path)
-    assert finished.returncode == 0 and "--first" in finished.stdout and "--traffic.path" in finished.stdout
+    assert (
+        finished.returncode == 0
+        and "--first" in finished.stdout
+        and "--traffic.path" in finished.stdout
+    )
     script = (
         "import sys\nfrom outrider.recipes.commands import inspect_traffic\nsys.argv = ['inspect-traffic', '--help']\n"
         "try:\n    inspect_traffic()\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules], file=sys.stderr)"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert told.stderr == "[]\n"

@@ -18,5 +18,8 @@ def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
     awq = {"quant_method": "awq", "bits": 4}
     for other in (awq, QUANTIZATION | {"weight_block_size": None}):
         (target / "config.json").write_text(json.dumps(config | {"quantization_config": other}))
-        with pytest.raises(OutriderError, match=rf"target/config\.json: quantization_config .*{other['quant_method']}"):
+        with pytest.raises(
+            OutriderError,
+            match=rf"target/config\.json: quantization_config .*{other['quant_method']}",
+        ):
             check_target(target)

@@ -26,7 +26,9 @@ def r1_target(tmp_path_factory) -> Path:
     """A directory as a download of the small files leaves it: no shard."""
     directory = tmp_path_factory.mktemp("DeepSeek-R1")
     (directory / "config.json").write_text(json.dumps(R1))
-    names = [f"model.layers.61.{name}" for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight")]
+    names = [
+        f"model.layers.61.{name}" for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight")
+    ]
     index = {"weight_map": dict.fromkeys(names, "model-00163-of-000163.safetensors")}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return directory
@@ -34,11 +36,20 @@ def r1_target(tmp_path_factory) -> Path:
 
 def words(target: Path, *more: str) -> list[str]:
     traffic = "traffic.path=nano_r1/social_chat"
-    return ["--recipe", "r1/resume_screening", f"target.model={target}", traffic, "--dry-run", *more]
+    return [
+        "--recipe",
+        "r1/resume_screening",
+        f"target.model={target}",
+        traffic,
+        "--dry-run",
+        *more,
+    ]
 
 
 def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
-    finished = run("train-speculator", *words(r1_target, "--json", "--gpu-memory", "141"), cwd=tmp_path)
+    finished = run(
+        "train-speculator", *words(r1_target, "--json", "--gpu-memory", "141"), cwd=tmp_path
+    )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
     told = json.loads(finished.stdout)
@@ -61,7 +72,9 @@ def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
 
 
 def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target, tmp_path):
-    finished = run("train-speculator", *words(r1_target, "--gpu-memory", "24"), cwd=tmp_path, COLUMNS="80")
+    finished = run(
+        "train-speculator", *words(r1_target, "--gpu-memory", "24"), cwd=tmp_path, COLUMNS="80"
+    )
     lines = finished.stderr.splitlines()
     assert all(len(line) <= 80 for line in lines if "recipe.resolved.yaml" not in line)
     assert "it does NOT fit, short by" in finished.stderr
@@ -72,14 +85,17 @@ def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target,
 
 def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
     without = [word for word in words(r1_target) if word != "--dry-run"]
-    assert_one_message(run("train-speculator", *without, "--json", cwd=tmp_path), "--json goes with --dry-run")
+    assert_one_message(
+        run("train-speculator", *without, "--json", cwd=tmp_path), "--json goes with --dry-run"
+    )
     refused = run("train-speculator", *words(r1_target, "--gpu-memory", "0"), cwd=tmp_path)
     assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB")
 
 
 def recipe_for(target: Path, *overrides: str):
     return load_recipe(
-        "r1/resume_screening", [f"target.model={target}", "traffic.path=nano_r1/social_chat", *overrides]
+        "r1/resume_screening",
+        [f"target.model={target}", "traffic.path=nano_r1/social_chat", *overrides],
     ).recipe
 
 
@@ -96,7 +112,9 @@ def test_nothing_is_read_that_is_not_there(r1_target, tmp_path):
 def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path, monkeypatch):
     """What is in the hub's cache is a snapshot without shards; asking a stage for its state would fetch the rest."""
     recipe = recipe_for(r1_target)
-    monkeypatch.setattr(type(recipe.target), "directory", lambda self: pytest.fail("this would download"))
+    monkeypatch.setattr(
+        type(recipe.target), "directory", lambda self: pytest.fail("this would download")
+    )
     for module in ("cost", "price", "preflight"):
         if module != "preflight":
             monkeypatch.setattr(f"outrider.recipes.{module}.local_target", lambda recipe: r1_target)
@@ -122,7 +140,9 @@ def test_a_target_whose_config_cannot_be_had_is_said_to_be(tmp_path, monkeypatch
 def test_fp8_halves_the_disk_and_no_rate_gives_no_time(r1_target, tmp_path):
     run_dir = RunDirectory.of(recipe_for(r1_target), tmp_path)
     whole = price(run_dir, recipe_for(r1_target), H200)
-    half = price(run_dir, recipe_for(r1_target, "capture.dtype=fp8", "capture.tokens_per_s=null"), H200)
+    half = price(
+        run_dir, recipe_for(r1_target, "capture.dtype=fp8", "capture.tokens_per_s=null"), H200
+    )
     assert half["features"]["bytes"] / whole["features"]["bytes"] == pytest.approx(0.5, abs=0.001)
     assert half["capture"] == {"tokens_per_s": None, "seconds": None}
 
@@ -138,9 +158,15 @@ def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
     tried = [(n, s) for n in (1, 2, 4, 8, 16, 32) for s in ((1, 2, 3) if n > 1 else (1,))]
     before = tried[: tried.index((found["processes"], found["zero_stage"]))]
     assert before and memory.fits(
-        r1_plan(processes=found["processes"], zero_stage=found["zero_stage"], rows_each=rows // found["processes"])
+        r1_plan(
+            processes=found["processes"],
+            zero_stage=found["zero_stage"],
+            rows_each=rows // found["processes"],
+        )
     )
-    assert not any(memory.fits(r1_plan(processes=n, zero_stage=s, rows_each=rows // n)) for n, s in before)
+    assert not any(
+        memory.fits(r1_plan(processes=n, zero_stage=s, rows_each=rows // n)) for n, s in before
+    )
     assert pricing._cheapest(r1_plan(), Memory(10**9, "a small GPU"), rows) is None
 
 
@@ -148,7 +174,10 @@ def test_the_largest_row_that_fits_is_where_it_stops_fitting():
     memory, plan_of = Memory(100 * 10**9, "a GPU"), r1_plan(processes=8, zero_stage=2)
     tokens = pricing._largest_that_fits(plan_of, memory)
     assert 256 <= tokens < 8192
-    fits = [memory.fits(MemoryPlan(mtp_size(R1), RowShape.full(n), n, 3, 2, 8, 4)) for n in (tokens, tokens + 256)]
+    fits = [
+        memory.fits(MemoryPlan(mtp_size(R1), RowShape.full(n), n, 3, 2, 8, 4))
+        for n in (tokens, tokens + 256)
+    ]
     assert fits == [True, False]
 
 

@@ -45,7 +45,11 @@ def run(tmp_path, nano_r1):
         (run.root / name).parent.mkdir(parents=True, exist_ok=True)
         (run.root / name).write_text("{}")
     for name, stage in STAGES.items():
-        record = {"inputs": stage.inputs(run, recipe, {}), "artifact": name, "result": {"stage": name}}
+        record = {
+            "inputs": stage.inputs(run, recipe, {}),
+            "artifact": name,
+            "result": {"stage": name},
+        }
         write_json(run.stage_record(name), record)
     return run
 
@@ -72,13 +76,21 @@ def there(run, names):
     ("retention", "text", "states"),
     [("keep", True, True), ("delete_features", True, False), ("delete_all", False, False)],
 )
-def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(run, nano_r1, started, retention, text, states):
+def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(
+    run, nano_r1, started, retention, text, states
+):
     recipe = recipe_of(nano_r1, f"privacy.retention={retention}")
     go(run, recipe, ["ingest", "split", "capture", "train", "evaluate"])
     assert all(there(run, [*TEXT, *STATES, *KEPT])), "nothing was exported yet"
     told = go(run, recipe)
-    assert set(there(run, TEXT)) == {text} and set(there(run, STATES)) == {states} and all(there(run, KEPT))
-    assert ("privacy.retention = " in told) == (retention != "keep") and ("features" in told) == (not states)
+    assert (
+        set(there(run, TEXT)) == {text}
+        and set(there(run, STATES)) == {states}
+        and all(there(run, KEPT))
+    )
+    assert ("privacy.retention = " in told) == (retention != "keep") and ("features" in told) == (
+        not states
+    )
     again = go(run, recipe)
     assert started == []
     assert ("its output was deleted after the export (2" in again) == (not states)
@@ -91,9 +103,17 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     with pytest.raises(OutriderError) as caught:
         go(run, recipe_of(nano_r1, "privacy.retention=delete_features", more))
     message = str(caught.value)
-    assert message.startswith("train must run (recipe.training.epochs: ") and "-> 77), but " in message
-    assert f"{run.features / 'manifest.json'}, which it reads, was deleted after the export (2" in message
-    assert "privacy.retention = delete_features). To make it anew from the logs: privacy.retention=keep" in message
+    assert (
+        message.startswith("train must run (recipe.training.epochs: ") and "-> 77), but " in message
+    )
+    assert (
+        f"{run.features / 'manifest.json'}, which it reads, was deleted after the export (2"
+        in message
+    )
+    assert (
+        "privacy.retention = delete_features). To make it anew from the logs: privacy.retention=keep"
+        in message
+    )
     with pytest.raises(OutriderError, match="train must run"):
         go(run, recipe_of(nano_r1, "privacy.retention=keep", more), ["train"])
     assert started == []
@@ -104,7 +124,9 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
 
 def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
     retain(run, "delete_all")
-    monkeypatch.setattr(pipeline, "_run_stage", lambda name, run, options: (started.append(name), again(run, name)))
+    monkeypatch.setattr(
+        pipeline, "_run_stage", lambda name, run, options: (started.append(name), again(run, name))
+    )
 
     def again(run, name):
         for path in {"ingest": TEXT[:1], "capture": STATES}.get(name, []):
@@ -112,10 +134,16 @@ def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, star
             (run.root / path).write_text("{}")
 
     changed = recipe_of(
-        nano_r1, "privacy.retention=delete_all", "traffic.max_reject_fraction=0.5", "capture.batch_tokens=9"
+        nano_r1,
+        "privacy.retention=delete_all",
+        "traffic.max_reject_fraction=0.5",
+        "capture.batch_tokens=9",
     )
     go(run, changed, ["ingest", "split", "capture"])
-    assert started == ["ingest", "capture"] and deletion_of(run, run.features / "manifest.json") is None
+    assert (
+        started == ["ingest", "capture"]
+        and deletion_of(run, run.features / "manifest.json") is None
+    )
     assert deletion_of(run, run.traffic / "privacy.key") is not None
 
 
@@ -129,5 +157,8 @@ def test_the_report_is_written_anew_when_it_may_show_text_and_when_it_no_longer_
     shown, plain = recipe_of(nano_r1, "report.samples=true"), recipe_of(nano_r1)
     evaluate = STAGES["evaluate"]
     assert evaluate.state(run, plain, {}).done and not evaluate.state(run, shown, {}).done
-    write_json(run.stage_record("evaluate"), {"inputs": evaluate.inputs(run, shown, {}), "artifact": "", "result": {}})
+    write_json(
+        run.stage_record("evaluate"),
+        {"inputs": evaluate.inputs(run, shown, {}), "artifact": "", "result": {}},
+    )
     assert evaluate.state(run, shown, {}).done and not evaluate.state(run, plain, {}).done

@@ -24,10 +24,17 @@ with RunDirectory(Path(sys.argv[1])).locked():
 
 def test_a_second_run_is_told_who_holds_the_directory_and_may_enter_when_it_is_killed(tmp_path):
     run = RunDirectory(tmp_path / "demo")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.root)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.root)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(OutriderError, match=f"in use by process {holder.pid} since .*--runs DIR"), run.locked():
+        with (
+            pytest.raises(
+                OutriderError, match=f"in use by process {holder.pid} since .*--runs DIR"
+            ),
+            run.locked(),
+        ):
             pass
     finally:
         holder.kill()
@@ -50,7 +57,9 @@ def test_provenance_holds_versions_and_no_secret(monkeypatch):
     for name in ("HF_TOKEN", "VLLM_API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "s3cret")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    story = provenance(["train-speculator", "traffic.path=https://user:s3cret@host/log.jsonl?signature=s3cret"], ())
+    story = provenance(
+        ["train-speculator", "traffic.path=https://user:s3cret@host/log.jsonl?signature=s3cret"], ()
+    )
     assert "s3cret" not in json.dumps(story)
     assert story["environment"]["OMP_NUM_THREADS"] == "2"
     assert {"outrider", "torch", "transformers"} <= set(story["versions"])

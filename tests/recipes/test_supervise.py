@@ -61,7 +61,9 @@ def test_what_a_stage_leaves_behind_is_ended_and_its_status_kept(tmp_path, statu
     assert ended(wait_for_pid(pid_file), seconds=0)
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)]
+)
 def test_a_signal_ends_the_whole_family(tmp_path, number, exit_code):
     pid_file = tmp_path / "pid"
     runner = subprocess.Popen(
@@ -84,7 +86,9 @@ def test_a_stage_ends_with_its_family_when_the_command_is_killed(tmp_path):
         "try: exec(source)\n"
         "finally: end_descendants()\n"
     )
-    runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", stage, str(pid_file), "wait"])
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", stage, str(pid_file), "wait"]
+    )
     pid = wait_for_pid(pid_file)
     runner.kill()
     runner.wait()
@@ -103,7 +107,9 @@ def test_children_that_were_there_before_are_left_alone(tmp_path):
 
 def test_output_goes_to_the_log_and_handlers_come_back(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
-    run_supervised([sys.executable, "-c", "print('to the log')"], tmp_path / "log", dict(os.environ))
+    run_supervised(
+        [sys.executable, "-c", "print('to the log')"], tmp_path / "log", dict(os.environ)
+    )
     assert (tmp_path / "log").read_text() == "to the log\n"
     assert signal.getsignal(signal.SIGTERM) is handler
 

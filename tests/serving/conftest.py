@@ -37,7 +37,9 @@ def target(nano_r1: Path) -> TargetConfig:
 def prompt_texts(nano_r1: Path) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(nano_r1)
     return [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
         for text in QUESTIONS
     ]
 
@@ -56,7 +58,9 @@ def engine(target: TargetConfig) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def server(target: TargetConfig, k: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    target: TargetConfig, k: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "server.log"
     with Server(target, ServingConfig(), target.directory(), k, log_path=log) as server:
         yield server

@@ -19,7 +19,9 @@ from outrider.serving.engine import engine_arguments, engine_environment
 def main(target: Path, speculator: Path, out: Path) -> None:
     # Latent attention as a GPU runs it, with its fused projection.
     os.environ.update(engine_environment(EngineConfig()) | {"VLLM_MLA_DISABLE": "0"})
-    arguments = engine_arguments(TargetConfig(model=str(target)), EngineConfig(max_model_len=256), speculator, 2)
+    arguments = engine_arguments(
+        TargetConfig(model=str(target)), EngineConfig(max_model_len=256), speculator, 2
+    )
 
     import torch
     from vllm.config import set_current_vllm_config
@@ -30,7 +32,9 @@ def main(target: Path, speculator: Path, out: Path) -> None:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    CPUFp8BlockScaledMMKernel.is_supported = classmethod(lambda cls, compute_capability=None: (True, None))
+    CPUFp8BlockScaledMMKernel.is_supported = classmethod(
+        lambda cls, compute_capability=None: (True, None)
+    )
     CPUExpertsFp8._supports_current_device = staticmethod(lambda: True)
     config = EngineArgs(**arguments, skip_tokenizer_init=True).create_engine_config()
     with set_current_vllm_config(config):
@@ -38,13 +42,19 @@ def main(target: Path, speculator: Path, out: Path) -> None:
         ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(torch.bfloat16):
             drafter = initialize_model(
-                vllm_config=config, model_config=config.speculative_config.draft_model_config, prefix=""
+                vllm_config=config,
+                model_config=config.speculative_config.draft_model_config,
+                prefix="",
             )
         loaded = drafter.load_weights(mtp_tensors(speculator))
-    parameters = {name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded}
+    parameters = {
+        name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded
+    }
     missing = sorted(required(drafter) - loaded)
     save_file(
-        {name: tensor.contiguous().clone() for name, tensor in parameters.items()}, out, {"missing": " ".join(missing)}
+        {name: tensor.contiguous().clone() for name, tensor in parameters.items()},
+        out,
+        {"missing": " ".join(missing)},
     )
 
 

@@ -23,7 +23,10 @@ def rows(engine: Engine, prompts: list[list[int]]) -> list[tuple[str, list[int]]
         use_tqdm=False,
     )
     answers = [list(output.outputs[0].token_ids) for output in outputs]
-    rows = [(f"row {i}", prompt + answer) for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
+    rows = [
+        (f"row {i}", prompt + answer)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
     return [*rows, ("one token", prompts[0][:1]), ("twice", rows[0][1]), ("cut", rows[1][1][:-5])]
 
 
@@ -32,14 +35,23 @@ def captured(engine: Engine, rows: list[tuple[str, list[int]]]) -> dict[str, tor
     return dict(engine.prefill(rows, batch_tokens=400))
 
 
-def test_every_row_comes_back_in_order(captured: dict[str, torch.Tensor], rows: list[tuple[str, list[int]]]) -> None:
-    assert [(name, len(hidden_TH)) for name, hidden_TH in captured.items()] == [(name, len(ids)) for name, ids in rows]
-    assert max(len(ids) for _, ids in rows) > 96, "no prompt was prefilled in chunks: this test shows nothing"
+def test_every_row_comes_back_in_order(
+    captured: dict[str, torch.Tensor], rows: list[tuple[str, list[int]]]
+) -> None:
+    assert [(name, len(hidden_TH)) for name, hidden_TH in captured.items()] == [
+        (name, len(ids)) for name, ids in rows
+    ]
+    assert max(len(ids) for _, ids in rows) > 96, (
+        "no prompt was prefilled in chunks: this test shows nothing"
+    )
     assert all(hidden_TH.dtype == torch.bfloat16 for hidden_TH in captured.values())
 
 
 def test_the_head_on_captured_states_gives_the_engine_s_logprobs(
-    engine: Engine, nano_r1: Path, captured: dict[str, torch.Tensor], rows: list[tuple[str, list[int]]]
+    engine: Engine,
+    nano_r1: Path,
+    captured: dict[str, torch.Tensor],
+    rows: list[tuple[str, list[int]]],
 ) -> None:
     head_VH = load_target_ends(nano_r1, torch.bfloat16).lm_head_VH
     for (_, ids), said in zip(rows, engine.prompt_logprobs(rows), strict=True):
@@ -47,7 +59,9 @@ def test_the_head_on_captured_states_gives_the_engine_s_logprobs(
         rebuilt_TV = torch.log_softmax(logits_TV, -1)
         rebuilt_T = rebuilt_TV.gather(1, torch.tensor(ids[1:], dtype=torch.long)[:, None])[:, 0]
         torch.testing.assert_close(rebuilt_T, torch.from_numpy(said.logprobs), atol=0.05, rtol=0.02)
-        assert (rebuilt_TV.argmax(-1) == torch.from_numpy(said.top_tokens)).float().mean() >= 0.99 or len(ids) == 1
+        assert (
+            rebuilt_TV.argmax(-1) == torch.from_numpy(said.top_tokens)
+        ).float().mean() >= 0.99 or len(ids) == 1
 
 
 def test_the_served_target_computes_what_transformers_computes(

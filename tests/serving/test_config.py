@@ -45,11 +45,15 @@ def test_unknown_keys_are_refused() -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An FP8 target on a hub of one model, whose commit is 0123abcd; the folder of what has been downloaded of it."""
-    repository = write_fp8_copy(write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "repository")
+    repository = write_fp8_copy(
+        write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "repository"
+    )
     # R1's layers 0 to 60 stand in 160 shards that hold nothing that training reads.
     index = json.loads((repository / INDEX).read_text())
     others = [
-        name for name in index["weight_map"] if name.startswith(("model.layers.0.", "model.layers.1.", "model.norm"))
+        name
+        for name in index["weight_map"]
+        if name.startswith(("model.layers.0.", "model.layers.1.", "model.norm"))
     ]
     index["weight_map"] |= dict.fromkeys(others, "model-00000-of-00002.safetensors")
     (repository / INDEX).write_text(json.dumps(index))
@@ -57,9 +61,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (repository / name).write_text("{}")
     cache = tmp_path / "cache" / "snapshots" / "0123abcd"
 
-    def snapshot_download(model: str, revision: str | None = None, allow_patterns: list[str] | None = None) -> str:
+    def snapshot_download(
+        model: str, revision: str | None = None, allow_patterns: list[str] | None = None
+    ) -> str:
         assert model == "deepseek-ai/DeepSeek-R1" and revision in (None, "main", "0123abcd")
-        for name in filter_repo_objects([path.name for path in repository.iterdir()], allow_patterns=allow_patterns):
+        for name in filter_repo_objects(
+            [path.name for path in repository.iterdir()], allow_patterns=allow_patterns
+        ):
             cache.mkdir(parents=True, exist_ok=True)
             shutil.copy(repository / name, cache / name)
         return str(cache)
@@ -72,8 +80,15 @@ def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(hub: Path) -> 
     target = TargetConfig(model="deepseek-ai/DeepSeek-R1", revision="main")
     assert target.on_hub and target.training_directory() == hub
     shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
-    assert {path.name for path in hub.iterdir()} >= {"config.json", INDEX, "tokenizer.json"} | shards
-    assert not (hub / "model-00000-of-00002.safetensors").exists() and not (hub / "modeling_deepseek.bin").exists()
+    assert {path.name for path in hub.iterdir()} >= {
+        "config.json",
+        INDEX,
+        "tokenizer.json",
+    } | shards
+    assert (
+        not (hub / "model-00000-of-00002.safetensors").exists()
+        and not (hub / "modeling_deepseek.bin").exists()
+    )
     check_target(hub)
     assert load_mtp(hub).eh_proj.weight.isfinite().all()
     assert load_target_ends(hub).lm_head_VH.isfinite().all()

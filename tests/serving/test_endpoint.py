@@ -22,12 +22,22 @@ def test_an_endpoint_is_measured_by_its_own_counters(
 ) -> None:
     heard: list[str] = []
     results = measure_endpoint(
-        f"{server.url}/", target, prompt_texts, Sampling(0.0, 1.0), EVALUATION, tmp_path, heard.append
+        f"{server.url}/",
+        target,
+        prompt_texts,
+        Sampling(0.0, 1.0),
+        EVALUATION,
+        tmp_path,
+        heard.append,
     )
     assert results["model"] == server.model_name and len(heard) == 4
     for concurrency, requests in (("1", 4), ("2", 8)):
         row = results["measured"][concurrency]
-        assert row["requests"] == requests and row["tokens_per_s"] > 0 and row["share"] == pytest.approx(1)
+        assert (
+            row["requests"] == requests
+            and row["tokens_per_s"] > 0
+            and row["share"] == pytest.approx(1)
+        )
         assert 1 < row["acceptance_length"] <= k + 1 and len(row["cumulative"]) == k
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
     json.dumps(results, allow_nan=False)
@@ -39,7 +49,11 @@ def test_an_endpoint_is_measured_by_its_own_counters(
 
 @pytest.mark.engine
 def test_others_who_use_it_are_told(
-    server: Server, target: TargetConfig, prompts: list[list[int]], prompt_texts: list[str], tmp_path
+    server: Server,
+    target: TargetConfig,
+    prompts: list[list[int]],
+    prompt_texts: list[str],
+    tmp_path,
 ) -> None:
     real, asked = load.read_counters, []
 
@@ -53,7 +67,9 @@ def test_others_who_use_it_are_told(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "read_counters", counting)
         one = EVALUATION.model_copy(update={"concurrency": [1]})
-        results = measure_endpoint(server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None)
+        results = measure_endpoint(
+            server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None
+        )
     assert results["measured"]["1"]["share"] < 0.8
     console = Console(record=True, width=120)
     print_endpoint(results, console)
@@ -61,5 +77,10 @@ def test_others_who_use_it_are_told(
 
 
 def test_what_is_no_endpoint_is_named(target: TargetConfig, tmp_path) -> None:
-    with pytest.raises(OutriderError, match=r"--endpoint http://127\.0\.0\.1:9: .*give the address of a vLLM server"):
-        measure_endpoint("http://127.0.0.1:9", target, ["x"], Sampling(), EVALUATION, tmp_path, lambda _: None)
+    with pytest.raises(
+        OutriderError,
+        match=r"--endpoint http://127\.0\.0\.1:9: .*give the address of a vLLM server",
+    ):
+        measure_endpoint(
+            "http://127.0.0.1:9", target, ["x"], Sampling(), EVALUATION, tmp_path, lambda _: None
+        )

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments, engine_environment, runs_on_cpu, serve_arguments, vllm_version
+from outrider.serving.engine import (
+    engine_arguments,
+    engine_environment,
+    runs_on_cpu,
+    serve_arguments,
+    vllm_version,
+)
 
 
 @pytest.fixture
@@ -39,7 +45,10 @@ def test_a_speculator_without_k_is_refused(checkpoint: TargetConfig) -> None:
 
 
 def test_a_recipe_s_environment_wins() -> None:
-    assert engine_environment(EngineConfig(environment={"PYTHONHASHSEED": "7"}))["PYTHONHASHSEED"] == "7"
+    assert (
+        engine_environment(EngineConfig(environment={"PYTHONHASHSEED": "7"}))["PYTHONHASHSEED"]
+        == "7"
+    )
 
 
 def test_vllm_parses_the_served_words_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
@@ -47,9 +56,18 @@ def test_vllm_parses_the_served_words_to_the_engine_s_arguments(checkpoint: Targ
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     k_per_batch_size = [(1, 4, 3), (5, 8, 1)]
-    settings = (checkpoint, EngineConfig(max_num_seqs=5), Path("custom"), 3, "probabilistic", k_per_batch_size)
+    settings = (
+        checkpoint,
+        EngineConfig(max_num_seqs=5),
+        Path("custom"),
+        3,
+        "probabilistic",
+        k_per_batch_size,
+    )
     model, *words = serve_arguments(*settings)
-    parsed = EngineArgs.from_cli_args(EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words))
+    parsed = EngineArgs.from_cli_args(
+        EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)
+    )
     arguments = engine_arguments(*settings)
     assert model == arguments.pop("model")
     compilation = arguments.pop("compilation_config", {})

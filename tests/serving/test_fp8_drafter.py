@@ -34,30 +34,62 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.01)
     save_mtp(speculator, target, tmp_path / "speculator")
     out = tmp_path / "loaded.safetensors"
-    command = [sys.executable, "-m", "tests.serving.fp8_loader", target, tmp_path / "speculator", out]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.serving.fp8_loader",
+        target,
+        tmp_path / "speculator",
+        out,
+    ]
     run = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
 
     layer = f"model.layers.{LAYERS}."
     with safe_open(out, framework="pt") as file:
         assert file.metadata()["missing"] == "", "vLLM wants more than was published"
-        loaded = {name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    views = {name: view.detach() for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()}
+        loaded = {
+            name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name)
+            for name in file.keys()
+        }  # noqa: SIM118
+    views = {
+        name: view.detach()
+        for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()
+    }
 
     def weight(name: str) -> torch.Tensor:
-        return dequantize(loaded[name], loaded[name.replace("weight", "weight_scale_inv")], (128, 128))
+        return dequantize(
+            loaded[name], loaded[name.replace("weight", "weight_scale_inv")], (128, 128)
+        )
 
     attention, routed = "self_attn.", "mlp.experts.routed_experts."
-    fused = torch.cat([views[attention + "q_a_proj.weight"], views[attention + "kv_a_proj_with_mqa.weight"]])
+    fused = torch.cat(
+        [views[attention + "q_a_proj.weight"], views[attention + "kv_a_proj_with_mqa.weight"]]
+    )
     assert torch.equal(weight(attention + "fused_qkv_a_proj.weight"), fused)
-    shared_up = torch.cat([views[f"mlp.shared_experts.{side}_proj.weight"] for side in ("gate", "up")])
+    shared_up = torch.cat(
+        [views[f"mlp.shared_experts.{side}_proj.weight"] for side in ("gate", "up")]
+    )
     assert torch.equal(weight("mlp.shared_experts.gate_up_proj.weight"), shared_up)
-    for name in ("self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj", "mlp.shared_experts.down_proj"):
+    for name in (
+        "self_attn.q_b_proj",
+        "self_attn.kv_b_proj",
+        "self_attn.o_proj",
+        "mlp.shared_experts.down_proj",
+    ):
         assert torch.equal(weight(name + ".weight"), views[name + ".weight"]), name
     for e in range(4):
         for stack, parts in (("w13", ("gate", "up")), ("w2", ("down",))):
             expected = torch.cat([views[f"mlp.experts.{e}.{part}_proj.weight"] for part in parts])
-            value, scale = loaded[f"{routed}{stack}_weight"][e], loaded[f"{routed}{stack}_weight_scale_inv"][e]
+            value, scale = (
+                loaded[f"{routed}{stack}_weight"][e],
+                loaded[f"{routed}{stack}_weight_scale_inv"][e],
+            )
             assert torch.equal(dequantize(value, scale, (128, 128)), expected), (e, stack)
-    for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight", "mlp.gate.e_score_correction_bias"):
+    for name in (
+        "eh_proj.weight",
+        "enorm.weight",
+        "mlp.gate.weight",
+        "mlp.gate.e_score_correction_bias",
+    ):
         assert torch.equal(loaded[name].float(), views[name]), name

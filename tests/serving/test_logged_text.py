@@ -6,7 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.serving.logged_text import HEAD, Claim, LoggedText, Step, checked_positions, score_step
+from outrider.serving.logged_text import (
+    HEAD,
+    Claim,
+    LoggedText,
+    Step,
+    checked_positions,
+    score_step,
+)
 from outrider.serving.token_scores import COLUMNS, token_scores
 
 VOCAB, HIDDEN, LENGTH = 40, 6, 60
@@ -26,7 +33,10 @@ def literal(which):
     claim, sums_PC = CLAIMS[which], torch.zeros(2, len(COLUMNS), dtype=torch.float64)
     for position in range(claim.completion_start, LENGTH):
         sampling = torch.tensor([claim.temperature]), torch.tensor([claim.top_p])
-        logits_1V, token_1 = head(STATES[which][None, position - 1]), torch.tensor([TOKENS[which][position]])
+        logits_1V, token_1 = (
+            head(STATES[which][None, position - 1]),
+            torch.tensor([TOKENS[which][position]]),
+        )
         part = 0 if position < claim.completion_start + HEAD else 1
         sums_PC[part] += token_scores(logits_1V, token_1, *sampling)[0].double()
     return sums_PC
@@ -41,10 +51,15 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
         size = min(size, LENGTH - start)
         if not size:
             break
-        begin = max(start - 7, 0) if number == again else start  # a preempted request computes its positions again
+        begin = (
+            max(start - 7, 0) if number == again else start
+        )  # a preempted request computes its positions again
         size += start - begin
         hidden_NH = torch.cat([states[begin : begin + size] for states in STATES])
-        steps = [Step(text, row=which * size, start=begin, tokens=size) for which, text in enumerate(texts)]
+        steps = [
+            Step(text, row=which * size, start=begin, tokens=size)
+            for which, text in enumerate(texts)
+        ]
         score_step(steps, hidden_NH, head, VOCAB, keep=True)
         start = begin + size
     for which, text in enumerate(texts):
@@ -53,7 +68,13 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
 
 def test_a_rank_that_keeps_nothing_still_asks_the_head():
     text, asked = LoggedText(TOKENS[0], CLAIMS[0]), []
-    score_step([Step(text, 0, 0, LENGTH)], STATES[0], lambda hidden: asked.append(len(hidden)), VOCAB, keep=False)
+    score_step(
+        [Step(text, 0, 0, LENGTH)],
+        STATES[0],
+        lambda hidden: asked.append(len(hidden)),
+        VOCAB,
+        keep=False,
+    )
     assert asked == [LENGTH - 11] and not text.sums_PC.any()
 
 
@@ -63,7 +84,10 @@ def test_a_long_completion_is_checked_at_its_head_and_evenly():
     assert len(positions) == 50 + HEAD - 1 and np.diff(positions[HEAD - 1 :]).max() == 200
     assert checked_positions(100, 150, 50).tolist() == list(range(100, 150))
     assert checked_positions(100, 105, 3).tolist() == list(range(100, 105))
-    assert checked_positions(0, 3, 50).tolist() == [1, 2]  # nothing stands before the first token of all
+    assert checked_positions(0, 3, 50).tolist() == [
+        1,
+        2,
+    ]  # nothing stands before the first token of all
 
 
 def test_a_claim_travels_with_a_request():

@@ -12,7 +12,11 @@ from tests.eagle3_head import write_eagle3_head
 @pytest.mark.engine
 @pytest.mark.parametrize(
     "kind",
-    ["eagle3", pytest.param("eagle3, MLA", marks=pytest.mark.slow), pytest.param("ngram", marks=pytest.mark.slow)],
+    [
+        "eagle3",
+        pytest.param("eagle3, MLA", marks=pytest.mark.slow),
+        pytest.param("ngram", marks=pytest.mark.slow),
+    ],
 )
 def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path, kind):
     rows = [AskedRow(str(n), prompt, 0.0, 1.0, 40) for n, prompt in enumerate(prompts)]
@@ -27,7 +31,11 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
     with open_engine(target, settings, speculator, k) as speculating:
         answers = speculating.answer(rows)
-        counted = {metric.name: metric.value for metric in speculating.llm.get_metrics() if hasattr(metric, "value")}
+        counted = {
+            metric.name: metric.value
+            for metric in speculating.llm.get_metrics()
+            if hasattr(metric, "value")
+        }
     assert counted["vllm:spec_decode_num_drafts"] > 0
     equal = sum(a == b for a, b in zip(without, answers, strict=True))
     assert equal >= len(rows) - 1, "more than a near tie apart"

@@ -11,7 +11,11 @@ from outrider.serving.plugin import expand, register
 def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dtype) -> None:
     drafts = [3, 0, 1, 2]
     values = torch.tensor([2, 5, 0, 7]).to(dtype)
-    expected = [1 if value == 0 else value for value, n in zip(values.tolist(), drafts, strict=True) for _ in range(n)]
+    expected = [
+        1 if value == 0 else value
+        for value, n in zip(values.tolist(), drafts, strict=True)
+        for _ in range(n)
+    ]
     output = torch.full((sum(drafts),), -1).to(dtype)
     expand(output, values, torch.tensor(drafts).cumsum(0).to(torch.int32), 0, 1)
     assert output.tolist() == expected

@@ -31,7 +31,9 @@ def test_leaving_the_context_ends_children_and_grandchildren() -> None:
 
 
 def test_kill_minus_nine_of_the_starter_ends_them_too() -> None:
-    with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True
+    ) as starter:
         mark = starter.stdout.readline().strip()
         assert wait_until(lambda: len(members(mark)) == 2, 30)
         starter.kill()

@@ -41,7 +41,9 @@ def completions(
         SamplingParams(temperature=TEMPERATURE, max_tokens=TOKENS),
         use_tqdm=False,
     )
-    return [(list(output.prompt_token_ids), list(output.outputs[0].token_ids)) for output in outputs]
+    return [
+        (list(output.prompt_token_ids), list(output.outputs[0].token_ids)) for output in outputs
+    ]
 
 
 def test_sampled_tokens_are_as_likely_as_the_target_says(
@@ -61,5 +63,7 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
         tails.append((log_p_T.exp() < TAIL).float())
         expected_tails.append((p_TV * (p_TV < TAIL)).sum(-1))
     z = torch.cat(surprises).sum() / torch.cat(variances).sum().sqrt()
-    assert z.abs() < 4.5, f"log-probabilities are {z:.1f} standard errors from what the target expects"
+    assert z.abs() < 4.5, (
+        f"log-probabilities are {z:.1f} standard errors from what the target expects"
+    )
     assert torch.cat(tails).mean() < torch.cat(expected_tails).mean() + 0.01

@@ -35,9 +35,13 @@ time.sleep(600)
 """
 
 
-def greedy(server: Server, prompts: list[list[int]]) -> tuple[list[Completion], SpeculationCounters]:
+def greedy(
+    server: Server, prompts: list[list[int]]
+) -> tuple[list[Completion], SpeculationCounters]:
     before = server.counters()
-    done = complete(server.url, server.model_name, prompts, Sampling(temperature=0), 64, concurrency=1)
+    done = complete(
+        server.url, server.model_name, prompts, Sampling(temperature=0), 64, concurrency=1
+    )
     return done, server.counters() - before
 
 
@@ -45,7 +49,9 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     server: Server, prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
 ) -> None:
     other = {
-        name: tensor if "norm" in name or "bias" in name else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
+        name: tensor
+        if "norm" in name or "bias" in name
+        else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
         for name, tensor in mtp_tensors(nano_r1)
     }
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
@@ -64,13 +70,19 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     assert base.generation_tokens == sum(len(done.token_ids) for done in first)
     assert same == base, "loading the same weights changed what is accepted"
     assert back == base
-    if base.accepted_tokens > 0.1 * base.draft_tokens:  # a target with random weights accepts no draft at all
+    if (
+        base.accepted_tokens > 0.1 * base.draft_tokens
+    ):  # a target with random weights accepts no draft at all
         assert noise.accepted_tokens < base.accepted_tokens
     assert [done.token_ids for done in first] == [done.token_ids for done in again]
-    assert [done.token_ids for done in first] == [done.token_ids for done in drafted_badly], "a draft changed the text"
+    assert [done.token_ids for done in first] == [done.token_ids for done in drafted_badly], (
+        "a draft changed the text"
+    )
 
 
-def test_a_speculator_that_lacks_weights_is_refused_by_name(server: Server, nano_r1: Path, tmp_path: Path) -> None:
+def test_a_speculator_that_lacks_weights_is_refused_by_name(
+    server: Server, nano_r1: Path, tmp_path: Path
+) -> None:
     tensors = {name: tensor for name, tensor in mtp_tensors(nano_r1) if "eh_proj" not in name}
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
@@ -80,19 +92,29 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(server: Server, nano
 
 
 def test_a_block_of_load_is_counted_request_by_request(
-    server: Server, target: TargetConfig, prompts: list[list[int]], prompt_texts: list[str], tmp_path: Path
+    server: Server,
+    target: TargetConfig,
+    prompts: list[list[int]],
+    prompt_texts: list[str],
+    tmp_path: Path,
 ) -> None:
     with LoadGenerator(target, tmp_path / "load.log") as load:
         block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
         again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
         with pytest.raises(OutriderError, match="1 of 1 requests failed"):
             load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
-    asked = complete(server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1)
-    assert [request.output_tokens for request in again.requests] == [len(done.token_ids) for done in asked]
+    asked = complete(
+        server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1
+    )
+    assert [request.output_tokens for request in again.requests] == [
+        len(done.token_ids) for done in asked
+    ]
     for result in (block, again):
         assert result.completed == len(prompts)
         assert result.output_tokens == sum(request.output_tokens for request in result.requests)
-        assert result.counters.generation_tokens == result.output_tokens, "requests of somebody else were counted"
+        assert result.counters.generation_tokens == result.output_tokens, (
+            "requests of somebody else were counted"
+        )
         assert 0 < result.ttft_ms.p50 <= result.ttft_ms.p90 <= result.ttft_ms.p99
 
 
@@ -114,7 +136,11 @@ def test_requests_are_sent_at_times_of_their_own(
     )
     # Our own prompts, ended by the target or at max_tokens, and not vLLM's stand-ins of a timed trace.
     assert all(0 < request.output_tokens <= 24 for request in timed.requests)
-    assert timed.counters.generation_tokens == timed.output_tokens == sum(r.output_tokens for r in timed.requests)
+    assert (
+        timed.counters.generation_tokens
+        == timed.output_tokens
+        == sum(r.output_tokens for r in timed.requests)
+    )
     # A step delivers once; what waits for its reader is merged, so there are fewer deliveries than steps, never more.
     for block in (timed, closed):
         deliveries = sum(len(request.itl_ms) for request in block.requests)
@@ -123,7 +149,12 @@ def test_requests_are_sent_at_times_of_their_own(
 
 
 def test_a_bundle_is_served_as_it_was_evaluated(
-    server: Server, target: TargetConfig, prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
+    server: Server,
+    target: TargetConfig,
+    prompts: list[list[int]],
+    k: int,
+    nano_r1: Path,
+    tmp_path: Path,
 ) -> None:
     save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
     server.swap_drafter(tmp_path / "speculator")
@@ -131,16 +162,22 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     serving = ServingConfig()
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
-    manifest = export_bundle(tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out)
+    manifest = export_bundle(
+        tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out
+    )
     assert json.loads((out / "bundle.json").read_text()) == manifest
     check = (target, serving, prompts, Sampling(temperature=0), 64)
     expected = counters.acceptance_length
-    result = verify_bundle(out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log")
+    result = verify_bundle(
+        out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
+    )
     assert result["drafts"] == counters.drafts
     with (out / "model.safetensors").open("ab") as weights:
         weights.write(b"x")
     with pytest.raises(OutriderError, match=r"model\.safetensors: missing, or changed"):
-        verify_bundle(out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log")
+        verify_bundle(
+            out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
+        )
 
 
 def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
@@ -152,7 +189,9 @@ def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
             Server(target, ServingConfig(), log_path=tmp_path / "log", port=port)
 
 
-def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(target: TargetConfig, tmp_path: Path) -> None:
+def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
+    target: TargetConfig, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", STARTER, target.model, str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         mark = starter.stdout.readline().strip()

@@ -15,7 +15,10 @@ def directories(tmp_path):
     """A directory of each kind, as far as its config.json tells."""
     for name, config in (
         ("mtp", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
-        ("eagle3", {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "num_nextn_predict_layers": 1}),
+        (
+            "eagle3",
+            {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "num_nextn_predict_layers": 1},
+        ),
         ("neither", {"architectures": ["LlamaForCausalLM"]}),
     ):
         (tmp_path / name).mkdir()
@@ -24,17 +27,26 @@ def directories(tmp_path):
 
 
 def test_a_name_or_a_directory_says_what_it_is(directories):
-    assert Speculator.named("ngram") == Speculator("ngram") and Speculator.named("none") == Speculator("none")
+    assert Speculator.named("ngram") == Speculator("ngram") and Speculator.named(
+        "none"
+    ) == Speculator("none")
     for kind in ("mtp", "eagle3"):
         assert Speculator.named(str(directories / kind)) == Speculator(kind, directories / kind)
-    with pytest.raises(OutriderError, match=r"neither an MTP directory .* nor an EAGLE-3 checkpoint"):
+    with pytest.raises(
+        OutriderError, match=r"neither an MTP directory .* nor an EAGLE-3 checkpoint"
+    ):
         Speculator.named(directories / "neither")
     with pytest.raises(OutriderError, match=r"gone/config\.json: no such file"):
         Speculator.named(directories / "gone")
 
 
 def test_only_mtp_can_be_replayed_and_exchanged():
-    assert [Speculator(kind).has_unroll for kind in ("mtp", "eagle3", "ngram", "none")] == [True, False, False, False]
+    assert [Speculator(kind).has_unroll for kind in ("mtp", "eagle3", "ngram", "none")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_each_kind_is_another_speculative_config_and_nothing_else(directories):

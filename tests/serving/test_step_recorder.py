@@ -12,7 +12,10 @@ def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_
     path, clock = tmp_path / "steps.jsonl", iter(range(1000))
     path.write_text("an earlier server's\n")
     file = StepFile(path)
-    assert file.recorded(ServingConfig()).engine.environment == {RECORD: str(path)} and file.new() == []
+    assert (
+        file.recorded(ServingConfig()).engine.environment == {RECORD: str(path)}
+        and file.new() == []
+    )
     monkeypatch.setattr(step_recorder.time, "perf_counter", lambda: float(next(clock)))
     asked: list[int] = []
 
@@ -41,10 +44,14 @@ def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_
     steps = file.new()
     assert steps[0] == Step(1.0, 1, 1, 30, 1, 30, True)
     assert steps[1] == Step(1.0, 1, 1, 2, 0, 0, True) and steps[1].settled
-    assert not steps[RUN].settled and steps[RUN].drafts == 2  # verifies what the step before had not drafted
+    assert (
+        not steps[RUN].settled and steps[RUN].drafts == 2
+    )  # verifies what the step before had not drafted
     assert steps[RUN + 1] == Step(1.0, 2, 2, 53, 1, 50, True) and not steps[RUN + 1].settled
     assert steps[RUN + 2] == Step(1.0, 2, 2, 6, 0, 0, False) and steps[RUN + 2].settled
-    assert len(steps) == RUN + 3  # of the call that had nothing to do, and of the last one, nothing is known
+    assert (
+        len(steps) == RUN + 3
+    )  # of the call that had nothing to do, and of the last one, nothing is known
     recorded(scheduler, {"tokens": {"c": 3}})
     assert file.new() == [Step(1.0, 1, 2, 3, 0, 0, True)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -7,7 +7,14 @@ import pytest
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.step_recorder import RUN, Step
-from outrider.serving.step_times import StepCosts, StepTimes, costs_of, measure_step_times, summarise_steps, tally
+from outrider.serving.step_times import (
+    StepCosts,
+    StepTimes,
+    costs_of,
+    measure_step_times,
+    summarise_steps,
+    tally,
+)
 from outrider.speculators.errors import OutriderError
 
 
@@ -17,12 +24,24 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
 ) -> None:
     from transformers import AutoTokenizer
 
-    serving = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25))
+    serving = ServingConfig(
+        engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
+    )
     texts = AutoTokenizer.from_pretrained(target.directory()).batch_decode(prompts)
     times = measure_step_times(
-        target, serving, target.directory(), 2, [1, 3], texts, Sampling(0.6, 0.95), 48, tmp_path / "logs"
+        target,
+        serving,
+        target.directory(),
+        2,
+        [1, 3],
+        texts,
+        Sampling(0.6, 0.95),
+        48,
+        tmp_path / "logs",
     )
-    assert set(times.step_s) == {1, 3} and all(len(row) == 3 and min(row) > 0 for row in times.step_s.values())
+    assert set(times.step_s) == {1, 3} and all(
+        len(row) == 3 and min(row) > 0 for row in times.step_s.values()
+    )
     assert min(times.prompt_token_s) > 0
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
     assert StepTimes.from_dict(times.as_dict()) == times
@@ -63,22 +82,34 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
 
     steps = recorded(4, 1, seconds, 2e-4)
     costs = costs_of([tally(steps[:1500]), tally(steps[1500:])])
-    assert costs.step_s == pytest.approx({4: seconds(1, 4)}) and costs.prompt_token_s == pytest.approx(2e-4)
+    assert costs.step_s == pytest.approx(
+        {4: seconds(1, 4)}
+    ) and costs.prompt_token_s == pytest.approx(2e-4)
     # The step before which requests came or went is neither: an engine that schedules ahead had another under way.
     decoding = tally(steps)["decoding"]["4"][0]
     assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
-    stalled = [step._replace(seconds=step.seconds + 1.0) if count == 5 else step for count, step in enumerate(steps)]
+    stalled = [
+        step._replace(seconds=step.seconds + 1.0) if count == 5 else step
+        for count, step in enumerate(steps)
+    ]
     assert costs_of([tally(stalled)]).step_s[4] == pytest.approx(seconds(1, 4) + 1 / decoding)
 
 
 def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
     costs = StepCosts({1: 0.01, 4: 0.04, 8: 0.06}, 0.0)
-    assert [costs.seconds(size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.06, 0.08])
+    assert [costs.seconds(size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx(
+        [0.01, 0.02, 0.04, 0.05, 0.06, 0.08]
+    )
     assert StepCosts({4: 0.04, 8: 0.06}, 0.0).seconds(2) == pytest.approx(0.03)
     assert StepCosts({4: 0.04}, 0.0).seconds(1) == 0.04
 
 
 def test_responses_too_short_to_time_are_told() -> None:
-    decoding, prompts_only = [Step(0.03, 1, 0, 1, 0, 0, True)] * 10, [Step(0.03, 1, 1, 100, 1, 100, False)] * 10
-    with pytest.raises(OutriderError, match=r"at 1 requests at once no step was found that drafts 1 .* Set eval.k"):
+    decoding, prompts_only = (
+        [Step(0.03, 1, 0, 1, 0, 0, True)] * 10,
+        [Step(0.03, 1, 1, 100, 1, 100, False)] * 10,
+    )
+    with pytest.raises(
+        OutriderError, match=r"at 1 requests at once no step was found that drafts 1 .* Set eval.k"
+    ):
         summarise_steps({1: decoding}, {1: prompts_only}, 1)

@@ -16,7 +16,9 @@ SAMPLINGS = [(0.6, 0.95), (1.0, 1.0), (0.0, 1.0), (0.3, 0.9), (1.5, 0.999), (0.6
 def random_logits(positions: int, seed: int = 0) -> torch.Tensor:
     """From nearly certain to nearly flat."""
     generator = torch.Generator().manual_seed(seed)
-    spread = torch.linspace(0.05, 12, positions)[torch.randperm(positions, generator=generator), None]
+    spread = torch.linspace(0.05, 12, positions)[
+        torch.randperm(positions, generator=generator), None
+    ]
     return spread * torch.randn(positions, VOCAB, generator=generator)
 
 
@@ -25,7 +27,9 @@ def by_name(scores_NC: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def drawn(logits_NV, temperature, top_p, seed=0):
-    q_NV = target_distribution(logits_NV, torch.full((len(logits_NV),), temperature), torch.tensor([top_p]))
+    q_NV = target_distribution(
+        logits_NV, torch.full((len(logits_NV),), temperature), torch.tensor([top_p])
+    )
     return torch.multinomial(q_NV, 1, generator=torch.Generator().manual_seed(seed))[:, 0]
 
 
@@ -69,7 +73,9 @@ def test_every_column_is_the_literal_one(temperature, top_p):
         "fitted": logp1_NV.amax(-1) < math.log(0.9),
     }
     for name, value in literal.items():
-        torch.testing.assert_close(scores[name].double(), value.double(), atol=1e-2, rtol=1e-4, msg=name)
+        torch.testing.assert_close(
+            scores[name].double(), value.double(), atol=1e-2, rtol=1e-4, msg=name
+        )
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), SAMPLINGS)
@@ -77,13 +83,20 @@ def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(tempera
     logits_NV = random_logits(200)
     token_N = drawn(logits_NV, max(temperature, 0.3), top_p)
     scores = scored(logits_NV, token_N, temperature, top_p)
-    for name, tau in [("logged_fit", temperature), *((f"fit_{tau:g}", tau) for tau in TEMPERATURES)]:
+    for name, tau in [
+        ("logged_fit", temperature),
+        *((f"fit_{tau:g}", tau) for tau in TEMPERATURES),
+    ]:
         tau_N = torch.full((200,), tau)
-        cut, whole = (target_distribution(logits_NV, tau_N, torch.tensor([p])).double() for p in (top_p, 1.0))
+        cut, whole = (
+            target_distribution(logits_NV, tau_N, torch.tensor([p])).double() for p in (top_p, 1.0)
+        )
         if not tau:
             whole = logits_NV.double().softmax(-1)
             cut = target_distribution(logits_NV, tau_N, torch.tensor([1.0])).double()
-            of_x = torch.where(cut.gather(-1, token_N[:, None]) > 0, 1.0, 0.01 * whole.gather(-1, token_N[:, None]))
+            of_x = torch.where(
+                cut.gather(-1, token_N[:, None]) > 0, 1.0, 0.01 * whole.gather(-1, token_N[:, None])
+            )
         else:
             of_x = (0.99 * cut + 0.01 * whole).gather(-1, token_N[:, None])
         literal_N = of_x[:, 0].log() * scores["fitted"]
@@ -94,7 +107,9 @@ def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(tempera
             found_N = scores[name.replace("fit", "uncut")].double().clamp(min=-80)
             torch.testing.assert_close(found_N, uncut_N, atol=0.02, rtol=1e-3, msg=name)
             stray_N = (cut.gather(-1, token_N[:, None])[:, 0] == 0) & (top_p < 1 or not tau)
-            differs_N = (scores[name.replace("fit", "stray")] > 0) != stray_N * scores["fitted"].bool()
+            differs_N = (scores[name.replace("fit", "stray")] > 0) != stray_N * scores[
+                "fitted"
+            ].bool()
             assert differs_N.sum() <= 1, name
 
 
@@ -103,19 +118,26 @@ def test_what_the_target_draws_is_as_likely_as_expected(temperature, top_p):
     logits_NV = random_logits(3000, seed=2)
     token_N = drawn(logits_NV, temperature, top_p, seed=3)
     sums = {
-        name: column.double().sum().item() for name, column in scored(logits_NV, token_N, temperature, top_p).items()
+        name: column.double().sum().item()
+        for name, column in scored(logits_NV, token_N, temperature, top_p).items()
     }
     z = (sums["sampled_logprob"] - sums["expected"]) / sums["variance"] ** 0.5
     assert abs(z) < 4
     assert sums["outside"] == 0
-    assert abs(sums["unlikely"] - sums["unlikely_expected"]) < 4 * max(sums["unlikely_expected"], 1) ** 0.5
+    assert (
+        abs(sums["unlikely"] - sums["unlikely_expected"])
+        < 4 * max(sums["unlikely_expected"], 1) ** 0.5
+    )
     fits = {tau: sums[f"fit_{tau:g}"] for tau in TEMPERATURES}
     best = max(fits, key=fits.__getitem__)
     assert abs(best - temperature) <= 0.1 and fits[best] - sums["logged_fit"] < 4
 
 
 def test_few_candidates_give_what_many_give(monkeypatch):
-    logits_NV, token_N = random_logits(300), torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(4))
+    logits_NV, token_N = (
+        random_logits(300),
+        torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(4)),
+    )
     many = scored(logits_NV, token_N, 0.9, 0.98)
     monkeypatch.setattr(module, "CANDIDATES", 8)
     monkeypatch.setattr(module._open_positions, "__defaults__", (8,))

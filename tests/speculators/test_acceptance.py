@@ -56,7 +56,10 @@ def test_certain_and_hopeless_drafts_bound_the_steps():
     anchors_R = torch.tensor([12])
     assert replay_chain(torch.zeros(1, 12, 3), anchors_R).steps_RK.tolist() == [[12.0] * 3]
     assert replay_chain(torch.ones(1, 12, 3), anchors_R).steps_RK.tolist() == [[6.0, 4.0, 3.0]]
-    assert replay_chain(torch.zeros(0, 0, 3), torch.zeros(0, dtype=torch.long)).steps_RK.shape == (0, 3)
+    assert replay_chain(torch.zeros(0, 0, 3), torch.zeros(0, dtype=torch.long)).steps_RK.shape == (
+        0,
+        3,
+    )
 
 
 VOCABULARY, DEPTH, RESPONSES, LENGTH = 6, 3, 2500, 90
@@ -76,16 +79,26 @@ def plain_text(p_VV, responses: int):
 def simulate(p_VV, draft_KVV, probabilistic: bool):
     """Speculative decoding as published: draft, accept or resample from the residual, bonus token. Counts steps and accepted drafts."""
     counts = torch.zeros(DEPTH)
-    steps, last, left = 0, torch.zeros(RESPONSES, dtype=torch.long), torch.full((RESPONSES,), LENGTH)
+    steps, last, left = (
+        0,
+        torch.zeros(RESPONSES, dtype=torch.long),
+        torch.full((RESPONSES,), LENGTH),
+    )
     while len(last):
         steps += len(last)
-        alive, moved = torch.ones(len(last), dtype=torch.bool), torch.zeros(len(last), dtype=torch.long)
+        alive, moved = (
+            torch.ones(len(last), dtype=torch.bool),
+            torch.zeros(len(last), dtype=torch.long),
+        )
         for j in range(DEPTH):
             p, q = p_VV[last], draft_KVV[j, last]
             if not probabilistic:
                 q = torch.nn.functional.one_hot(q.argmax(-1), VOCABULARY).double()
             d = sample(q)
-            ok = torch.rand(len(d), dtype=torch.float64) < (p.gather(1, d[:, None]) / q.gather(1, d[:, None]))[:, 0]
+            ok = (
+                torch.rand(len(d), dtype=torch.float64)
+                < (p.gather(1, d[:, None]) / q.gather(1, d[:, None]))[:, 0]
+            )
             residual = (p - q).clamp_min(0)
             residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
             token = torch.where(ok, d, sample(residual))
@@ -104,9 +117,9 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     """About 1e5 engine steps: expected steps from text that was sampled WITHOUT speculation agree with the steps counted with it."""
     torch.manual_seed(1)
     target_logits_VV = 2.5 * torch.randn(VOCABULARY, VOCABULARY)
-    draft_logits_KVV = target_logits_VV + torch.tensor([0.8, 1.2, 1.8])[:, None, None] * torch.randn(
-        DEPTH, VOCABULARY, VOCABULARY
-    )
+    draft_logits_KVV = target_logits_VV + torch.tensor([0.8, 1.2, 1.8])[
+        :, None, None
+    ] * torch.randn(DEPTH, VOCABULARY, VOCABULARY)
     temperature, top_p = torch.full((VOCABULARY,), 0.8), torch.full((VOCABULARY,), 0.95)
     p_VV = target_distribution(target_logits_VV, temperature, top_p).double()
     draft_KVV = (draft_logits_KVV / 0.8).softmax(-1).double()
@@ -118,7 +131,10 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     row = torch.arange(RESPONSES).repeat_interleave(LENGTH)
     anchor = torch.arange(1, LENGTH + 1).repeat(RESPONSES)
     # Draft s + 1 of anchor t continues the token at t + s.
-    states = [draft_logits_KVV[s][tokens_RT[row, (anchor + s).clamp(max=LENGTH + 1)]] for s in range(DEPTH)]
+    states = [
+        draft_logits_KVV[s][tokens_RT[row, (anchor + s).clamp(max=LENGTH + 1)]]
+        for s in range(DEPTH)
+    ]
     a_NK = accept_matrix(
         states,
         torch.eye(VOCABULARY),
@@ -151,17 +167,23 @@ def test_the_target_distribution_is_vllms():
     expected = sampler.apply_top_k_top_p_pytorch(logits / 0.6, None, top_p).softmax(-1)
     torch.testing.assert_close(target_distribution(logits, temperature, top_p), expected)
     greedy = target_distribution(logits, torch.zeros(64), top_p)
-    assert torch.equal(greedy.argmax(-1), logits.argmax(-1)) and torch.equal(greedy.sum(-1), torch.ones(64))
+    assert torch.equal(greedy.argmax(-1), logits.argmax(-1)) and torch.equal(
+        greedy.sum(-1), torch.ones(64)
+    )
 
 
 def test_a_logged_token_just_outside_the_nucleus_keeps_its_probability():
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]]))
     half = torch.tensor([0.5])
     assert logged_token_probability(logits, torch.tensor([0]), torch.ones(1), half).item() == 1.0
-    assert logged_token_probability(logits, torch.tensor([1]), torch.ones(1), half).item() == pytest.approx(0.3)
+    assert logged_token_probability(
+        logits, torch.tensor([1]), torch.ones(1), half
+    ).item() == pytest.approx(0.3)
 
 
 def test_a_greedy_request_is_greedy_under_probabilistic_drafts_too():
     logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-    a = accept_probability(logits, torch.tensor([1, 0]), torch.zeros(2), torch.ones(2), probabilistic=True)
+    a = accept_probability(
+        logits, torch.tensor([1, 0]), torch.zeros(2), torch.ones(2), probabilistic=True
+    )
     assert a.tolist() == [1.0, 0.0]

@@ -59,7 +59,9 @@ def test_only_the_shards_that_are_wanted_are_read(tmp_path: Path) -> None:
     sharded = write_tiny_target(tmp_path / "sharded", layers_in_shards=True)
     (sharded / "model-00001-of-00002.safetensors").unlink()
     load_mtp(sharded)
-    with pytest.raises(OutriderError, match=r"model-00001-of-00002\.safetensors: no such file.*lm_head|embed"):
+    with pytest.raises(
+        OutriderError, match=r"model-00001-of-00002\.safetensors: no such file.*lm_head|embed"
+    ):
         load_target_ends(sharded)
 
 
@@ -77,10 +79,14 @@ def test_half_precision_keeps_the_routing_bias(target: Path) -> None:
 
 def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
     def change(tensors: dict) -> None:
-        tensors[MTP + "mlp.experts.9.up_proj.weight"] = tensors.pop(MTP + "mlp.experts.1.up_proj.weight")
+        tensors[MTP + "mlp.experts.9.up_proj.weight"] = tensors.pop(
+            MTP + "mlp.experts.1.up_proj.weight"
+        )
 
     edit(broken, change)
-    with pytest.raises(OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"):
+    with pytest.raises(
+        OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"
+    ):
         load_mtp(broken)
 
 
@@ -106,7 +112,9 @@ def test_a_target_without_mtp_layer(broken: Path) -> None:
 
 def test_a_quantized_target_is_refused(broken: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    (broken / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
+    )
     with pytest.raises(OutriderError, match="quantization_config"):
         load_mtp(broken)
 

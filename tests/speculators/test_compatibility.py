@@ -46,7 +46,11 @@ def edit_config(directory: Path, **values) -> None:
 
 
 def test_what_outrider_writes_and_the_target_itself_belong_to_it(target, speculator, tmp_path):
-    for directory in (speculator, target, write_tiny_target(tmp_path / "sharded", layers_in_shards=True)):
+    for directory in (
+        speculator,
+        target,
+        write_tiny_target(tmp_path / "sharded", layers_in_shards=True),
+    ):
         assert kind_of(directory) == "mtp"
         check_speculator(directory, target)
     head = write_eagle3_head(target, tmp_path / "head")
@@ -59,8 +63,12 @@ def test_fp8_is_compared_block_by_block(target, tmp_path):
     save_mtp(load_mtp(target), target, tmp_path / "speculator")
     check_speculator(tmp_path / "speculator", target)
     name = MTP + "self_attn.o_proj.weight"
-    edit_tensors(tmp_path / "speculator", lambda tensors: tensors.update({name: tensors[name].bfloat16()}))
-    with pytest.raises(OutriderError, match=r"o_proj\.weight is BF16, the target's F8_E4M3, and the engine builds"):
+    edit_tensors(
+        tmp_path / "speculator", lambda tensors: tensors.update({name: tensors[name].bfloat16()})
+    )
+    with pytest.raises(
+        OutriderError, match=r"o_proj\.weight is BF16, the target's F8_E4M3, and the engine builds"
+    ):
         check_speculator(tmp_path / "speculator", target)
 
     def damaged(tensors):
@@ -76,13 +84,19 @@ def test_fp8_is_compared_block_by_block(target, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("vocab_size", VOCAB + 3, f"vocab_size = {VOCAB + 3}, but the target's is {VOCAB} .*a stale vocabulary"),
+        (
+            "vocab_size",
+            VOCAB + 3,
+            f"vocab_size = {VOCAB + 3}, but the target's is {VOCAB} .*a stale vocabulary",
+        ),
         ("hidden_size", 128, "hidden_size = 128, but the target has 64 .*belongs to another model"),
         ("num_hidden_layers", 61, "num_hidden_layers = 61, but the target has 2"),
         ("n_routed_experts", 8, "n_routed_experts = 8, but the target has 4"),
     ],
 )
-def test_another_target_s_configuration_is_named_with_key_and_value(target, speculator, key, value, said):
+def test_another_target_s_configuration_is_named_with_key_and_value(
+    target, speculator, key, value, said
+):
     edit_config(speculator, **{key: value})
     with pytest.raises(OutriderError, match=f"{speculator / 'config.json'}: {said}"):
         check_speculator(speculator, target)
@@ -116,7 +130,10 @@ def renamed(tensors):
     [
         (without_a_tensor, rf"missing: {EH}; export the speculator again"),
         (of_another_shape, rf"{EH} has shape \[64, 127\], the target's \[64, 128\]"),
-        (with_nan, rf"not a finite number in {MTP}self_attn\.o_proj\.weight; the checkpoint is damaged"),
+        (
+            with_nan,
+            rf"not a finite number in {MTP}self_attn\.o_proj\.weight; the checkpoint is damaged",
+        ),
         (with_infinity, rf"not a finite number in {MTP}hnorm\.weight"),
         (renamed, rf"missing: {EH}; unexpected: {MTP}eh_projection\.weight"),
     ],
@@ -151,7 +168,10 @@ def three_rows_exchanged(embedding_VH):
             "differs in 3 of 97 rows from the target's model.embed_tokens.weight: a stale vocabulary",
         ),
         (lambda e: e.roll(1, 0), "differs in 97 of 97 rows"),
-        (lambda e: e[:-1].clone(), r"has shape \[96, 64\], the target's model.embed_tokens.weight \[97, 64\]: a stale"),
+        (
+            lambda e: e[:-1].clone(),
+            r"has shape \[96, 64\], the target's model.embed_tokens.weight \[97, 64\]: a stale",
+        ),
         (lambda e: three_rows_exchanged(e).float(), "differs in 3 of 97 rows"),
     ],
 )
@@ -184,14 +204,22 @@ def test_files_that_are_cut_short_or_gone_are_no_traceback(target, speculator):
         ({"vocab_size": VOCAB - 1}, None, "a stale vocabulary"),
         ({"hidden_size": 32}, None, "hidden_size = 32, but the target has 64"),
         ({"model_type": "deepseek_v3"}, None, "which vLLM takes for an MTP layer"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 30]}, None, r"\[1, 2, 30\], but the target has 2 layers"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 30]},
+            None,
+            r"\[1, 2, 30\], but the target has 2 layers",
+        ),
         ({"draft_vocab_size": DRAFTS + 1}, None, rf"lm_head\.weight has shape \[{DRAFTS}, 64\]"),
         (
             {},
             lambda t: t.update(d2t=t["d2t"] + VOCAB),
             f"d2t maps {DRAFTS} draft tokens outside the target's vocabulary",
         ),
-        ({}, lambda t: t.update(d2t=-torch.arange(DRAFTS)), "onto a token that another has: a stale vocabulary"),
+        (
+            {},
+            lambda t: t.update(d2t=-torch.arange(DRAFTS)),
+            "onto a token that another has: a stale vocabulary",
+        ),
         ({}, lambda t: t["fc.weight"].fill_(float("inf")), r"not a finite number in fc\.weight"),
         ({}, lambda t: t.pop("fc.weight"), r"no tensor fc\.weight"),
     ],
@@ -207,13 +235,22 @@ def test_an_eagle_3_head_of_another_target_is_refused(target, tmp_path, config, 
 def test_what_is_neither_says_what_is_known(target, tmp_path):
     shutil.copytree(target, tmp_path / "other")
     edit_config(tmp_path / "other", num_nextn_predict_layers=0, architectures=["MedusaModel"])
-    with pytest.raises(OutriderError, match=r"architectures = \['MedusaModel'\].* ngram and none by name"):
+    with pytest.raises(
+        OutriderError, match=r"architectures = \['MedusaModel'\].* ngram and none by name"
+    ):
         check_speculator(tmp_path / "other", target)
 
 
 def test_numbers_are_read_as_torch_reads_them(tmp_path, monkeypatch):
     monkeypatch.setattr("outrider.speculators.headers.PIECE", 64)  # several pieces
-    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn)
+    dtypes = (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e5m2,
+        torch.float8_e4m3fn,
+    )
     for number, dtype in enumerate(dtypes):
         sound = torch.randn(7, 5).to(dtype)
         tensors = {"sound": sound, "odd": torch.zeros(3, dtype=torch.uint8).view(torch.bool)}

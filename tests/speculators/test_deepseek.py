@@ -3,7 +3,10 @@
 import pytest
 import torch
 from transformers import DeepseekV3Config
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RotaryEmbedding,
+)
 
 from outrider.speculators import deepseek
 from outrider.speculators.checkpoint import experts_apart
@@ -62,7 +65,9 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
     reference = DeepseekV3DecoderLayer(config, layer_index)
     # Wide enough that routing, softmax and norms all do something.
     for name, tensor in reference.state_dict().items():
-        tensor.copy_(torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.3)
+        tensor.copy_(
+            torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.3
+        )
     layer = DecoderLayer(DeepseekArch.from_config(SHAPE | changes), layer_index)
     layer.load_state_dict(reference.state_dict())
 
@@ -71,9 +76,15 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
     position = torch.arange(tokens).expand(2, -1) + 100
     causal = torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
     tables = DeepseekV3RotaryEmbedding(config)(x, position_ids=position)
-    expected = reference(x, position_embeddings=tables, attention_mask=causal, position_ids=position)
+    expected = reference(
+        x, position_embeddings=tables, attention_mask=causal, position_ids=position
+    )
     ours = layer(x, rotary_tables(layer.arch, position))
-    masked = layer(x, rotary_tables(layer.arch, position), torch.ones(2, tokens, tokens, dtype=torch.bool).tril())
+    masked = layer(
+        x,
+        rotary_tables(layer.arch, position),
+        torch.ones(2, tokens, tokens, dtype=torch.bool).tril(),
+    )
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(masked, expected, rtol=1e-4, atol=1e-4)
 
@@ -83,7 +94,11 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
     theirs = dict(reference.named_parameters())
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(
-            parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
+            parameter.grad,
+            theirs[name].grad,
+            rtol=1e-3,
+            atol=1e-3,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -101,8 +116,12 @@ def test_the_correction_bias_chooses_but_does_not_weigh():
 def test_experts_are_named_one_by_one_and_share_memory():
     stacked = torch.arange(2 * 6 * 4.0).view(2, 6, 4)
     views = experts_apart("mlp.experts.gate_up_proj", stacked)
-    assert set(views) == {f"mlp.experts.{e}.{p}_proj.weight" for e in range(2) for p in ("gate", "up")}
-    torch.testing.assert_close(torch.cat([views[f"mlp.experts.1.{p}_proj.weight"] for p in ("gate", "up")]), stacked[1])
+    assert set(views) == {
+        f"mlp.experts.{e}.{p}_proj.weight" for e in range(2) for p in ("gate", "up")
+    }
+    torch.testing.assert_close(
+        torch.cat([views[f"mlp.experts.1.{p}_proj.weight"] for p in ("gate", "up")]), stacked[1]
+    )
     views["mlp.experts.0.up_proj.weight"].zero_()
     assert not stacked[0, 3:].any()
 
@@ -115,4 +134,6 @@ def test_grouped_tokens_go_through_their_experts_and_gradients_too():
     out_MO = deepseek._GroupedLinear.apply(x_MI, stack_XOI, counts)
     expert_M = torch.arange(5).repeat_interleave(torch.tensor(counts))
     assert torch.allclose(out_MO, torch.einsum("mi,moi->mo", x_MI, stack_XOI[expert_M]))
-    assert torch.autograd.gradcheck(lambda x, stack: deepseek._GroupedLinear.apply(x, stack, counts), (x_MI, stack_XOI))
+    assert torch.autograd.gradcheck(
+        lambda x, stack: deepseek._GroupedLinear.apply(x, stack, counts), (x_MI, stack_XOI)
+    )

@@ -18,7 +18,10 @@ def test_a_full_disk_is_told_whoever_writes(small_disk: Path) -> None:
         lambda path: path.write_bytes(bytes(big)),
         lambda path: save_file({"weight": torch.zeros(big // 4)}, path),
     ):
-        with pytest.raises(OutriderError, match=r"kept\.safetensors: no space left on the disk"), publish(kept) as path:
+        with (
+            pytest.raises(OutriderError, match=r"kept\.safetensors: no space left on the disk"),
+            publish(kept) as path,
+        ):
             write(path)
         assert kept.read_bytes() == b"whole" and [*small_disk.iterdir()] == [kept]
 

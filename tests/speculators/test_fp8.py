@@ -40,13 +40,18 @@ def weight() -> Tensor:
 def test_quantizing_is_the_literal_rule(weight: Tensor) -> None:
     value, scale = quantize(weight, BLOCKS)
     assert value.dtype == torch.float8_e4m3fn and value.shape == weight.shape
-    assert scale.dtype == torch.float32 and tuple(scale.shape) == grid(weight.shape, BLOCKS) == (3, 3)
+    assert scale.dtype == torch.float32 and tuple(scale.shape) == grid(weight.shape, BLOCKS) == (
+        3,
+        3,
+    )
     for p in range(3):
         for q in range(3):
             block = weight[4 * p : 4 * p + 4, 6 * q : 6 * q + 6]
             expected = block.abs().max() / 448 if block.any() else torch.tensor(1.0)
             assert scale[p, q] == expected
-            for i, j in torch.cartesian_prod(torch.arange(len(block)), torch.arange(block.shape[1])).tolist():
+            for i, j in torch.cartesian_prod(
+                torch.arange(len(block)), torch.arange(block.shape[1])
+            ).tolist():
                 assert float(value[4 * p + i, 6 * q + j]) == nearest(float(block[i, j] / expected))
 
 
@@ -91,5 +96,7 @@ def test_other_quantizations_are_refused(other: dict, tmp_path) -> None:
     path = tmp_path / "config.json"
     assert fp8_blocks({"quantization_config": QUANTIZATION}, path) == (128, 128)
     assert fp8_blocks({}, path) is None
-    with pytest.raises(OutriderError, match=r"config\.json: quantization_config.*weight_block_size \[128, 128\]"):
+    with pytest.raises(
+        OutriderError, match=r"config\.json: quantization_config.*weight_block_size \[128, 128\]"
+    ):
         fp8_blocks({"quantization_config": QUANTIZATION | other}, path)

@@ -31,13 +31,17 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    return write_fp8_copy(write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "sharded")
+    return write_fp8_copy(
+        write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "sharded"
+    )
 
 
 def mtp_tensors(directory: Path) -> dict[str, torch.Tensor]:
     layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
     prefix = f"model.layers.{layers}."
-    return {k: v for k, v in load_file(directory / "model.safetensors").items() if k.startswith(prefix)}
+    return {
+        k: v for k, v in load_file(directory / "model.safetensors").items() if k.startswith(prefix)
+    }
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -52,7 +56,9 @@ def test_weights_are_dequantized(target: Path) -> None:
         views = checkpoint_views(load_mtp(target, dtype))
         for name in quantized:
             scale = spread(stored[name + "_scale_inv"], stored[name].shape)
-            assert torch.equal(views[name.removeprefix(prefix)], (stored[name].float() * scale).to(dtype)), name
+            assert torch.equal(
+                views[name.removeprefix(prefix)], (stored[name].float() * scale).to(dtype)
+            ), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,7 +77,9 @@ def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: t
     assert not same_bytes(quantize(weight, (128, 128))[0], original[name])
 
 
-def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(target: Path, tmp_path: Path) -> None:
+def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
+    target: Path, tmp_path: Path
+) -> None:
     speculator, prefix = load_mtp(target), read_layout(target).prefix
     touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
     whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
@@ -80,7 +88,10 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(target: Pa
         for suffix in touched | whole:
             views[suffix].add_(torch.randn_like(views[suffix]) * 0.01)
     save_mtp(speculator, target, tmp_path / "speculator")
-    written, original = load_file(tmp_path / "speculator" / "model.safetensors"), mtp_tensors(target)
+    written, original = (
+        load_file(tmp_path / "speculator" / "model.safetensors"),
+        mtp_tensors(target),
+    )
     for name, tensor in written.items():
         suffix = name.removeprefix(prefix)
         if suffix in whole:
@@ -103,7 +114,10 @@ def test_only_the_shards_that_are_wanted_are_named_and_read(sharded: Path) -> No
     assert layout.files(layout.training_tensors()) == [FIRST, SECOND]
     wanted = layout.training_tensors()
     assert not SHARED & set(wanted)
-    assert all(name.startswith(MTP) or name in ("model.embed_tokens.weight", "lm_head.weight") for name in wanted)
+    assert all(
+        name.startswith(MTP) or name in ("model.embed_tokens.weight", "lm_head.weight")
+        for name in wanted
+    )
     assert MTP + "self_attn.o_proj.weight_scale_inv" in wanted
     (sharded / FIRST).unlink()
     load_mtp(sharded)
@@ -125,18 +139,27 @@ def broken(tmp_path: Path) -> Path:
 
 def test_values_without_scales_are_refused(broken: Path) -> None:
     edit(broken, lambda tensors: tensors.pop(MTP + "self_attn.o_proj.weight_scale_inv"))
-    with pytest.raises(OutriderError, match=r"o_proj\.weight is FP8, but there is no .*o_proj\.weight_scale_inv"):
+    with pytest.raises(
+        OutriderError, match=r"o_proj\.weight is FP8, but there is no .*o_proj\.weight_scale_inv"
+    ):
         load_mtp(broken)
 
 
 def test_scales_without_values_are_refused(broken: Path) -> None:
-    edit(broken, lambda tensors: tensors.update({MTP + "eh_proj.other_scale_inv": torch.ones(1, 1)}))
+    edit(
+        broken, lambda tensors: tensors.update({MTP + "eh_proj.other_scale_inv": torch.ones(1, 1)})
+    )
     with pytest.raises(OutriderError, match=r"unexpected: .*eh_proj\.other_scale_inv"):
         load_mtp(broken)
 
 
 def test_scales_of_another_grid_are_refused(broken: Path) -> None:
-    edit(broken, lambda tensors: tensors.update({MTP + "self_attn.o_proj.weight_scale_inv": torch.ones(2, 1)}))
+    edit(
+        broken,
+        lambda tensors: tensors.update(
+            {MTP + "self_attn.o_proj.weight_scale_inv": torch.ones(2, 1)}
+        ),
+    )
     with pytest.raises(OutriderError, match=r"o_proj\.weight_scale_inv of shape \(2, 1\)"):
         load_mtp(broken)
 
@@ -161,7 +184,10 @@ def test_a_value_that_is_no_number_is_not_loaded(broken: Path, frozen: bool) -> 
 
 def test_stored_rotary_frequencies_are_passed_over(broken: Path) -> None:
     expected = load_mtp(broken).state_dict()
-    edit(broken, lambda tensors: tensors.update({MTP + "self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    edit(
+        broken,
+        lambda tensors: tensors.update({MTP + "self_attn.rotary_emb.inv_freq": torch.ones(8)}),
+    )
     for name, tensor in load_mtp(broken).state_dict().items():
         assert torch.equal(tensor, expected[name])
 

@@ -32,7 +32,9 @@ def x_NH() -> Tensor:
 def adapted(target: Path, moved: bool) -> MTPSpeculator:
     """Adapters of rank 3; with `moved`, as if training had moved B away from zero."""
     speculator = load_mtp(target, frozen_experts=True)
-    experts = AdaptedExperts(speculator.block.mlp.experts, speculator.arch, rank=3, alpha=6.0, seed=0)
+    experts = AdaptedExperts(
+        speculator.block.mlp.experts, speculator.arch, rank=3, alpha=6.0, seed=0
+    )
     if moved:
         torch.manual_seed(4)
         torch.nn.init.normal_(experts.gate_up_b, std=0.1)
@@ -46,7 +48,9 @@ def gradients(speculator: MTPSpeculator, x_NH: Tensor) -> tuple[Tensor, dict[str
     x_NH = x_NH.clone().requires_grad_()
     out_NH = speculator.block.mlp(x_NH)
     (out_NH * torch.linspace(-1, 1, out_NH.numel()).view_as(out_NH)).sum().backward()
-    return x_NH.grad, {name: p.grad for name, p in speculator.named_parameters() if p.grad is not None}
+    return x_NH.grad, {
+        name: p.grad for name, p in speculator.named_parameters() if p.grad is not None
+    }
 
 
 def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -> None:
@@ -62,14 +66,18 @@ def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -
 def test_frozen_experts_are_seen_by_no_optimizer_and_no_checkpoint(target: Path) -> None:
     frozen = load_mtp(target, frozen_experts=True)
     assert isinstance(frozen.block.mlp.experts, FrozenExperts)
-    assert not list(frozen.block.mlp.experts.parameters()) and not list(frozen.block.mlp.experts.buffers())
+    assert not list(frozen.block.mlp.experts.parameters()) and not list(
+        frozen.block.mlp.experts.buffers()
+    )
     assert not [name for name in frozen.state_dict() if ".mlp.experts." in name]
 
 
 def test_they_keep_their_precision_and_move_with_the_module(target: Path, x_NH: Tensor) -> None:
     frozen = load_mtp(target, torch.bfloat16, frozen_experts=True)
     stored = torch.bfloat16 if read_layout(target).blocks is None else torch.float8_e4m3fn
-    before = {name: stack.value_XOI.clone() for name, stack in frozen.block.mlp.experts.stacks.items()}
+    before = {
+        name: stack.value_XOI.clone() for name, stack in frozen.block.mlp.experts.stacks.items()
+    }
     frozen.float().bfloat16().double().float()
     for name, stack in frozen.block.mlp.experts.stacks.items():
         assert stack.value_XOI.dtype == stored
@@ -84,14 +92,22 @@ def test_saving_a_frozen_speculator_keeps_the_experts_bytes(target: Path, tmp_pa
     with torch.no_grad():
         frozen.eh_proj.weight.add_(0.25)
     save_mtp(frozen, target, tmp_path / "speculator")
-    before, after = checkpoint_views(load_mtp(target)), checkpoint_views(load_mtp(tmp_path / "speculator"))
-    assert {name for name in before if not torch.equal(before[name], after[name])} == {"eh_proj.weight"}
+    before, after = (
+        checkpoint_views(load_mtp(target)),
+        checkpoint_views(load_mtp(tmp_path / "speculator")),
+    )
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        "eh_proj.weight"
+    }
 
 
 def test_new_adapters_change_nothing(target: Path, x_NH: Tensor) -> None:
     frozen = load_mtp(target, frozen_experts=True)
     assert torch.equal(adapted(target, moved=False).block.mlp(x_NH), frozen.block.mlp(x_NH))
-    draws = [getattr(adapted(target, moved=False).block.mlp.experts, name) for name in ("gate_up_a", "down_a") * 2]
+    draws = [
+        getattr(adapted(target, moved=False).block.mlp.experts, name)
+        for name in ("gate_up_a", "down_a") * 2
+    ]
     assert torch.equal(draws[0], draws[2]) and torch.equal(draws[1], draws[3])
     assert 0.9 / 8 < draws[0].abs().max() <= 1 / 8
 
@@ -112,7 +128,9 @@ def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None
             act = gate / (1 + (-gate).exp()) * up
             down = weights[f"mlp.experts.{e}.down_proj.weight"] @ act
             expected[n] += weight * (down + scale * experts.down_b[e] @ (experts.down_a[e] @ act))
-    torch.testing.assert_close(mlp.experts(x_NH, weight_Nk, index_Nk), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        mlp.experts(x_NH, weight_Nk, index_Nk), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor) -> None:
@@ -121,7 +139,9 @@ def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor
     merged = dict(experts.merged({name: getattr(experts, name) for name in ADAPTERS}))
     plain = load_mtp(target)
     views = {
-        name: view for name, view in checkpoint_views(plain).items() if ".experts." in name and "shared" not in name
+        name: view
+        for name, view in checkpoint_views(plain).items()
+        if ".experts." in name and "shared" not in name
     }
     assert set(merged) == set(views)
     with torch.no_grad():
@@ -129,7 +149,9 @@ def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor
             assert not torch.equal(view, merged[name])
             view.copy_(merged[name])
     assert type(plain.block.mlp.experts) is Experts
-    torch.testing.assert_close(plain.block.mlp(x_NH), speculator.block.mlp(x_NH), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        plain.block.mlp(x_NH), speculator.block.mlp(x_NH), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_gradients_reach_the_adapters_and_not_the_experts(target: Path, x_NH: Tensor) -> None:
@@ -147,7 +169,16 @@ def test_an_expert_whose_adapter_never_moved_keeps_its_bytes(target: Path, tmp_p
     with torch.no_grad():
         experts.gate_up_b[2] = 0
         experts.down_b[2] = 0
-    write_mtp(experts.merged({name: getattr(experts, name) for name in ADAPTERS}), target, tmp_path / "speculator")
-    before, after = checkpoint_views(load_mtp(target)), checkpoint_views(load_mtp(tmp_path / "speculator"))
+    write_mtp(
+        experts.merged({name: getattr(experts, name) for name in ADAPTERS}),
+        target,
+        tmp_path / "speculator",
+    )
+    before, after = (
+        checkpoint_views(load_mtp(target)),
+        checkpoint_views(load_mtp(tmp_path / "speculator")),
+    )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {f"mlp.experts.{e}.{p}_proj.weight" for e in (0, 1, 3) for p in ("gate", "up", "down")}
+    assert changed == {
+        f"mlp.experts.{e}.{p}_proj.weight" for e in (0, 1, 3) for p in ("gate", "up", "down")
+    }

@@ -29,7 +29,9 @@ def custom(target: Path, tmp_path: Path) -> Path:
     torch.manual_seed(1)
     with torch.no_grad():
         for name in MOVED:
-            checkpoint_views(speculator)[name].add_(torch.randn_like(checkpoint_views(speculator)[name]) * 0.1)
+            checkpoint_views(speculator)[name].add_(
+                torch.randn_like(checkpoint_views(speculator)[name]) * 0.1
+            )
     save_mtp(speculator, target, tmp_path / "custom")
     return tmp_path / "custom"
 
@@ -37,10 +39,15 @@ def custom(target: Path, tmp_path: Path) -> Path:
 def test_the_mixture_is_the_weighted_sum(target: Path, custom: Path, tmp_path: Path) -> None:
     interpolate(target, custom, 0.25, tmp_path / "mixed")
     base, other = (checkpoint_views(load_mtp(directory)) for directory in (target, custom))
-    written, original = load_file(tmp_path / "mixed" / "model.safetensors"), load_file(target / "model.safetensors")
+    written, original = (
+        load_file(tmp_path / "mixed" / "model.safetensors"),
+        load_file(target / "model.safetensors"),
+    )
     for name, tensor in checkpoint_views(load_mtp(tmp_path / "mixed")).items():
         if name not in MOVED:
-            assert torch.equal(written[MTP + name].view(torch.uint8), original[MTP + name].view(torch.uint8)), name
+            assert torch.equal(
+                written[MTP + name].view(torch.uint8), original[MTP + name].view(torch.uint8)
+            ), name
             continue
         expected = 0.75 * base[name].double() + 0.25 * other[name].double()
         if target.name == "target" and LINEAR.match(MTP + name):
@@ -56,7 +63,8 @@ def test_the_mixture_is_the_weighted_sum(target: Path, custom: Path, tmp_path: P
 def test_the_ends_are_the_two(target: Path, custom: Path, tmp_path: Path, share: int) -> None:
     interpolate(target, custom, share, tmp_path / "end")
     found, expected = (
-        load_file(path / "model.safetensors") for path in (tmp_path / "end", custom if share else target)
+        load_file(path / "model.safetensors")
+        for path in (tmp_path / "end", custom if share else target)
     )
     assert load_mtp(tmp_path / "end").eh_proj.weight.isfinite().all()
     for name, tensor in found.items():
@@ -70,5 +78,7 @@ def test_what_does_not_fit_is_refused(target: Path, custom: Path, tmp_path: Path
     stranger = write_tiny_target(tmp_path / other)
     if other == "fp8":
         stranger = write_fp8_copy(stranger, tmp_path / "stranger")
-    with pytest.raises(OutriderError, match=r"weight_scale_inv is in one of them only|weight_scale_inv, "):
+    with pytest.raises(
+        OutriderError, match=r"weight_scale_inv is in one of them only|weight_scale_inv, "
+    ):
         interpolate(target, stranger, 0.5, tmp_path / "mixed")

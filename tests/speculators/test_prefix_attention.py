@@ -20,7 +20,13 @@ def row(lengths: tuple[int, ...], every: int) -> tuple[Tensor, list[Span], int]:
     return torch.tensor(places), spans, tokens
 
 
-ROWS = [((300, 40, 9, 500, 131), 1), ((700,), 3), ((BLOCK, BLOCK, BLOCK), 1), ((5, 6, 7), 1), ((900, 5), 2)]
+ROWS = [
+    ((300, 40, 9, 500, 131), 1),
+    ((700,), 3),
+    ((BLOCK, BLOCK, BLOCK), 1),
+    ((5, 6, 7), 1),
+    ((900, 5), 2),
+]
 
 
 @pytest.mark.parametrize(("lengths", "every"), ROWS)
@@ -36,10 +42,14 @@ def test_flex_is_the_dense_attention(lengths: tuple[int, ...], every: int) -> No
 
 
 @pytest.mark.parametrize(("lengths", "every"), ROWS)
-def test_blocks_leave_no_allowed_pair_out_and_claim_none_that_is_not(lengths: tuple[int, ...], every: int) -> None:
+def test_blocks_leave_no_allowed_pair_out_and_claim_none_that_is_not(
+    lengths: tuple[int, ...], every: int
+) -> None:
     """The kernel on a GPU skips the blocks that are not listed and does not look at the mask in full ones."""
     place_N, spans, tokens = row(lengths, every)
-    start_N = torch.cat([torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans])
+    start_N = torch.cat(
+        [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]
+    )
     token_P = torch.arange(tokens)
     allowed_NP = (token_P >= start_N[:, None]) & (token_P <= place_N[:, None])
     partial_QK, full_QK = _blocks(start_N, place_N, tokens)
@@ -54,6 +64,8 @@ def test_blocks_leave_no_allowed_pair_out_and_claim_none_that_is_not(lengths: tu
 
 def test_long_rows_of_short_sequences_skip_most_blocks() -> None:
     place_N, spans, tokens = row((512,) * 16, 1)
-    start_N = torch.cat([torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans])
+    start_N = torch.cat(
+        [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]
+    )
     partial_QK, full_QK = _blocks(start_N, place_N, tokens)
     assert (partial_QK | full_QK).float().mean() < 0.12

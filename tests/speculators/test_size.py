@@ -76,10 +76,14 @@ def test_adapters_count_by_their_shapes():
 
 def test_a_config_of_another_architecture_is_told_by_its_name():
     with pytest.raises(OutriderError, match=r"other/config\.json: no kv_lora_rank"):
-        mtp_size({key: value for key, value in R1.items() if key != "kv_lora_rank"}, "other/config.json")
+        mtp_size(
+            {key: value for key, value in R1.items() if key != "kv_lora_rank"}, "other/config.json"
+        )
 
 
 def test_no_torch_is_imported():
     script = "import sys, outrider.speculators.size, outrider.training.memory; print('torch' in sys.modules)"
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert finished.stdout == "False\n"

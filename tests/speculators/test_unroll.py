@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DynamicCache
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RotaryEmbedding,
+)
 
 from outrider.speculators.checkpoint import load_mtp, load_target_ends
 from outrider.speculators.mtp import MTPSpeculator, TargetEnds
@@ -35,12 +38,17 @@ class LiteralEngine:
         self.speculator, self.ends = speculator, ends
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
+        return (
+            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
+        )
 
     def step(self, token: int, state: Tensor, position: int, cache: DynamicCache) -> Tensor:
         embedding = self.ends.embedding_VH[token] if position > 0 else torch.zeros(HIDDEN)
         both = torch.cat(
-            [self.norm(embedding, self.speculator.enorm.weight), self.norm(state, self.speculator.hnorm.weight)]
+            [
+                self.norm(embedding, self.speculator.enorm.weight),
+                self.norm(state, self.speculator.hnorm.weight),
+            ]
         )
         x = (self.speculator.eh_proj.weight @ both)[None, None]
         positions = torch.tensor([[position]])
@@ -80,7 +88,10 @@ def packed_row(slots: int = 30) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         start += length
     first, second = LENGTHS[0], LENGTHS[0] + LENGTHS[1]
     sequence_BT[1, : LENGTHS[1]], position_BT[1, : LENGTHS[1]] = 1, torch.arange(LENGTHS[1])
-    token_BT[1, : LENGTHS[1]], hidden_BTH[1, : LENGTHS[1]] = token_BT[0, first:second], hidden_BTH[0, first:second]
+    token_BT[1, : LENGTHS[1]], hidden_BTH[1, : LENGTHS[1]] = (
+        token_BT[0, first:second],
+        hidden_BTH[0, first:second],
+    )
     return token_BT, hidden_BTH, sequence_BT, position_BT
 
 
@@ -150,4 +161,6 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(target: Path) -> N
     for name, parameter in engine.layer.named_parameters():
         torch.testing.assert_close(ours[f"block.{name}"], parameter.grad, atol=2e-3, rtol=1e-3)
     for name in ("enorm.weight", "hnorm.weight", "eh_proj.weight", "norm.weight"):
-        torch.testing.assert_close(ours[name], speculator.get_parameter(name).grad, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            ours[name], speculator.get_parameter(name).grad, atol=2e-3, rtol=1e-3
+        )

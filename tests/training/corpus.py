@@ -33,7 +33,13 @@ class Corpus:
         **settings: object,
     ) -> dict:
         """Runs the launcher with small defaults."""
-        defaults = {"row_tokens": 128, "epochs": 2, "wandb_project": None, "compute": "fp32", "learning_rate": 2e-3}
+        defaults = {
+            "row_tokens": 128,
+            "epochs": 2,
+            "wandb_project": None,
+            "compute": "fp32",
+            "learning_rate": 2e-3,
+        }
         return train(
             self.target_dir,
             self.features_dir,
@@ -50,7 +56,10 @@ class Corpus:
 
 @torch.no_grad()
 def make_corpus(
-    directory: Path, train_sequences: int = 18, validation_sequences: int = 6, broken: str | None = None
+    directory: Path,
+    train_sequences: int = 18,
+    validation_sequences: int = 6,
+    broken: str | None = None,
 ) -> Corpus:
     """Responses are the target's own greedy ones, so that there is something to predict. `broken`: one of NaN states."""
     target_dir = write_tiny_target(directory / "target")
@@ -58,10 +67,14 @@ def make_corpus(
     model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(1)
     ids = [f"s{number:02d}" for number in range(train_sequences + validation_sequences)]
-    with FeatureWriter(directory / "features", hidden_size=model.config.hidden_size, source={"test": 1}) as writer:
+    with FeatureWriter(
+        directory / "features", hidden_size=model.config.hidden_size, source={"test": 1}
+    ) as writer:
         for number, sequence_id in enumerate(ids):
             prompt = torch.randint(0, VOCAB, (1, 6 + number % 5))
-            text = model.generate(prompt, max_new_tokens=20 + number % 7, do_sample=False, eos_token_id=None)
+            text = model.generate(
+                prompt, max_new_tokens=20 + number % 7, do_sample=False, eos_token_id=None
+            )
             hidden = model.model(text).last_hidden_state[0]
             if sequence_id == broken:
                 hidden = hidden.fill_(float("nan"))

@@ -14,7 +14,11 @@ from tests.tiny import tiny_config
 
 
 def config(**changes: object) -> dict:
-    base = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "hidden_size": 256, "moe_intermediate_size": 64}
+    base = tiny_config().to_dict() | {
+        "num_nextn_predict_layers": 1,
+        "hidden_size": 256,
+        "moe_intermediate_size": 64,
+    }
     return base | changes
 
 
@@ -26,14 +30,20 @@ def freeze_experts(speculator: MTPSpeculator, adapted: bool) -> None:
     experts = speculator.block.mlp.experts
     gate, up = experts.gate_up_proj.detach().chunk(2, dim=1)
     stacks = {"gate_proj": gate, "up_proj": up, "down_proj": experts.down_proj.detach()}
-    frozen = FrozenExperts(speculator.arch, {name: Stack(value.bfloat16().clone()) for name, value in stacks.items()})
+    frozen = FrozenExperts(
+        speculator.arch, {name: Stack(value.bfloat16().clone()) for name, value in stacks.items()}
+    )
     if adapted:
         frozen = AdaptedExperts(frozen, speculator.arch, RANK, 16.0, seed=0)
     speculator.block.mlp.experts = frozen
 
 
 def kept_by_autograd(
-    settings: dict, sequences: list[tuple[int, int]], depth: int, dtype: torch.dtype, train: str = "all"
+    settings: dict,
+    sequences: list[tuple[int, int]],
+    depth: int,
+    dtype: torch.dtype,
+    train: str = "all",
 ) -> int:
     """Bytes of the distinct storages of saved tensors, those of weights and of the target's ends left out."""
     torch.manual_seed(0)
@@ -45,7 +55,10 @@ def kept_by_autograd(
     for module in speculator.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.float())
-    ends = TargetEnds(torch.randn(arch.vocab, arch.hidden).to(dtype), torch.randn(arch.vocab, arch.hidden).to(dtype))
+    ends = TargetEnds(
+        torch.randn(arch.vocab, arch.hidden).to(dtype),
+        torch.randn(arch.vocab, arch.hidden).to(dtype),
+    )
     tokens = sum(length for length, _ in sequences)
     lengths = torch.tensor([length for length, _ in sequences])
     sequence_BT = torch.arange(len(sequences)).repeat_interleave(lengths)[None]
@@ -90,7 +103,9 @@ def kept_by_autograd(
 )
 def test_autograd_keeps_what_is_counted(settings, depth, dtype):
     settings, sequences = config(**settings), [(120, 60), (90, 80), (40, 5)]
-    counted = Unrolled(mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize).saved_bytes()
+    counted = Unrolled(
+        mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize
+    ).saved_bytes()
     assert counted == pytest.approx(kept_by_autograd(settings, sequences, depth, dtype), rel=0.01)
 
 
@@ -100,7 +115,9 @@ def test_autograd_keeps_less_of_frozen_experts(train, experts):
     settings, sequences = config(n_routed_experts=experts), [(120, 60), (40, 5)]
     row = RowShape.of_sequences(sequences)
     counted = Unrolled(mtp_size(settings), row, 3, 2, "cpu", train, RANK).saved_bytes()
-    assert counted == pytest.approx(kept_by_autograd(settings, sequences, 3, torch.bfloat16, train), rel=0.01)
+    assert counted == pytest.approx(
+        kept_by_autograd(settings, sequences, 3, torch.bfloat16, train), rel=0.01
+    )
 
 
 def test_the_border_between_few_and_many_experts_is_the_modules():

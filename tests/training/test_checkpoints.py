@@ -33,7 +33,10 @@ def test_a_state_is_read_back_as_it_was(tmp_path: Path) -> None:
         "step": 3,
         "nothing": None,
         "flags": [True, 1.5, float("inf"), "text"],
-        "moments": {0: {"exp_avg": flat[:4], "step": torch.tensor(7.0)}, 1: flat[4:]},  # views of one buffer
+        "moments": {
+            0: {"exp_avg": flat[:4], "step": torch.tensor(7.0)},
+            1: flat[4:],
+        },  # views of one buffer
         "low": torch.randn(3, 2).bfloat16().t(),
         "empty": torch.empty(0),
         "shapes": OrderedDict(b=torch.Size([2, 3]), a=torch.Size([])),
@@ -45,20 +48,29 @@ def test_a_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     write_state(tmp_path / "state.safetensors", state)
     found = read_state(tmp_path / "state.safetensors")
     assert found.keys() == state.keys()
-    assert list(found["shapes"].items()) == list(state["shapes"].items()) and type(found["shapes"]) is OrderedDict
+    assert (
+        list(found["shapes"].items()) == list(state["shapes"].items())
+        and type(found["shapes"]) is OrderedDict
+    )
     assert type(found["shapes"]["b"]) is torch.Size
     for name in ("step", "nothing", "flags", "betas", "dtype", "slices"):
         assert found[name] == state[name] and type(found[name]) is type(state[name])
     assert type(found["scaler"]) is LossScaler and found["scaler"].loss_scale == 2.0
-    assert torch.equal(found["moments"][0]["exp_avg"], flat[:4]) and torch.equal(found["moments"][1], flat[4:])
+    assert torch.equal(found["moments"][0]["exp_avg"], flat[:4]) and torch.equal(
+        found["moments"][1], flat[4:]
+    )
     assert found["moments"][0]["step"].item() == 7.0
     assert found["low"].dtype == torch.bfloat16 and torch.equal(found["low"], state["low"])
     assert found["empty"].shape == (0,)
 
 
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"state\.optimizer\.0: a types\.SimpleNamespace cannot be written"):
-        write_state(tmp_path / "state.safetensors", {"optimizer": [SimpleNamespace(run="anything")]})
+    with pytest.raises(
+        TypeError, match=r"state\.optimizer\.0: a types\.SimpleNamespace cannot be written"
+    ):
+        write_state(
+            tmp_path / "state.safetensors", {"optimizer": [SimpleNamespace(run="anything")]}
+        )
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(OutriderError, match="no checkpoint of Outrider's"):
         read_state(tmp_path / "other.safetensors")
@@ -68,7 +80,13 @@ def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     import random
 
     def draw() -> tuple:
-        return random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
+        return (
+            random.random(),
+            random.gauss(),
+            np.random.rand(),
+            np.random.randn(),
+            torch.rand(2).tolist(),
+        )
 
     draw()
     save_random_state(tmp_path / "random.safetensors")
@@ -121,14 +139,21 @@ class OneLayer:
     def save_checkpoint(self, directory: str, tag: str, save_latest: bool) -> None:
         self.saved += 1
         (Path(directory) / tag).mkdir()
-        save_file({"weight": self.module.weight.detach().clone()}, Path(directory) / tag / "weights.safetensors")
+        save_file(
+            {"weight": self.module.weight.detach().clone()},
+            Path(directory) / tag / "weights.safetensors",
+        )
         full = self.saved == self.full_at
-        self.checkpoint_engine.failure = OSError(errno.ENOSPC, "No space left on device") if full else None
+        self.checkpoint_engine.failure = (
+            OSError(errno.ENOSPC, "No space left on device") if full else None
+        )
 
     def load_checkpoint(self, directory: str, tag: str) -> tuple:
         from safetensors.torch import load_file
 
-        self.module.weight.data.copy_(load_file(Path(directory) / tag / "weights.safetensors")["weight"])
+        self.module.weight.data.copy_(
+            load_file(Path(directory) / tag / "weights.safetensors")["weight"]
+        )
         return directory, {}
 
 
@@ -157,7 +182,9 @@ def weight(accelerator: Any) -> float:
 
 def content(directory: Path) -> dict[str, bytes]:
     return {
-        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
     }
 
 
@@ -167,7 +194,11 @@ def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
     assert load_checkpoint(accelerator, tmp_path, "d") is None
     for step in (2, 4, 6, 8):
         save(accelerator, tmp_path, step, keep=3)
-    assert [path.name for path in finished(tmp_path)] == ["step-0000004", "step-0000006", "step-0000008"]
+    assert [path.name for path in finished(tmp_path)] == [
+        "step-0000004",
+        "step-0000006",
+        "step-0000008",
+    ]
     assert load_checkpoint(accelerator, tmp_path, "d")["step"] == 8
     damage_content(tmp_path / "step-0000008" / FOLDER / "weights.safetensors")
     (tmp_path / "step-0000006" / "state.json").unlink()
@@ -175,7 +206,10 @@ def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
     state = load_checkpoint(accelerator, tmp_path, "d")
     assert (state["step"], weight(accelerator)) == (4, 4.0)
     told = capsys.readouterr().out
-    assert "step-0000008: deepspeed/weights.safetensors has changed since it was written; passed over" in told
+    assert (
+        "step-0000008: deepspeed/weights.safetensors has changed since it was written; passed over"
+        in told
+    )
     assert "step-0000006: state.json is missing; passed over" in told
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000004"]
 
@@ -193,10 +227,13 @@ def test_a_disk_without_room_stops_the_run_before_anything_is_written(
         save(accelerator, tmp_path, step)
     before = content(tmp_path)
     needed = disk.checkpoint_bytes(accelerator.deepspeed_engine_wrapped.engine.module, processes=1)
-    assert needed >= sum(len(file) for name, file in before.items() if name.startswith("step-0000004"))
+    assert needed >= sum(
+        len(file) for name, file in before.items() if name.startswith("step-0000004")
+    )
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     with pytest.raises(
-        OutriderError, match=r"a checkpoint needs 1.05 MB and the disk has 1.05 MB free. Nothing was written"
+        OutriderError,
+        match=r"a checkpoint needs 1.05 MB and the disk has 1.05 MB free. Nothing was written",
     ):
         save(accelerator, tmp_path, 6)
     assert content(tmp_path) == before
@@ -205,23 +242,31 @@ def test_a_disk_without_room_stops_the_run_before_anything_is_written(
     assert len(finished(tmp_path)) == 2
 
 
-def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(accelerator: Any, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(
+    accelerator: Any, tmp_path: Path
+) -> None:
     for step in (2, 4):
         save(accelerator, tmp_path, step)
     before = content(tmp_path)
     accelerator.deepspeed_engine_wrapped.engine.full_at = 3
-    with pytest.raises(OutriderError, match="no space left on the disk; free some and run the same command again"):
+    with pytest.raises(
+        OutriderError, match="no space left on the disk; free some and run the same command again"
+    ):
         save(accelerator, tmp_path, 6)
     assert content(tmp_path) == before
     assert load_checkpoint(accelerator, tmp_path, "d")["step"] == 4
 
 
-def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(small_disk: Path, tmp_path: Path) -> None:
+def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(
+    small_disk: Path, tmp_path: Path
+) -> None:
     corpus: Corpus = make_corpus(tmp_path / "corpus", train_sequences=8, validation_sequences=2)
     ballast = small_disk / "others_use_it_too"
     ballast.write_bytes(bytes(1_200_000))
     settings = {"epochs": 6, "checkpoint_every": 1, "evaluate_every": 100, "keep_checkpoints": 4}
-    with pytest.raises(OutriderError, match=r"checkpoints: a checkpoint needs .* Nothing was written"):
+    with pytest.raises(
+        OutriderError, match=r"checkpoints: a checkpoint needs .* Nothing was written"
+    ):
         corpus.train(small_disk, **settings)
     left = finished(small_disk / "training" / "checkpoints")
     assert left and all(torn(path) is None for path in left)

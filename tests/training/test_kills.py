@@ -51,10 +51,17 @@ train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3), 
 
 def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
     """The launcher; the worker, its child, is killed with it by the guard that notices its end."""
-    arguments = [str(corpus.target_dir), str(corpus.features_dir), json.dumps(corpus.parts), str(run_dir)]
+    arguments = [
+        str(corpus.target_dir),
+        str(corpus.features_dir),
+        json.dumps(corpus.parts),
+        str(run_dir),
+    ]
     command = [sys.executable, "-c", RUN, *arguments, json.dumps(SETTINGS)]
     # The same number of threads in every run: it decides the order of sums.
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 def signs_of_life(run_dir: Path) -> tuple:
@@ -90,8 +97,13 @@ def finish(corpus: Corpus, run_dir: Path) -> None:
 def final_state(run_dir: Path) -> dict[str, torch.Tensor]:
     """The published weights, and what DeepSpeed holds: float32 masters and moments."""
     newest = sorted((run_dir / "training" / "checkpoints").glob("step-*"))[-1]
-    files = [run_dir / "speculator" / "model.safetensors", *sorted((newest / "deepspeed").glob("*.safetensors"))]
-    return {f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()}
+    files = [
+        run_dir / "speculator" / "model.safetensors",
+        *sorted((newest / "deepspeed").glob("*.safetensors")),
+    ]
+    return {
+        f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()
+    }
 
 
 def assert_same_end(expected: Path, found: Path) -> None:
@@ -100,7 +112,10 @@ def assert_same_end(expected: Path, found: Path) -> None:
     for name, tensor in theirs.items():
         assert torch.equal(tensor, ours[name]), name
     lines = [(run / "logs" / "metrics.jsonl").read_text().splitlines() for run in (found, expected)]
-    losses = [[(row["step"], row["loss"]) for row in map(json.loads, each) if "loss" in row] for each in lines]
+    losses = [
+        [(row["step"], row["loss"]) for row in map(json.loads, each) if "loss" in row]
+        for each in lines
+    ]
     assert losses[0] == losses[1], "a step is missing or was logged twice"
 
 
@@ -111,7 +126,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_killed_at_random_moments_training_ends_with_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
+def test_killed_at_random_moments_training_ends_with_the_same_bits(
+    corpus: Corpus, tmp_path: Path
+) -> None:
     finish(corpus, tmp_path / "whole")
     chance, moments = random.Random(KILLS), []
     while len(moments) < KILLS:

@@ -7,7 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.speculators.acceptance import GREEDY_BELOW, accept_probability, logged_token_probability
+from outrider.speculators.acceptance import (
+    GREEDY_BELOW,
+    accept_probability,
+    logged_token_probability,
+)
 from outrider.speculators.acceptance import target_distribution as literal_target
 from outrider.training import losses
 from outrider.training.losses import ETA, Judged, distillation_loss
@@ -29,13 +33,23 @@ def problem(probabilistic: bool) -> Problem:
     """Requests of several kinds: plain, at a customer's settings, greedy; some drafts without a target."""
     torch.manual_seed(0)
     u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
-    teacher_NH, lm_head_VH = torch.randn(N, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)
+    teacher_NH, lm_head_VH = (
+        torch.randn(N, H, dtype=torch.float64),
+        torch.randn(V, H, dtype=torch.float64),
+    )
     valid_KN = torch.ones(K, N, dtype=torch.bool)
     valid_KN[1, 2:4] = False
     token_N = torch.randint(0, V, (N,))
     temperature_N = torch.tensor([1.0, 0.6, 0.6, 0.0, 1.3, 0.6, 0.0])
     top_p_N = torch.tensor([1.0, 0.95, 0.5, 1.0, 0.9, 1.0, 0.5])
-    return u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, Served(temperature_N, top_p_N, probabilistic)
+    return (
+        u_KNH,
+        teacher_NH,
+        token_N,
+        valid_KN,
+        lm_head_VH,
+        Served(temperature_N, top_p_N, probabilistic),
+    )
 
 
 def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]:
@@ -46,8 +60,12 @@ def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]
     t_N = served.temperature_N.double().masked_fill(served.temperature_N < GREEDY_BELOW, 1.0)
     z_KNV = F.linear(u_KNH, lm_head_VH) / (t_N[:, None] if served.probabilistic else 1.0)
     q_KNV = z_KNV.softmax(-1)
-    kl_KN = torch.where(p_NV > 0, p_NV * (p_NV.clamp_min(1e-300).log() - z_KNV.log_softmax(-1)), 0.0).sum(-1)
-    alpha_KN = (torch.minimum(p_NV.expand_as(q_KNV), q_KNV) if served.probabilistic else p_NV * q_KNV).sum(-1)
+    kl_KN = torch.where(
+        p_NV > 0, p_NV * (p_NV.clamp_min(1e-300).log() - z_KNV.log_softmax(-1)), 0.0
+    ).sum(-1)
+    alpha_KN = (
+        torch.minimum(p_NV.expand_as(q_KNV), q_KNV) if served.probabilistic else p_NV * q_KNV
+    ).sum(-1)
     best_KN1 = p_NV.argmax(-1).expand(K, N)[..., None]
     blend_KN = (-ETA * alpha_KN.detach()).exp()
     loss_KN = {
@@ -61,11 +79,17 @@ def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]
     acceptance_KN = p_of_draft_KN
     if served.probabilistic:
         acceptance_KN = torch.where(served.temperature_N < GREEDY_BELOW, p_of_draft_KN, alpha_KN)
-    p_N = logged_token_probability(F.linear(teacher_NH, lm_head_VH), token_N, served.temperature_N, served.top_p_N)
+    p_N = logged_token_probability(
+        F.linear(teacher_NH, lm_head_VH), token_N, served.temperature_N, served.top_p_N
+    )
     accepted_KN = torch.stack(
         [
             accept_probability(
-                F.linear(u_NH, lm_head_VH), token_N, served.temperature_N, p_N, probabilistic=served.probabilistic
+                F.linear(u_NH, lm_head_VH),
+                token_N,
+                served.temperature_N,
+                p_N,
+                probabilistic=served.probabilistic,
             )
             for u_NH in u_KNH
         ]
@@ -77,7 +101,9 @@ def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]
 def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
     """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalise."""
     p_NV = torch.zeros_like(logits_NV)
-    for n, (temperature, top_p) in enumerate(zip(served.temperature_N, served.top_p_N, strict=True)):
+    for n, (temperature, top_p) in enumerate(
+        zip(served.temperature_N, served.top_p_N, strict=True)
+    ):
         if temperature < GREEDY_BELOW:
             p_NV[n, logits_NV[n].argmax()] = 1.0
             continue
@@ -114,7 +140,9 @@ def test_loss_gradient_and_findings_equal_the_literal_ones(kind: str, probabilis
 def test_gradcheck(kind: str, probabilistic: bool) -> None:
     """By finite differences; lk_hybrid's lambda is held fixed in its gradient, so they do not apply to it."""
     u_KNH, *rest = problem(probabilistic)
-    assert torch.autograd.gradcheck(lambda u: distillation_loss(u, *rest, kind)[0], (u_KNH,), atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda u: distillation_loss(u, *rest, kind)[0], (u_KNH,), atol=1e-6
+    )
 
 
 PLAIN = Served(torch.ones(1), torch.ones(1), probabilistic=True)
@@ -128,7 +156,9 @@ def two_tokens(served: Served, kind: str) -> tuple[float, list[float], Judged]:
     teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
     u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
-    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind)
+    loss_KN, judged = distillation_loss(
+        u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind
+    )
     loss_KN.sum().backward()
     return loss_KN.item(), u_KNH.grad.flatten().tolist(), judged
 
@@ -183,7 +213,9 @@ def test_against_a_greedy_target_kl_ce_and_lk_alpha_are_one() -> None:
 
 def test_a_temperature_sharpens_p_and_drawn_drafts_alike() -> None:
     # At 1/2, p = (9/10, 1/10) and q = (1/2, 1/2): alpha = 1/2 + 1/10; dz/du = 2.
-    found, gradient, _ = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "kl")
+    found, gradient, _ = two_tokens(
+        Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "kl"
+    )
     assert found == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
     assert gradient == pytest.approx([2 * (0.5 - 0.9), 2 * (0.5 - 0.1)])
     _, _, judged = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "tv")
@@ -198,7 +230,9 @@ def test_a_perfect_draft_costs_nothing(kind: str) -> None:
     _, teacher_NH, token_N, valid_KN, lm_head_VH, _ = problem(True)
     served = Served(torch.full((N,), 0.7), torch.ones(N), probabilistic=True)
     u_KNH = teacher_NH.expand(K, N, H).clone().requires_grad_()
-    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind)
+    loss_KN, judged = distillation_loss(
+        u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind
+    )
     assert loss_KN.abs().max() < 1e-6
     torch.testing.assert_close(judged.acceptance_KN, valid_KN.double())
     if kind == "kl":  # the others have a kink there: sum min(p, q) falls on either side of q = p
@@ -212,7 +246,9 @@ def test_drafts_without_a_target_cost_nothing_and_whole_chunks_of_them_no_head()
     valid_KN[:, 3:6] = False
     poisoned_NH = teacher_NH.clone()
     poisoned_NH[3:6] = float("nan")
-    loss_KN, judged = distillation_loss(u_KNH, poisoned_NH, token_N, valid_KN, lm_head_VH, served, "kl")
+    loss_KN, judged = distillation_loss(
+        u_KNH, poisoned_NH, token_N, valid_KN, lm_head_VH, served, "kl"
+    )
     loss_KN.sum().backward()
     for values_KN in (loss_KN, *judged, u_KNH.grad.norm(dim=-1)):
         assert not values_KN[~valid_KN].any()
@@ -222,12 +258,19 @@ def test_drafts_without_a_target_cost_nothing_and_whole_chunks_of_them_no_head()
 def test_bf16_states_and_head_stay_within_bf16_of_float32() -> None:
     u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem(True)
     wide, narrow = (
-        [x.detach().to(d) for x in (u_KNH, teacher_NH, lm_head_VH)] for d in (torch.float32, torch.bfloat16)
+        [x.detach().to(d) for x in (u_KNH, teacher_NH, lm_head_VH)]
+        for d in (torch.float32, torch.bfloat16)
     )
     gradients = []
     for u, teacher, head in (wide, narrow):
         u = u.bfloat16().to(u.dtype).requires_grad_()
-        arguments = (teacher.bfloat16().to(u.dtype), token_N, valid_KN, head.bfloat16().to(u.dtype), served)
+        arguments = (
+            teacher.bfloat16().to(u.dtype),
+            token_N,
+            valid_KN,
+            head.bfloat16().to(u.dtype),
+            served,
+        )
         loss_KN, _ = distillation_loss(u, *arguments, "kl")
         assert loss_KN.dtype == torch.float32
         (gradient,) = torch.autograd.grad(loss_KN.sum(), u)
@@ -257,7 +300,9 @@ def test_lk_alpha_is_bounded_where_p_and_q_hardly_meet(probabilistic: bool) -> N
     for dtype in (torch.float32, torch.float64):
         u = u_KNH.to(dtype, copy=True).requires_grad_()
         head_VH = torch.eye(vocabulary, dtype=dtype)
-        loss_KN, _ = distillation_loss(u, teacher_NH.to(dtype), token_N, valid_KN, head_VH, served, "lk_alpha")
+        loss_KN, _ = distillation_loss(
+            u, teacher_NH.to(dtype), token_N, valid_KN, head_VH, served, "lk_alpha"
+        )
         loss_KN.sum().backward()
         gradients.append(u.grad.double())
         values.append(loss_KN.double())

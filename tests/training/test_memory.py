@@ -43,7 +43,9 @@ def peak_of_backward(settings: dict, tokens: int, depth: int) -> int:
         del states
         u_KNH.backward(torch.ones_like(u_KNH))
     events = recorded.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     held, peak = 0, 0
     for _, change in changes:
         held += change
@@ -61,7 +63,9 @@ def test_backwards_peak_is_predicted_within_a_tenth(settings, tokens, depth, hea
     parts = MemoryPlan(mtp_size(settings), row, tokens, depth, device="cpu").phases()["backward"]
     dynamic = {part: parts.get(part, 0) for part in ("activations", "drafted_states", "gradients")}
     assert max(dynamic, key=dynamic.__getitem__) == heavy
-    assert sum(dynamic.values()) == pytest.approx(peak_of_backward(settings, tokens, depth), rel=0.1)
+    assert sum(dynamic.values()) == pytest.approx(
+        peak_of_backward(settings, tokens, depth), rel=0.1
+    )
 
 
 def plan(**changes) -> MemoryPlan:
@@ -71,7 +75,9 @@ def plan(**changes) -> MemoryPlan:
 def test_bytes_of_a_weight_are_deepspeeds():
     size, one = mtp_size(R1), plan().phases()["update"]
     assert one["weights"] == 2 * size.total and one["master_weights"] == 4 * size.total
-    assert one["adam_moments"] == 8 * size.total and one["embedding_and_head"] == 2 * 2 * 129280 * 7168
+    assert (
+        one["adam_moments"] == 8 * size.total and one["embedding_and_head"] == 2 * 2 * 129280 * 7168
+    )
     eight = plan(zero_stage=3, processes=8).phases()["update"]
     for part in ("weights", "master_weights", "adam_moments"):
         assert eight[part] == pytest.approx(one[part] / 8)
@@ -91,7 +97,12 @@ def test_what_is_not_trained_has_no_states():
 
 def test_more_of_anything_never_takes_less():
     base = plan(processes=8).peak()[1]
-    for more in ({"depth": 4}, {"row": RowShape.full(8192), "row_tokens": 8192}, {"rows_each": 4}, {"processes": 4}):
+    for more in (
+        {"depth": 4},
+        {"row": RowShape.full(8192), "row_tokens": 8192},
+        {"rows_each": 4},
+        {"processes": 4},
+    ):
         assert plan(**({"processes": 8} | more)).peak()[1] > base, more
     assert plan(processes=8, compute="fp32").peak()[1] > base
     assert plan(processes=8, trained_parameters="non_routed").peak()[1] < base

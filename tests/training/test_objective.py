@@ -48,7 +48,9 @@ def drafts(batch: Batch) -> torch.Tensor:
 
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
     head_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
-    return Objective(TrainingConfig(**settings), DEPTH, head_VH, SAMPLES, SAMPLING, probabilistic), head_VH
+    return Objective(
+        TrainingConfig(**settings), DEPTH, head_VH, SAMPLES, SAMPLING, probabilistic
+    ), head_VH
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
@@ -65,7 +67,9 @@ def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic:
             loss, _ = goal.of_row(u_KNH, batch, share_K)
             (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
             total = total + loss.detach()
-            for index, part in zip(row, grad_KNH.split([SAMPLES[i].targets(0) for i in row], dim=1), strict=True):
+            for index, part in zip(
+                row, grad_KNH.split([SAMPLES[i].targets(0) for i in row], dim=1), strict=True
+            ):
                 gradient[index] = part
         totals.append((total, gradient))
     torch.testing.assert_close(totals[0][0], totals[1][0])
@@ -102,7 +106,10 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
-                    temperature, top_p = torch.tensor([requested.temperature]), torch.tensor([requested.top_p])
+                    temperature, top_p = (
+                        torch.tensor([requested.temperature]),
+                        torch.tensor([requested.top_p]),
+                    )
                     p_V = target_distribution(logits_V[None], temperature, top_p)[0]
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
                     kl[i, s] = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
@@ -137,7 +144,9 @@ def test_the_pull_towards_the_base_is_the_kl_of_its_drafts() -> None:
     for index in (0, 1, 2):
         anchors = SAMPLES[index].targets(0)
         for anchor in range(anchors):
-            for s in range(min(DEPTH, anchors - anchor)):  # chains that run past the end of their sequence do not count
+            for s in range(
+                min(DEPTH, anchors - anchor)
+            ):  # chains that run past the end of their sequence do not count
                 log_base = (head_VH @ base_KNH[s, row]).log_softmax(-1)
                 log_custom = (head_VH @ u_KNH[s, row].detach()).log_softmax(-1)
                 expected += float((log_base.exp() * (log_base - log_custom)).sum() * share_K[s])

@@ -25,7 +25,9 @@ def test_every_piece_is_in_exactly_one_row_that_has_room(lengths: list[int]) -> 
 
 
 def test_anchors_begin_with_the_state_before_the_first_token_of_the_completion() -> None:
-    samples, left_out = make_samples([("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)], row_tokens=100)
+    samples, left_out = make_samples(
+        [("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)], row_tokens=100
+    )
     assert [(sample.sequence_id, sample.length, sample.first_anchor) for sample in samples] == [
         ("a", 10, 3),
         ("b", 100, 4),
@@ -37,14 +39,18 @@ def test_anchors_begin_with_the_state_before_the_first_token_of_the_completion()
 
 
 def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
-    samples, _ = make_samples([(str(i), 20 + i * 37 % 400, 10) for i in range(2000)], row_tokens=1024)
+    samples, _ = make_samples(
+        [(str(i), 20 + i * 37 % 400, 10) for i in range(2000)], row_tokens=1024
+    )
 
     def plan(seed: int, epoch: int) -> list:
         return plan_epoch(samples, row_tokens=1024, rows_per_step=4, seed=seed, epoch=epoch)
 
     assert plan(0, 0) == plan(0, 0)
     assert plan(0, 0) != plan(0, 1) != plan(1, 1)
-    assert sorted(index for step in plan(0, 3) for row in step for index in row) == list(range(2000))
+    assert sorted(index for step in plan(0, 3) for row in step for index in row) == list(
+        range(2000)
+    )
     assert padding_share(plan(0, 0), samples, 1024) < 0.03
 
 
@@ -52,13 +58,16 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: int) -> None:
     taken = _best_filling(lengths, room)
-    sums = (sum(choice) for count in range(len(lengths) + 1) for choice in combinations(lengths, count))
+    sums = (
+        sum(choice) for count in range(len(lengths) + 1) for choice in combinations(lengths, count)
+    )
     assert len(set(taken)) == len(taken)
     assert sum(lengths[place] for place in taken) == max(total for total in sums if total <= room)
 
 
 @pytest.mark.parametrize(
-    ("workload", "row_tokens"), [("resume_screening", 2048), ("document_extraction", 4096), ("social_chat", 4096)]
+    ("workload", "row_tokens"),
+    [("resume_screening", 2048), ("document_extraction", 4096), ("social_chat", 4096)],
 )
 def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) -> None:
     """At least 97 % of the slots hold a token, with the recipes' rows and the lengths that the logs give."""
@@ -68,8 +77,13 @@ def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) ->
             response = json.loads(line).get("response") or {}
             if response.get("prompt_token_ids"):
                 prompt = len(response["prompt_token_ids"])
-                lengths.append((str(number), prompt + len(response["choices"][0]["token_ids"]), prompt))
+                lengths.append(
+                    (str(number), prompt + len(response["choices"][0]["token_ids"]), prompt)
+                )
     assert len(lengths) > 300
     samples, left_out = make_samples(lengths, row_tokens)
     assert not left_out
-    assert padding_share(plan_epoch(samples, row_tokens, 2, seed=0, epoch=0), samples, row_tokens) <= 0.03
+    assert (
+        padding_share(plan_epoch(samples, row_tokens, 2, seed=0, epoch=0), samples, row_tokens)
+        <= 0.03
+    )

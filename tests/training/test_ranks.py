@@ -18,15 +18,21 @@ SHORT = {"epochs": 1, "evaluate_every": 100, "checkpoint_every": 100}
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return make_corpus(tmp_path_factory.mktemp("corpus"), train_sequences=12, validation_sequences=2)
+    return make_corpus(
+        tmp_path_factory.mktemp("corpus"), train_sequences=12, validation_sequences=2
+    )
 
 
 def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
     corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"):
-        corpus.train(tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT)
+    with pytest.raises(
+        OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
+    ):
+        corpus.train(
+            tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT
+        )
     left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
     assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
     assert time.monotonic() - began < 400
@@ -36,11 +42,15 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        pytest.param("BugInRank1", r"^rank 1: RuntimeError: a kernel failed$", marks=pytest.mark.slow),
+        pytest.param(
+            "BugInRank1", r"^rank 1: RuntimeError: a kernel failed$", marks=pytest.mark.slow
+        ),
         ("KilledInRank1", r"rank 1 left no message: perhaps killed"),
     ],
 )
-def test_what_ended_rank_1_is_told(store: str, message: str, corpus: Corpus, tmp_path: Path) -> None:
+def test_what_ended_rank_1_is_told(
+    store: str, message: str, corpus: Corpus, tmp_path: Path
+) -> None:
     with pytest.raises(OutriderError, match=message):
         corpus.train(tmp_path, feature_store=f"tests.training.stores:{store}", processes=2, **SHORT)
 
@@ -69,7 +79,12 @@ def test_a_shell_inside_a_slurm_job_is_no_worker(monkeypatch: pytest.MonkeyPatch
 
 
 def test_slurm_s_variables_become_torch_s() -> None:
-    step = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
+    step = {
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "16",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+    }
     assert slurm_world(step | {"SLURM_STEP_NODELIST": "gpu-[003-004]"}) == {
         "RANK": "9",
         "LOCAL_RANK": "1",
@@ -78,12 +93,21 @@ def test_slurm_s_variables_become_torch_s() -> None:
         "MASTER_ADDR": "gpu-003",
         "MASTER_PORT": "29500",
     }
-    assert slurm_world(step | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4"})["MASTER_ADDR"] == "10.0.0.1"
+    assert (
+        slurm_world(step | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4"})["MASTER_ADDR"]
+        == "10.0.0.1"
+    )
 
 
 @pytest.mark.parametrize(
     ("nodelist", "first"),
-    [("gpu-[003-005,9],login", "gpu-003"), ("a[7,9]", "a7"), ("n1", "n1"), ("n1,n2", "n1"), ("r[1-2]-ib,x", "r1-ib")],
+    [
+        ("gpu-[003-005,9],login", "gpu-003"),
+        ("a[7,9]", "a7"),
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("r[1-2]-ib,x", "r1-ib"),
+    ],
 )
 def test_the_first_machine_of_slurm_s_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
@@ -147,7 +171,9 @@ def launchers(hostfile: Path) -> dict[str, str]:
     return {
         "torchrun": f"sh {LAUNCH}/torchrun.sh {hostfile}",
         "deepspeed": f"sh {LAUNCH}/deepspeed.sh {one}",
-        "srun": srun.replace("python", os.environ.get("OUTRIDER_PYTHON", "") or __import__("sys").executable),
+        "srun": srun.replace(
+            "python", os.environ.get("OUTRIDER_PYTHON", "") or __import__("sys").executable
+        ),
     }
 
 
@@ -162,5 +188,7 @@ def test_the_example_launchers_start_one_run_of_two_processes(
 
 
 def test_a_launcher_that_is_not_there_is_told(corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(OutriderError, match=r"training.launcher: no-such-launcher cannot be started"):
+    with pytest.raises(
+        OutriderError, match=r"training.launcher: no-such-launcher cannot be started"
+    ):
         corpus.train(tmp_path, processes=2, launcher="no-such-launcher --nodes=2", **SHORT)

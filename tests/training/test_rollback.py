@@ -24,13 +24,21 @@ RECENT = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7]
         (1.0, float("nan"), RECENT, 3.0, "the gradient is not finite"),
         (1.0, float("inf"), RECENT, None, "the gradient is not finite"),
         (1.0, -1.0, RECENT, 3.0, "the gradient is not finite"),  # DeepSpeed's way to say so
-        (3.01, 1.0, RECENT, 3.0, r"the loss 3.0100 is more than training.spike_factor=3 times the median 1.0000"),
+        (
+            3.01,
+            1.0,
+            RECENT,
+            3.0,
+            r"the loss 3.0100 is more than training.spike_factor=3 times the median 1.0000",
+        ),
         (2.99, 1.0, RECENT, 3.0, None),
         (3.01, 1.0, RECENT, None, None),
         (99.0, 1.0, RECENT[: FEWEST - 1], 3.0, None),
     ],
 )
-def test_what_a_bad_step_is(loss: float, norm: float, recent: list, factor: float | None, reason: str | None) -> None:
+def test_what_a_bad_step_is(
+    loss: float, norm: float, recent: list, factor: float | None, reason: str | None
+) -> None:
     assert why_bad(loss, norm, recent, factor) == reason
 
 
@@ -41,7 +49,9 @@ def test_the_guard_follows_the_descent_and_does_not_learn_from_a_leap() -> None:
     assert len(state["recent_losses"]) == WINDOW
     assert json.loads(json.dumps(state)) == state
     before = list(state["recent_losses"])
-    with pytest.raises(BadBatch, match="step 101") as bad:  # smaller than the first losses, and a leap by now
+    with pytest.raises(
+        BadBatch, match="step 101"
+    ) as bad:  # smaller than the first losses, and a leap by now
         guard.check(state, 100, 1.0, 1.0, ["b", "c"])
     assert (bad.value.step, bad.value.sequences) == (100, ["b", "c"])
     assert state["recent_losses"] == before
@@ -55,19 +65,26 @@ def test_rollbacks_are_on_the_disk_at_once_and_belong_to_their_run(tmp_path: Pat
     again = Rollbacks(path, "digest", config)
     assert again.steps == {6}
     assert Rollbacks(path, "another run's", config).steps == set()
-    state = {"rollbacks": [{"step": 3, "reason": "", "back_to": 0, "sequences": ["a"]}, *again.list]}
+    state = {
+        "rollbacks": [{"step": 3, "reason": "", "back_to": 0, "sequences": ["a"]}, *again.list]
+    }
     again.join(state)
     assert again.steps == {2, 6} and len(state["rollbacks"]) == 2
     with pytest.raises(
-        OutriderError, match=r"3 batches had to be undone, more than training.max_rollbacks=2.*held a: leave"
+        OutriderError,
+        match=r"3 batches had to be undone, more than training.max_rollbacks=2.*held a: leave",
     ):
         again.add(BadBatch(9, "the loss is nan", ["a", "c"]), back_to=4, write=True)
 
 
 def test_batches_that_share_no_sequence_point_at_the_learning_rate(tmp_path: Path) -> None:
-    rollbacks = Rollbacks(tmp_path / "r.json", "digest", TrainingConfig(max_rollbacks=1, learning_rate=0.25))
+    rollbacks = Rollbacks(
+        tmp_path / "r.json", "digest", TrainingConfig(max_rollbacks=1, learning_rate=0.25)
+    )
     rollbacks.add(BadBatch(1, "the loss is nan", ["a"]), back_to=0, write=True)
-    with pytest.raises(OutriderError, match=r"share no sequence: lower training.learning_rate \(0.25\)"):
+    with pytest.raises(
+        OutriderError, match=r"share no sequence: lower training.learning_rate \(0.25\)"
+    ):
         rollbacks.add(BadBatch(2, "the loss is nan", ["b"]), back_to=0, write=True)
 
 
@@ -77,11 +94,19 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make_corpus(tmp_path_factory.mktemp("corpus"), broken="s01")
 
 
-@pytest.mark.parametrize(("stage", "processes"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 2)])
+@pytest.mark.parametrize(
+    ("stage", "processes"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 2)]
+)
 def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
     stage: int, processes: int, broken: Corpus, tmp_path: Path
 ) -> None:
-    settings = {"epochs": 3, "checkpoint_every": 2, "evaluate_every": 100, "zero_stage": stage, "processes": processes}
+    settings = {
+        "epochs": 3,
+        "checkpoint_every": 2,
+        "evaluate_every": 100,
+        "zero_stage": stage,
+        "processes": processes,
+    }
     rolled = broken.train(tmp_path / "rolled", **settings)
     assert len(rolled["rollbacks"]) == 3
     for each in rolled["rollbacks"]:
@@ -97,7 +122,10 @@ def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
         assert tensor.isfinite().all() and torch.equal(tensor, weights[1][name]), name
-    steps = [json.loads(line)["step"] for line in (tmp_path / "rolled/logs/metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "rolled/logs/metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == sorted(steps), "lines of steps that were undone"
     assert not {each["step"] for each in rolled["rollbacks"]} & set(steps) - {wise["steps"]}
 
@@ -107,4 +135,6 @@ def final_masters(run_dir: Path, steps: int) -> dict[str, torch.Tensor]:
     folder = run_dir / "training" / "checkpoints" / f"step-{steps:07d}" / "deepspeed"
     files = sorted(folder.glob("*optim_states.safetensors"))
     assert files
-    return {f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()}
+    return {
+        f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()
+    }

@@ -28,11 +28,15 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
     # More of the nuclei end within 16 tokens than do not, and some of each.
     sizes_C = (expected_CV > 0).sum(-1)
     assert 0.2 < (sizes_C <= 16).float().mean() < 0.9
-    found = served_distribution(logits_CV.clone(), torch.empty_like(logits_CV), token_C, temperature_C, top_p_C)
+    found = served_distribution(
+        logits_CV.clone(), torch.empty_like(logits_CV), token_C, temperature_C, top_p_C
+    )
     assert torch.equal(found.p_CV > 0, expected_CV > 0)
     torch.testing.assert_close(found.p_CV, expected_CV)
     assert torch.equal(found.best_C, logits_CV.argmax(-1))
-    torch.testing.assert_close(found.negative_entropy_C, torch.special.xlogy(expected_CV, expected_CV).sum(-1))
+    torch.testing.assert_close(
+        found.negative_entropy_C, torch.special.xlogy(expected_CV, expected_CV).sum(-1)
+    )
     torch.testing.assert_close(found.logged_C, expected_logged_C)
 
 
@@ -42,5 +46,7 @@ def test_equal_logits_at_the_edge_keep_as_many_tokens_as_the_replay_does() -> No
     one = torch.ones(1)
     for top_p in (0.3, 0.5, 0.6, 0.75, 0.9):
         expected_CV = target_distribution(logits_CV, one, one * top_p)
-        found = served_distribution(logits_CV.clone(), torch.empty_like(logits_CV), torch.tensor([0]), one, one * top_p)
+        found = served_distribution(
+            logits_CV.clone(), torch.empty_like(logits_CV), torch.tensor([0]), one, one * top_p
+        )
         torch.testing.assert_close(found.p_CV.sort().values, expected_CV.sort().values)

@@ -55,7 +55,9 @@ def once_at_step(run_dir: Path, step: int, act: Callable[[], None]) -> Iterator[
     """Calls `act` from a thread when the run has logged `step`."""
 
     def watch() -> None:
-        while len(losses(run_dir)) >= step:  # lines of a run before, which this one is about to do again
+        while (
+            len(losses(run_dir)) >= step
+        ):  # lines of a run before, which this one is about to do again
             time.sleep(0.005)
         while len(losses(run_dir)) < step:
             time.sleep(0.005)
@@ -67,29 +69,43 @@ def once_at_step(run_dir: Path, step: int, act: Callable[[], None]) -> Iterator[
     thread.join(timeout=5)
 
 
-def test_a_run_learns_publishes_and_keeps_its_records(corpus: Corpus, whole: tuple[Path, dict]) -> None:
+def test_a_run_learns_publishes_and_keeps_its_records(
+    corpus: Corpus, whole: tuple[Path, dict]
+) -> None:
     run_dir, result = whole
     assert result["steps"] == result["stopped_at"] == len(losses(run_dir)) == 15
     assert losses(run_dir)[-1] < 0.8 * losses(run_dir)[0]
-    validations = {line["step"]: line for line in metrics(run_dir) if "validation_acceptance_length" in line}
+    validations = {
+        line["step"]: line for line in metrics(run_dir) if "validation_acceptance_length" in line
+    }
     assert sorted(validations) == [0, 7, 14, 15]
     best = max(line["validation_acceptance_length"][-1] for line in validations.values())
     assert result["best"]["acceptance_length"][-1] == best
-    assert {"kl", "expected_acceptance", "tokens_per_s", "wait_share", "padding_share"} <= set(metrics(run_dir)[1])
+    assert {"kl", "expected_acceptance", "tokens_per_s", "wait_share", "padding_share"} <= set(
+        metrics(run_dir)[1]
+    )
     published, base = load_mtp(run_dir / "speculator"), load_mtp(corpus.target_dir)
-    moved = [name for name, value in published.named_parameters() if not torch.equal(value, base.get_parameter(name))]
+    moved = [
+        name
+        for name, value in published.named_parameters()
+        if not torch.equal(value, base.get_parameter(name))
+    ]
     assert "eh_proj.weight" in moved
     checkpoints = sorted(path.name for path in (run_dir / "training" / "checkpoints").iterdir())
     assert checkpoints == ["step-0000012", "step-0000015"]
     assert list((run_dir / "logs" / "wandb").glob("offline-run-*"))
 
 
-def test_the_first_step_is_the_naive_loss_of_its_rows(corpus: Corpus, whole: tuple[Path, dict]) -> None:
+def test_the_first_step_is_the_naive_loss_of_its_rows(
+    corpus: Corpus, whole: tuple[Path, dict]
+) -> None:
     """Sequence by sequence through the plain unroll and torch's own KL; the norm shows that nothing is scaled twice."""
     store, depth, config = FeatureStore.open(corpus.features_dir), 3, TrainingConfig()
     table = {row["id"]: row for row in store.manifest["sequences"]}
     rows = [table[sequence_id] for sequence_id in corpus.parts["train"]]
-    samples, _ = make_samples(((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens=128)
+    samples, _ = make_samples(
+        ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens=128
+    )
     step = plan_epoch(samples, 128, config.rows_per_step, config.seed, epoch=0)[0]
     speculator, ends = load_mtp(corpus.target_dir), load_target_ends(corpus.target_dir)
     sums, counts = [0.0] * depth, [0] * depth
@@ -99,16 +115,26 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(corpus: Corpus, whole: tup
         sequence_BT = torch.zeros(1, length, dtype=torch.long)
         position_BT = torch.arange(length)[None]
         states = unroll(
-            speculator, ends, features.token_ids[None].long(), hidden_TH[None], sequence_BT, position_BT, depth
+            speculator,
+            ends,
+            features.token_ids[None].long(),
+            hidden_TH[None],
+            sequence_BT,
+            position_BT,
+            depth,
         )
-        p_TV = target_distribution(ends.logits(hidden_TH), torch.full((length,), 0.6), torch.full((length,), 0.95))
+        p_TV = target_distribution(
+            ends.logits(hidden_TH), torch.full((length,), 0.6), torch.full((length,), 0.95)
+        )
         for s, u_BTH in enumerate(states):
             for target in range(features.completion_start + 1 + s, length):
                 log_q_V = ends.logits(u_BTH[0, target - 2 - s]).log_softmax(-1)
                 sums[s] = sums[s] + F.kl_div(log_q_V, p_TV[target - 1], reduction="sum")
                 counts[s] += 1
     weights = [config.depth_decay**s for s in range(depth)]
-    loss = sum(w * total / n for w, total, n in zip(weights, sums, counts, strict=True)) / sum(weights)
+    loss = sum(w * total / n for w, total, n in zip(weights, sums, counts, strict=True)) / sum(
+        weights
+    )
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in speculator.parameters()])
     first = metrics(whole[0])[1]
@@ -118,7 +144,9 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(corpus: Corpus, whole: tup
 
 def kill_workers() -> None:
     for child in psutil.Process().children():
-        with suppress(psutil.ZombieProcess):  # an earlier test's, not yet reaped: it has no command line
+        with suppress(
+            psutil.ZombieProcess
+        ):  # an earlier test's, not yet reaped: it has no command line
             if "outrider.training.worker" in child.cmdline():
                 child.kill()
 
@@ -127,7 +155,10 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Twenty kills, at random moments: test_kills.py."""
-    with once_at_step(tmp_path, 9, kill_workers), pytest.raises(OutriderError, match="killed by signal 9"):
+    with (
+        once_at_step(tmp_path, 9, kill_workers),
+        pytest.raises(OutriderError, match="killed by signal 9"),
+    ):
         corpus.train(tmp_path, **SETTINGS)
     assert 9 <= len(losses(tmp_path)) < 15
     checkpoints = tmp_path / "training" / "checkpoints"
@@ -137,15 +168,26 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
         file.seek(-100, 2)
         file.write(b"a power cut")
     capfd.readouterr()
-    with once_at_step(tmp_path, 11, kill_workers), pytest.raises(OutriderError, match="killed by signal 9"):
+    with (
+        once_at_step(tmp_path, 11, kill_workers),
+        pytest.raises(OutriderError, match="killed by signal 9"),
+    ):
         corpus.train(tmp_path, **SETTINGS)
-    assert f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over" in capfd.readouterr().out
+    assert (
+        f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over"
+        in capfd.readouterr().out
+    )
     assert not (tmp_path / "speculator").exists()
     corpus.train(tmp_path, **SETTINGS)
     assert_same_run(whole[0], tmp_path)
     # Of the best speculators only those are left that a checkpoint refers to.
-    referred = {json.loads((path / "state.json").read_text())["best_step"] for path in checkpoints.glob("step-*")}
-    assert {path.name for path in (tmp_path / "training" / "best").iterdir()} == {f"step-{n:07d}" for n in referred}
+    referred = {
+        json.loads((path / "state.json").read_text())["best_step"]
+        for path in checkpoints.glob("step-*")
+    }
+    assert {path.name for path in (tmp_path / "training" / "best").iterdir()} == {
+        f"step-{n:07d}" for n in referred
+    }
 
 
 def assert_same_run(expected: Path, found: Path) -> None:
@@ -156,7 +198,8 @@ def assert_same_run(expected: Path, found: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "before", "after"), [(1, 1, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow), (3, 2, 1)]
+    ("stage", "before", "after"),
+    [(1, 1, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow), (3, 2, 1)],
 )
 def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     stage: int, before: int, after: int, corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
@@ -171,14 +214,23 @@ def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     result = corpus.train(tmp_path, **SETTINGS, processes=after, zero_stage=stage)
     # Two rows a step: their gradients are added in float32 either way. Seen: equal bits for stages 1 and 2, 1e-7 for 3.
     torch.testing.assert_close(losses(tmp_path), losses(whole[0]), rtol=1e-5, atol=0)
-    norms = [[line["gradient_norm"] for line in metrics(run) if "loss" in line] for run in (tmp_path, whole[0])]
+    norms = [
+        [line["gradient_norm"] for line in metrics(run) if "loss" in line]
+        for run in (tmp_path, whole[0])
+    ]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-4, atol=0)
     assert result["base"] == whole[1]["base"]
     assert result["best_step"] == whole[1]["best_step"]
-    assert not list((tmp_path / "training" / "checkpoints").glob(".*")), "the universal checkpoint was left behind"
+    assert not list((tmp_path / "training" / "checkpoints").glob(".*")), (
+        "the universal checkpoint was left behind"
+    )
 
 
 def test_batches_that_keep_ending_in_no_number_stop_the_run(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "corpus", train_sequences=3, validation_sequences=1, broken="s01")
-    with pytest.raises(OutriderError, match=r"2 batches had to be undone.*step 1: the loss is nan.*s01"):
+    corpus = make_corpus(
+        tmp_path / "corpus", train_sequences=3, validation_sequences=1, broken="s01"
+    )
+    with pytest.raises(
+        OutriderError, match=r"2 batches had to be undone.*step 1: the loss is nan.*s01"
+    ):
         corpus.train(tmp_path / "run", max_rollbacks=1)

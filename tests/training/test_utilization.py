@@ -28,7 +28,9 @@ def test_step_flops_are_what_torch_counts(tmp_path: Path, monkeypatch: pytest.Mo
     token_BT, hidden_BTH = torch.randint(0, VOCAB, (1, LENGTH)), torch.randn(1, LENGTH, HIDDEN)
     zeros_BT, position_BT = torch.zeros(1, LENGTH, dtype=torch.long), torch.arange(LENGTH)[None]
     with FlopCounterMode(display=False) as counter:
-        _, states = unroll_anchors(speculator, ends, token_BT, hidden_BTH, zeros_BT, position_BT, anchor_BT, DEPTH)
+        _, states = unroll_anchors(
+            speculator, ends, token_BT, hidden_BTH, zeros_BT, position_BT, anchor_BT, DEPTH
+        )
         loss_KN, _ = distillation_loss(
             torch.stack(states),
             torch.randn(anchors, HIDDEN),

@@ -14,7 +14,9 @@ def test_fixed_weights() -> None:
     assert fixed_weights("uniform", 4, 0.5).tolist() == pytest.approx([0.25] * 4)
 
 
-def literal_weights(a: dict[tuple[int, int], float], anchors: int, depth: int) -> dict[tuple[int, int], float]:
+def literal_weights(
+    a: dict[tuple[int, int], float], anchors: int, depth: int
+) -> dict[tuple[int, int], float]:
     """How often draft s after anchor t is offered, by walking every outcome of every step from the first anchor on."""
     offered: dict[tuple[int, int], float] = {}
     front = [(0, 1.0)]
@@ -67,4 +69,9 @@ def test_weights_of_a_response_are_its_tokens_less_the_steps_that_accept_everyth
 
 
 def test_a_row_shorter_than_the_depth() -> None:
-    assert visited_weights(torch.ones(4, 2), torch.tensor([1, 1])).tolist() == [[1.0, 1.0], [0, 0], [0, 0], [0, 0]]
+    assert visited_weights(torch.ones(4, 2), torch.tensor([1, 1])).tolist() == [
+        [1.0, 1.0],
+        [0, 0],
+        [0, 0],
+        [0, 0],
+    ]

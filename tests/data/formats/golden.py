@@ -28,6 +28,8 @@ def formats(name: str) -> list[str]:
 def said(found: list[Exchange | Reject]) -> list[str | tuple[str | None, str | None, str]]:
     """Reasons of rejects; reasoning, content and finish_reason of exchanges."""
     return [
-        outcome.reason if isinstance(outcome, Reject) else (outcome.reasoning, outcome.content, outcome.finish_reason)
+        outcome.reason
+        if isinstance(outcome, Reject)
+        else (outcome.reasoning, outcome.content, outcome.finish_reason)
         for outcome in found
     ]

@@ -26,7 +26,11 @@ TOOL = {
     "function": {
         "name": "opening_hours",
         "description": "Hours of a place",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}},
+            "required": ["place"],
+        },
     },
 }
 CALL = {

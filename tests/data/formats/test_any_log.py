@@ -27,7 +27,9 @@ WHOLE_FILES = {"sglang_dump"}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -70,7 +72,11 @@ def mutated_rows(draw):
         return line[: draw(st.integers(0, len(line)))]
     if damage == 1:
         at = draw(st.integers(0, len(line)))
-        return line[:at] + draw(st.binary(max_size=4)).replace(b"\n", b"") + line[at + draw(st.integers(0, 2)) :]
+        return (
+            line[:at]
+            + draw(st.binary(max_size=4)).replace(b"\n", b"")
+            + line[at + draw(st.integers(0, 2)) :]
+        )
     return line
 
 
@@ -81,7 +87,12 @@ def builder(text_target):
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lines=st.lists(mutated_rows() | st.binary(max_size=40).map(lambda line: line.replace(b"\n", b" ")), max_size=6))
+@given(
+    lines=st.lists(
+        mutated_rows() | st.binary(max_size=40).map(lambda line: line.replace(b"\n", b" ")),
+        max_size=6,
+    )
+)
 def test_nothing_is_lost_and_nothing_crashes(builder, tmp_path, name, lines):
     log = write_log(tmp_path / "log.jsonl", lines)
     files = log_files(str(log))
@@ -108,8 +119,13 @@ def test_nothing_is_lost_and_nothing_crashes(builder, tmp_path, name, lines):
 
 MESSAGES = b'"messages": [{"role": "user", "content": "x"}]'
 HOSTILE = {
-    "nested lists": b'{"request": {%s, "tools": %s}, "response": {}}' % (MESSAGES, b"[" * 50_000 + b"]" * 50_000),
-    "nested objects": b'{"request": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b', "response": {}}',
+    "nested lists": b'{"request": {%s, "tools": %s}, "response": {}}'
+    % (MESSAGES, b"[" * 50_000 + b"]" * 50_000),
+    "nested objects": b'{"request": '
+    + b'{"a":' * 50_000
+    + b"1"
+    + b"}" * 50_000
+    + b', "response": {}}',
     "unclosed": b'{"request": ' + b"[{" * 100_000,
     "a long number": b'{"request": {}, "response": {"created": ' + b"9" * 200_000 + b"}}",
     "a large exponent": b'{"request": {%s}, "response": {"created": 1e999999}}' % MESSAGES,
@@ -145,11 +161,18 @@ def test_a_line_of_100_mb_takes_little_memory(tmp_path):
         file.write(b'{"request": {"messages": "')
         for _ in range(100):
             file.write(b"x" * 2**20)
-        file.write(b'"}}\n' + json.dumps({"request": {}, "response": {"error": "x"}}).encode() + b"\n")
+        file.write(
+            b'"}}\n' + json.dumps({"request": {}, "response": {"error": "x"}}).encode() + b"\n"
+        )
     (file,) = log_files(str(path))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert [outcome.reason for outcome in read_exchanges([file])] == ["line_too_long", "error_response"]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # kB; the limit is 64 MB a row
+    assert [outcome.reason for outcome in read_exchanges([file])] == [
+        "line_too_long",
+        "error_response",
+    ]
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+    )  # kB; the limit is 64 MB a row
 
 
 def test_bytes_of_noise(tmp_path):

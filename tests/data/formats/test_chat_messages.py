@@ -37,8 +37,14 @@ ROWS = [
 
 def test_the_last_turn_is_the_completion():
     found = one_each(LINES)
-    assert (found[1].reasoning, found[1].content, found[1].finish_reason) == (THOUGHT, ANSWERED, "stop")
-    assert found[2].messages == TWO_TURNS and found[2].content == INLINE, "without the weights of the turns"
+    assert (found[1].reasoning, found[1].content, found[1].finish_reason) == (
+        THOUGHT,
+        ANSWERED,
+        "stop",
+    )
+    assert found[2].messages == TWO_TURNS and found[2].content == INLINE, (
+        "without the weights of the turns"
+    )
     assert (found[1].weight, found[2].weight) == (1.0, 0.5)
     assert (found[1].temperature, found[1].completion_tokens) == (None, None)
 
@@ -79,7 +85,10 @@ def test_requests_without_responses_are_not_taken_for_it(tmp_path, last, expecte
 
 @pytest.mark.parametrize(
     "data_set",
-    [Dataset.from_list(ROWS), DatasetDict(train=Dataset.from_list(ROWS[:3]), test=Dataset.from_list(ROWS[3:]))],
+    [
+        Dataset.from_list(ROWS),
+        DatasetDict(train=Dataset.from_list(ROWS[:3]), test=Dataset.from_list(ROWS[3:])),
+    ],
 )
 def test_a_folder_of_save_to_disk(tmp_path, data_set):
     data_set.save_to_disk(tmp_path / "saved")
@@ -98,18 +107,25 @@ def test_the_hub_is_a_filesystem_as_any_other(tmp_path, monkeypatch):
     (folder.parent / "dataset_infos.json").write_text("{}")
     Dataset.from_list(ROWS).to_parquet(folder / "train-00000-of-00001.parquet")
     hub = DirFileSystem(str(tmp_path))
-    monkeypatch.setattr("outrider.data.sources.url_to_fs", lambda url: (hub, url.removeprefix("hf://")))
+    monkeypatch.setattr(
+        "outrider.data.sources.url_to_fs", lambda url: (hub, url.removeprefix("hf://"))
+    )
     with pytest.raises(
-        OutriderError, match="no such file or folder; a private or gated data set needs the variable HF_TOKEN"
+        OutriderError,
+        match="no such file or folder; a private or gated data set needs the variable HF_TOKEN",
     ):
         log_files("hf://datasets/acme/hidden")
     files = log_files("hf://datasets/acme/hours")
-    assert [file.path for file in files] == ["datasets/acme/hours/data/train-00000-of-00001.parquet"]
+    assert [file.path for file in files] == [
+        "datasets/acme/hours/data/train-00000-of-00001.parquet"
+    ]
     assert len(list(read_exchanges(files))) == 5
 
 
 def test_a_name_of_the_hub_is_told_how_to_be_written():
-    with pytest.raises(OutriderError, match="a data set of the Hugging Face Hub is hf://datasets/acme/hours"):
+    with pytest.raises(
+        OutriderError, match="a data set of the Hugging Face Hub is hf://datasets/acme/hours"
+    ):
         log_files("acme/hours")
 
 

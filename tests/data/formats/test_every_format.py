@@ -25,7 +25,9 @@ SPELLINGS = {
 """Folders that are named after a spelling, with its format; the others are named after their format."""
 
 FOLDERS = {path.name: SPELLINGS.get(path.name, path.name) for path in sorted(GOLDEN.iterdir())}
-FILES = [(file, name) for folder, name in FOLDERS.items() for file in log_files(str(GOLDEN / folder))]
+FILES = [
+    (file, name) for folder, name in FOLDERS.items() for file in log_files(str(GOLDEN / folder))
+]
 
 ODD = (
     None,
@@ -56,7 +58,9 @@ def test_every_format_has_a_golden_file():
     assert set(FOLDERS.values()) == set(FORMATS)
 
 
-@pytest.mark.parametrize("file, name", FILES, ids=[file.path.partition("golden/")[2] for file, _ in FILES])
+@pytest.mark.parametrize(
+    "file, name", FILES, ids=[file.path.partition("golden/")[2] for file, _ in FILES]
+)
 def test_a_golden_file_is_recognised_as_its_own_format(file, name):
     assert format_of(file) == name
 
@@ -66,7 +70,12 @@ def test_every_row_is_used_once_and_no_detail_repeats_the_customer(folder, name,
     files = log_files(str(GOLDEN / folder))
     items = list(read_records(name, files, tmp_path))
     assert sum(item.rows for item in items) == sum(file.meter.rows for file in files) > 0
-    outcomes = [outcome for item in items if isinstance(item, Record) for outcome in parse_record(name, item)]
+    outcomes = [
+        outcome
+        for item in items
+        if isinstance(item, Record)
+        for outcome in parse_record(name, item)
+    ]
     keys = Counter((one.place, one.choice) for one in outcomes if isinstance(one, Exchange))
     assert set(keys.values()) == {1}
     told = " ".join(one.detail for one in (*outcomes, *items) if isinstance(one, Reject))
@@ -83,7 +92,13 @@ def test_golden_files_go_all_the_way(folder, name, text_target, tmp_path):
 def places(value, path=()):
     """The path of every value within a row."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield from places(inner, (*path, key))
 

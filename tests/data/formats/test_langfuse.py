@@ -27,13 +27,18 @@ LINES = "langfuse/observations_v2.jsonl"
 
 def changed(line, **changes):
     row = json.loads((GOLDEN / LINES).read_text(encoding="utf-8").splitlines()[line - 1])
-    (outcome,) = parse_record("langfuse", Record(Place("log", 1), json.dumps({**row, **changes}).encode()))
+    (outcome,) = parse_record(
+        "langfuse", Record(Place("log", 1), json.dumps({**row, **changes}).encode())
+    )
     return outcome
 
 
 def test_a_generation_and_its_context():
     one = one_each(LINES)[1]
-    assert one.messages == [{"role": "system", "content": INSTRUCTED}, {"role": "user", "content": ASKED}]
+    assert one.messages == [
+        {"role": "system", "content": INSTRUCTED},
+        {"role": "user", "content": ASKED},
+    ]
     assert (one.reasoning, one.content, one.finish_reason) == (THOUGHT, ANSWERED, "stop")
     assert (one.session, one.tenant, one.route) == ("session-1", "acme", "hours")
     assert (one.model, one.time, one.completion_tokens) == ("deepseek-r1", 1782900001.25, 40)
@@ -44,7 +49,9 @@ def test_an_output_that_is_text_and_parameters_that_are_unset():
     found = one_each(LINES)
     assert found[2].messages == TWO_TURNS and found[2].content == INLINE
     assert (found[2].temperature, found[2].top_p) == (None, None)
-    assert found[5].content == '{"open": "10:00", "until": "13:00"}', "an answer that is JSON stays the text it was"
+    assert found[5].content == '{"open": "10:00", "until": "13:00"}', (
+        "an answer that is JSON stays the text it was"
+    )
     assert found[5].temperature == 0.6
 
 
@@ -89,7 +96,12 @@ def test_parquet_holds_the_same_with_maps_and_times_of_its_own():
 
 def test_the_ui_writes_camel_case_and_objects():
     (one,) = one_each("langfuse/observations.json").values()
-    assert (one.reasoning, one.content, one.session, one.time) == (THOUGHT, ANSWERED, "session-1", 1782900001.25)
+    assert (one.reasoning, one.content, one.session, one.time) == (
+        THOUGHT,
+        ANSWERED,
+        "session-1",
+        1782900001.25,
+    )
     assert (one.temperature, one.completion_tokens, one.model) == (0.6, 40, "deepseek-r1")
 
 

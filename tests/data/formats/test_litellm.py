@@ -24,16 +24,27 @@ def test_date_folders_of_one_payload_a_file():
     files = log_files(str(GOLDEN / "2026-07-01"))
     assert [format_of(file) for file in files] == ["litellm", "litellm"]
     first, second = read(GOLDEN / "2026-07-01")
-    assert (first.reasoning, first.content, first.finish_reason) == ("She codes.\n", "\n\nYes.", "stop")
+    assert (first.reasoning, first.content, first.finish_reason) == (
+        "She codes.\n",
+        "\n\nYes.",
+        "stop",
+    )
     assert (first.session, first.tenant, first.route) == ("s-1", "acme", "screening")
     assert (first.model, first.time, first.completion_tokens) == ("deepseek-r1", 1782907201.25, 12)
     assert (first.temperature, first.top_p) == (0.6, 0.95)
-    assert [message["role"] for message in second.messages] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in second.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 def test_what_a_call_gave(rows):
     tool, cut, inline = (row for row in rows if isinstance(row, Exchange))
-    assert tool.tool_calls[0]["function"]["name"] == "get_weather" and tool.template_arguments["tools"]
+    assert (
+        tool.tool_calls[0]["function"]["name"] == "get_weather" and tool.template_arguments["tools"]
+    )
     assert (tool.finish_reason, tool.temperature) == ("stop", 0.0)
     assert (cut.finish_reason, cut.reasoning, cut.content) == ("length", "The résumé of", "")
     assert (inline.reasoning, inline.content) == (None, "Hm.\n</think>\n\nYes.")
@@ -55,7 +66,9 @@ def test_what_is_no_use_has_its_reason(rows):
 
 def test_a_callback_that_logs_all_its_arguments(tmp_path):
     payload = json.loads(next((GOLDEN / "2026-07-01").glob("*-1.json")).read_text())
-    (row,) = read(write_log(tmp_path / "log.jsonl", [{"model": "x", "standard_logging_object": payload}]))
+    (row,) = read(
+        write_log(tmp_path / "log.jsonl", [{"model": "x", "standard_logging_object": payload}])
+    )
     assert row.reasoning == "She codes.\n"
 
 

@@ -38,7 +38,11 @@ def test_chunks_are_grouped_by_their_stream():
         (THOUGHT, ANSWER, "stop"),
         (SECOND_THOUGHT, SECOND_ANSWER, "stop"),
         "stream_cut",
-        (THOUGHT, ANSWER, "stop"),  # a recorded event stream, with the prompt's ids in its first chunk
+        (
+            THOUGHT,
+            ANSWER,
+            "stop",
+        ),  # a recorded event stream, with the prompt's ids in its first chunk
         "unmatched_response",  # the same without ids
     ]
     assert found[3].completion_token_ids == [21, 22, 23, 9, 25, 26, 27, 1]
@@ -70,7 +74,11 @@ def asked(key, text):
 
 def answered(key, text):
     choice = {"message": {"reasoning": "r", "content": text}, "finish_reason": "stop"}
-    return {"custom_id": key, "response": {"status_code": 200, "body": {"choices": [choice]}}, "error": None}
+    return {
+        "custom_id": key,
+        "response": {"status_code": 200, "body": {"choices": [choice]}},
+        "error": None,
+    }
 
 
 def failed(key):
@@ -107,10 +115,15 @@ def test_a_request_that_was_sent_again(tmp_path):
 def test_ids_may_be_anything(tmp_path):
     keys = ["../../etc/passwd", "a" * 100_000, "'; DROP TABLE rows; --", "\x00", "ü\u2028", 17]
     rows = [row for key in keys for row in (answered(key, str(key)[:9]), asked(key, str(key)[:9]))]
-    log = write_log(tmp_path / "log.jsonl", [*rows, asked(None, "n"), asked(["list"], "l"), asked("\ud800", "s")])
+    log = write_log(
+        tmp_path / "log.jsonl",
+        [*rows, asked(None, "n"), asked(["list"], "l"), asked("\ud800", "s")],
+    )
     found = list(read_exchanges(log_files(str(log))))
     assert said(found[:3]) == ["no_id", "wrong_type", "not_utf8"]
-    assert all(isinstance(outcome, Exchange) for outcome in found[3:]) and len(found) == len(keys) + 3
+    assert (
+        all(isinstance(outcome, Exchange) for outcome in found[3:]) and len(found) == len(keys) + 3
+    )
     assert all(outcome.messages[0]["content"] == outcome.content for outcome in found[3:])
 
 

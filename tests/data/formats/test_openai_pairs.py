@@ -31,7 +31,12 @@ def test_a_gateways_log():
         "not_json",
     ]
     first, second, called = found[:3]
-    assert (first.session, first.tenant, first.route, first.time) == ("s-1", "harrow", "screen", 1772438400.0)
+    assert (first.session, first.tenant, first.route, first.time) == (
+        "s-1",
+        "harrow",
+        "screen",
+        1772438400.0,
+    )
     assert (first.temperature, first.top_p, first.model) == (0.6, 0.95, "deepseek-ai/DeepSeek-R1")
     assert len(second.messages) == 4 and second.time == 1772438401.0
     assert called.tool_calls[0]["function"]["name"] == "find_candidate"
@@ -51,7 +56,9 @@ def test_stop_strings_are_told_where_the_log_does_not_say_what_ended_the_respons
     assert unsaid.stop_strings == ("}",)
     row = {
         "request": {"messages": [{"role": "user", "content": "u"}], "stop": ["}"]},
-        "response": {"choices": [{"message": {"content": "a"}, "finish_reason": "stop", "stop_reason": None}]},
+        "response": {
+            "choices": [{"message": {"content": "a"}, "finish_reason": "stop", "stop_reason": None}]
+        },
     }
     (said_so,) = openai_pairs.parse(Record(Place("log", 1), json.dumps(row).encode()))
     assert said_so.stop_strings == ()
@@ -102,7 +109,9 @@ def test_one_bad_choice_does_not_spoil_the_others():
     assert said(found) == [("r", "a", "stop"), "empty_response", "not_finished", "wrong_type"]
 
 
-@pytest.mark.parametrize("name", ["openai_pairs", "openai_streams", "openai_joined", "openai_chunks", "openai_batch"])
+@pytest.mark.parametrize(
+    "name", ["openai_pairs", "openai_streams", "openai_joined", "openai_chunks", "openai_batch"]
+)
 def test_golden_exchanges_become_sequences(text_target, name):
     """Retokenized completions read as the engine wrote them, whatever spelling they were logged in."""
     builder = SequenceBuilder(text_target)
@@ -114,7 +123,9 @@ def test_golden_exchanges_become_sequences(text_target, name):
             except Reject as reject:
                 written.add(reject.reason)
             else:
-                written.add(builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :]))
+                written.add(
+                    builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :])
+                )
     end = "<｜end▁of▁sentence｜>"
     second = f"{SECOND_THOUGHT}</think>{SECOND_ANSWER}{end}"
     assert second in written

@@ -49,7 +49,11 @@ def test_turns_with_reasoning_and_reasoning_within_the_text():
 
 def test_tool_calls_and_their_answers():
     found = one_each(SPANS)
-    assert found[3].tool_calls == [CALL] and found[3].reasoning == TOOL_THOUGHT and found[3].finish_reason == "stop"
+    assert (
+        found[3].tool_calls == [CALL]
+        and found[3].reasoning == TOOL_THOUGHT
+        and found[3].finish_reason == "stop"
+    )
     assert found[3].template_arguments == {"tools": [TOOL]}
     assert found[4].messages == [
         {"role": "user", "content": TOOL_ASKED},
@@ -60,8 +64,16 @@ def test_tool_calls_and_their_answers():
 
 def test_a_cut_off_and_messages_on_an_event_of_the_span():
     found = one_each(SPANS)
-    assert (found[5].reasoning, found[5].finish_reason, found[5].completion_tokens) == (CUT_OFF, "length", 16)
-    assert found[6].messages == ONE and found[6].reasoning == THOUGHT and found[6].session == "session-1"
+    assert (found[5].reasoning, found[5].finish_reason, found[5].completion_tokens) == (
+        CUT_OFF,
+        "length",
+        16,
+    )
+    assert (
+        found[6].messages == ONE
+        and found[6].reasoning == THOUGHT
+        and found[6].session == "session-1"
+    )
 
 
 def test_rows_that_are_no_exchange():
@@ -78,7 +90,10 @@ def test_rows_that_are_no_exchange():
 
 def test_many_spans_of_one_otlp_row_are_told_apart():
     found = outcomes(OTLP)
-    kinds = [outcome.reason if isinstance(outcome, Reject) else outcome.content or "cut" for outcome in found[1]]
+    kinds = [
+        outcome.reason if isinstance(outcome, Reject) else outcome.content or "cut"
+        for outcome in found[1]
+    ]
     assert kinds == [ANSWERED, "not_a_generation", ANSWERED, "cut", "content_not_logged"]
     choices = [outcome.choice for outcome in found[1] if isinstance(outcome, Exchange)]
     assert choices == [0, 2, 3]
@@ -117,8 +132,15 @@ def test_events_before_1_37_as_log_records_are_joined_by_their_span():
     first, second, third = found
     assert (first.messages, first.content, first.finish_reason) == (ONE, THINKING, "stop")
     assert (first.session, first.time, first.choice) == ("session-1", 1782900001.0, 0)
-    assert (second.content, second.finish_reason, second.session) == (CUT_OFF, "length", "session-2")
-    assert second.messages == [{"role": "user", "content": "List every museum."}] and second.choice == 1
+    assert (second.content, second.finish_reason, second.session) == (
+        CUT_OFF,
+        "length",
+        "session-2",
+    )
+    assert (
+        second.messages == [{"role": "user", "content": "List every museum."}]
+        and second.choice == 1
+    )
     assert third.reason == "content_not_logged" and third.detail.startswith("span 3: ")
 
 
@@ -133,14 +155,23 @@ def test_events_of_the_whole_prompt_and_the_whole_completion():
 def test_events_of_a_span_hold_calls_of_tools_and_choices_by_their_index():
     (calling,) = outcomes(EVENTS)[3]
     assert calling.messages == [{"role": "user", "content": TOOL_ASKED}]
-    assert (calling.tool_calls, calling.reasoning, calling.finish_reason) == ([CALL], TOOL_THOUGHT, "stop")
+    assert (calling.tool_calls, calling.reasoning, calling.finish_reason) == (
+        [CALL],
+        TOOL_THOUGHT,
+        "stop",
+    )
     answered, other = outcomes(EVENTS)[4]
     assert answered.messages == [
         {"role": "user", "content": TOOL_ASKED},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "content": '{"open": true}', "tool_call_id": "call_1"},
     ]
-    assert (answered.content, answered.choice, other.content, other.choice) == (THINKING, 0, "Yes.", 1)
+    assert (answered.content, answered.choice, other.content, other.choice) == (
+        THINKING,
+        0,
+        "Yes.",
+        1,
+    )
 
 
 def test_older_rows_that_are_no_exchange():
@@ -165,17 +196,23 @@ def test_what_1_37_has_goes_before_what_was_before_it():
 
 def test_a_record_that_cannot_be_read_spoils_none_of_the_others():
     events = [
-        {"eventName": "gen_ai.user.message", "body": {"kvlistValue": {"values": [pair("content", "Hi")]}}},
+        {
+            "eventName": "gen_ai.user.message",
+            "body": {"kvlistValue": {"values": [pair("content", "Hi")]}},
+        },
         {
             "eventName": "gen_ai.choice",
             "body": {"stringValue": '{"finish_reason": "stop", "message": {"content": "Ho"}}'},
         },
     ]
     records = [
-        {**event, "traceId": "a", "spanId": "b", "attributes": [pair("gen_ai.system", "r1")]} for event in events
+        {**event, "traceId": "a", "spanId": "b", "attributes": [pair("gen_ai.system", "r1")]}
+        for event in events
     ]
     broken = {"traceId": "a", "spanId": "b", "attributes": [{"key": 17}]}
-    payload = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [broken, *records]}]}]}).encode()
+    payload = json.dumps(
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": [broken, *records]}]}]}
+    ).encode()
     reject, outcome = parse_record("otel_genai", Record(Place("logs.jsonl", 1), payload))
     assert reject.reason == "wrong_type" and reject.detail.startswith("span 1: ")
     assert (outcome.messages, outcome.content) == ([{"role": "user", "content": "Hi"}], "Ho")

@@ -32,7 +32,11 @@ def test_finished_requests_at_level_3(rows):
     assert multi.completion_token_ids == [41, 128799, 43, 1]
     assert "<｜tool▁calls▁begin｜>" in tool.content and tool.tool_calls is None
     assert (cut.finish_reason, cut.stop_reason) == ("length", None)
-    assert (raw.prompt_text, raw.prompt_is_raw, raw.stop_reason) == ("Say hi, then END", True, "END")
+    assert (raw.prompt_text, raw.prompt_is_raw, raw.stop_reason) == (
+        "Say hi, then END",
+        True,
+        "END",
+    )
 
 
 def test_what_is_no_use_has_its_reason_and_its_lines(rows):
@@ -50,7 +54,12 @@ def test_what_is_no_use_has_its_reason_and_its_lines(rows):
 def test_lower_levels_are_recognised():
     whole, *rejects = read(GOLDEN / "level2.jsonl")
     assert whole.content == "Hm\n</think>\n\nYes."  # shorter than what level 2 cuts
-    assert [row.reason for row in rejects] == ["truncated_log", "truncated_log", "text_not_logged", "text_log"]
+    assert [row.reason for row in rejects] == [
+        "truncated_log",
+        "truncated_log",
+        "text_not_logged",
+        "text_log",
+    ]
     assert "--log-requests-level 3" in rejects[0].detail and "obj.text" in rejects[0].detail
 
 

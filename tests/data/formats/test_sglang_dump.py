@@ -33,7 +33,10 @@ def test_a_dump_of_requests():
     assert (normal.content, normal.stop_reason) == ("She codes.\n</think>\n\nYes.", 1)
     assert (normal.model, normal.time, normal.temperature) == ("deepseek-r1", 1782907200.25, 0.6)
     assert [row.place.line for row in (multi, tool, cut)] == [2, 3, 4]
-    assert (cut.finish_reason, cut.time) == ("length", None)  # a clock that counts from the start of the machine
+    assert (cut.finish_reason, cut.time) == (
+        "length",
+        None,
+    )  # a clock that counts from the start of the machine
     assert embedding.reason == "not_a_generation"
 
 
@@ -113,7 +116,9 @@ MALICIOUS = {
     "arguments of an allowed class": pickle.dumps(collections.OrderedDict(a=Calls(ran, 2))),
     "__setstate__": pickle.dumps(Stateful()),
     "a name with a dot": b"\x80\x04" + names(b"builtins", b"object.__subclasses__") + b"\x93.",
-    "an attribute of a record": b"\x80\x04" + names(b"sglang.srt.server_args", b"ServerArgs.__init__") + b"\x93.",
+    "an attribute of a record": b"\x80\x04"
+    + names(b"sglang.srt.server_args", b"ServerArgs.__init__")
+    + b"\x93.",
     "persistent id": b"\x80\x02U\x03abcQ.",
     "persistent id of protocol 0": b"Pabc\n.",
     "extension code": b"\x80\x02\x82\x01.",
@@ -131,7 +136,12 @@ def test_nothing_is_ever_run(name, tmp_path, monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("run")
 
-    for module, function in ((os, "system"), (pickle, "load"), (pickle, "loads"), (importlib, "import_module")):
+    for module, function in (
+        (os, "system"),
+        (pickle, "load"),
+        (pickle, "loads"),
+        (importlib, "import_module"),
+    ):
         monkeypatch.setattr(module, function, refuse)
     path = tmp_path / "dump.pkl"
     path.write_bytes(MALICIOUS[name])
@@ -161,7 +171,8 @@ def test_a_refused_pickle_is_told_what_it_asked_for(name, said):
 def test_hostile_pickles_take_bounded_time_and_memory(monkeypatch):
     monkeypatch.setattr(unpickle, "MEMORY", 64 * 2**20)
     laughs = b"\x80\x02]q\x00K\x01a" + b"".join(
-        b"]" + b"q" + bytes([level]) + b"(" + (b"h" + bytes([level - 1])) * 10 + b"e" for level in range(1, 200)
+        b"]" + b"q" + bytes([level]) + b"(" + (b"h" + bytes([level - 1])) * 10 + b"e"
+        for level in range(1, 200)
     )
     cases = {
         "nested lists": b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",
@@ -173,7 +184,10 @@ def test_hostile_pickles_take_bounded_time_and_memory(monkeypatch):
         "a long number as text": b"I" + b"9" * 10**6 + b"\n.",
         "negative size": b"\x80\x02T\xff\xff\xff\xff.",
         "one hash for all": b"\x80\x04}("
-        + b"".join(b"\x8a\x10" + (index * (2**61 - 1)).to_bytes(16, "little") + b"N" for index in range(1, 2000))
+        + b"".join(
+            b"\x8a\x10" + (index * (2**61 - 1)).to_bytes(16, "little") + b"N"
+            for index in range(1, 2000)
+        )
         + b"u.",
         "copies of copies": b"\x80\x02cbuiltins\nlist\nq\x00]("
         + b"K\x01" * 1000
@@ -199,7 +213,9 @@ def test_values_that_requests_share_do_not_multiply(tmp_path):
     shared = list(range(100_000))
     asked = {"input_ids": shared, "text": "x"}
     path = tmp_path / "dump.pkl"
-    path.write_bytes(pickle.dumps({"requests": [(asked, {"text": "a</think>b", "meta_info": {}})] * 5000}))
+    path.write_bytes(
+        pickle.dumps({"requests": [(asked, {"text": "a</think>b", "meta_info": {}})] * 5000})
+    )
     rows = read(path)
     assert len(rows) == 5000
     assert rows[-1].reason == "pickle_too_large"

@@ -42,8 +42,18 @@ def test_every_spelling_of_a_prompt():
         "not_json",
     ]
     (plain,) = of_line(1)
-    assert (plain.prompt_text, plain.messages, plain.session, plain.tenant) == (PROMPT, None, "s-1", "husum")
-    assert (plain.temperature, plain.top_p, plain.completion_tokens, plain.time) == (0.6, 0.95, 40, 1782900000.0)
+    assert (plain.prompt_text, plain.messages, plain.session, plain.tenant) == (
+        PROMPT,
+        None,
+        "s-1",
+        "husum",
+    )
+    assert (plain.temperature, plain.top_p, plain.completion_tokens, plain.time) == (
+        0.6,
+        0.95,
+        40,
+        1782900000.0,
+    )
 
 
 def test_the_prompts_of_one_request_have_their_own_choices():
@@ -57,7 +67,11 @@ def test_the_prompts_of_one_request_have_their_own_choices():
 
 def test_ids_go_before_texts():
     (as_ids,), (logged,) = of_line(5), of_line(6)
-    assert (as_ids.prompt_token_ids, as_ids.prompt_text, as_ids.completion_token_ids) == ([0, 11, 12], None, None)
+    assert (as_ids.prompt_token_ids, as_ids.prompt_text, as_ids.completion_token_ids) == (
+        [0, 11, 12],
+        None,
+        None,
+    )
     assert (logged.prompt_token_ids, logged.completion_token_ids) == ([0, 11, 12], [21, 22, 1])
 
 
@@ -67,7 +81,10 @@ def test_the_sequence_is_the_prompt_as_it_was_sent_and_the_text_as_it_came(text_
     for line, (prompt, completion) in expected.items():
         sequence = builder.build(of_line(line)[0])
         ids, start = sequence.token_ids, sequence.completion_start
-        assert sequence.fidelity == "retokenized" and ids[:start] == builder.tokenizer(prompt).input_ids
+        assert (
+            sequence.fidelity == "retokenized"
+            and ids[:start] == builder.tokenizer(prompt).input_ids
+        )
         assert builder.tokenizer.decode(ids[start:]) == completion
     (echoed,) = of_line(7)
     assert not echoed.prompt_is_raw, "told not to, the engine put no begin token before the prompt"
@@ -80,16 +97,27 @@ def test_the_sequence_is_the_prompt_as_it_was_sent_and_the_text_as_it_came(text_
     }
     (bare,) = parse_record("openai_pairs", Record(Place("log", 1), json.dumps(payload).encode()))
     sequence = builder.build(bare)
-    assert builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :]) == f"No thoughts.{END}"
+    assert (
+        builder.tokenizer.decode(sequence.token_ids[sequence.completion_start :])
+        == f"No thoughts.{END}"
+    )
 
 
 def test_halves_that_stand_apart(tmp_path):
     request = {"id": "r1", "model": "r1", "prompt": PROMPT, "temperature": 0.5}
-    response = {"id": "r1", "object": "text_completion", "choices": [{"text": TEXT, "finish_reason": "stop"}]}
+    response = {
+        "id": "r1",
+        "object": "text_completion",
+        "choices": [{"text": TEXT, "finish_reason": "stop"}],
+    }
     write_log(tmp_path / "joined.jsonl", [request, response])
     (joined,) = read_exchanges(log_files(str(tmp_path / "joined.jsonl")))
     batch = [
-        {"custom_id": "a", "url": "/v1/completions", "body": {"model": "r1", "prompt": PROMPT, "temperature": 0.5}},
+        {
+            "custom_id": "a",
+            "url": "/v1/completions",
+            "body": {"model": "r1", "prompt": PROMPT, "temperature": 0.5},
+        },
         {"custom_id": "a", "response": {"status_code": 200, "body": response}, "error": None},
     ]
     write_log(tmp_path / "batch.jsonl", batch)

@@ -36,12 +36,20 @@ def test_lines_of_interleaved_requests_are_joined_by_id(debug):
     assert normal.completion_token_ids == [51, 52, 53, 128799, 54, 55, 1]
     assert normal.content == '\n\nYes: "fit",\nshe is.'
     assert (normal.model, normal.session, normal.tenant) == ("deepseek-r1", "s-1", "acme")
-    assert (normal.temperature, normal.top_p, normal.finish_reason, normal.time) == (0.6, 0.95, "stop", None)
+    assert (normal.temperature, normal.top_p, normal.finish_reason, normal.time) == (
+        0.6,
+        0.95,
+        "stop",
+        None,
+    )
     assert (tool.content, tool.finish_reason, tool.completion_token_ids[-1]) == (None, "stop", 1)
     assert (cut.finish_reason, cut.temperature) == ("length", 1.0)
     assert (one.place, two.place, one.choice, two.choice) == (one.place, one.place, 0, 1)
     assert (one.content, two.content) == ("Yes.", "No.")
-    assert (stream.completion_token_ids, stream.content) == (None, "Twice four\n</think>\n\nIt is 8.")
+    assert (stream.completion_token_ids, stream.content) == (
+        None,
+        "Twice four\n</think>\n\nIt is 8.",
+    )
     assert (stream.finish_reason, stream.stop_strings) == ("stop", ("END", "'"))
 
 
@@ -64,10 +72,20 @@ def test_older_releases_log_the_rendered_prompt(text_target):
     assert normal.time == pytest.approx(1782907200.123456)
     assert normal.prompt_text.startswith("<｜begin▁of▁sentence｜>") and not normal.prompt_is_raw
     assert normal.completion_token_ids == [5, 6, 128799, 7, 1]
-    assert (cut.completion_token_ids, cut.finish_reason, cut.temperature) == ([7, 8, 9], "length", 0.0)
+    assert (cut.completion_token_ids, cut.finish_reason, cut.temperature) == (
+        [7, 8, 9],
+        "length",
+        0.0,
+    )
     assert (tool.completion_token_ids, tool.content) == ([5, 128799, 6, 1], None)
-    assert (stream.completion_token_ids, stream.content, stream.finish_reason) == (None, "Hm\n</think>\n\n8", "stop")
-    reasons = [row.reason for row in rows if isinstance(row, Reject) and row.reason != "not_a_generation"]
+    assert (stream.completion_token_ids, stream.content, stream.finish_reason) == (
+        None,
+        "Hm\n</think>\n\n8",
+        "stop",
+    )
+    reasons = [
+        row.reason for row in rows if isinstance(row, Reject) and row.reason != "not_a_generation"
+    ]
     assert reasons == ["truncated_log", "not_finished"]
     builder = SequenceBuilder(text_target)
     sequence = builder.build(stream)
@@ -94,7 +112,9 @@ ANSWER = "three's\n</think>\n\nfour"
 
 
 def test_texts_with_their_line_breaks(tmp_path):
-    text = RECEIVED.format(prompt=f"'{PROMPT}'", end="") + GENERATED.format(output=f"'{ANSWER}'", end="")
+    text = RECEIVED.format(prompt=f"'{PROMPT}'", end="") + GENERATED.format(
+        output=f"'{ANSWER}'", end=""
+    )
     (row,) = log(tmp_path, text)
     assert (row.prompt_text, row.content) == (PROMPT, ANSWER)
 
@@ -102,38 +122,58 @@ def test_texts_with_their_line_breaks(tmp_path):
 def test_the_formatters_prefix_before_each_line_is_taken_off(tmp_path):
     break_ = "\r\nINFO 07-01 12:00:00 [logger.py:42] "
     prompt, answer = ("'" + text.replace("\n", break_) + "'" for text in (PROMPT, ANSWER))
-    (row,) = log(tmp_path, RECEIVED.format(prompt=prompt, end="") + GENERATED.format(output=answer, end=""))
+    (row,) = log(
+        tmp_path, RECEIVED.format(prompt=prompt, end="") + GENERATED.format(output=answer, end="")
+    )
     assert (row.prompt_text, row.content) == (PROMPT, ANSWER)
 
 
 def test_colors_and_process_names(tmp_path):
-    text = RECEIVED.format(prompt=repr(PROMPT), end="") + GENERATED.format(output=repr(ANSWER), end="")
+    text = RECEIVED.format(prompt=repr(PROMPT), end="") + GENERATED.format(
+        output=repr(ANSWER), end=""
+    )
     text = text.replace("INFO", "\x1b[0;36m(APIServer pid=41)\x1b[0;0m \x1b[32mINFO\x1b[0m")
     (row,) = log(tmp_path, text)
     assert (row.prompt_text, row.content) == (PROMPT, ANSWER)
 
 
 def test_without_debug_the_prompt_is_missing(tmp_path):
-    received = RECEIVED.format(prompt="''", end="").replace("prompt: '', ", "").replace("prompt_token_ids: None, ", "")
+    received = (
+        RECEIVED.format(prompt="''", end="")
+        .replace("prompt: '', ", "")
+        .replace("prompt_token_ids: None, ", "")
+    )
     (row,) = log(tmp_path, received + GENERATED.format(output="'x'", end=""))
     assert (row.reason, row.detail) == ("prompt_not_logged", "set VLLM_LOGGING_LEVEL=DEBUG")
 
 
 def test_an_id_that_is_used_again_is_two_requests(tmp_path):
-    received, generated = RECEIVED.format(prompt=repr(PROMPT), end=""), GENERATED.format(output=repr(ANSWER), end="")
+    received, generated = (
+        RECEIVED.format(prompt=repr(PROMPT), end=""),
+        GENERATED.format(output=repr(ANSWER), end=""),
+    )
     rows = log(tmp_path, received + received + generated + received + generated)
-    assert [getattr(row, "reason", "exchange") for row in rows] == ["unmatched_request", "exchange", "exchange"]
+    assert [getattr(row, "reason", "exchange") for row in rows] == [
+        "unmatched_request",
+        "exchange",
+        "exchange",
+    ]
 
 
 def test_memory_is_bounded_by_giving_up_the_oldest(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_log, "WAITING", 1000)
     received = RECEIVED.format(prompt=repr(PROMPT), end="")
-    rows = log(tmp_path, "".join(received.replace("chatcmpl-1", f"chatcmpl-../../{n}") for n in range(50)))
+    rows = log(
+        tmp_path, "".join(received.replace("chatcmpl-1", f"chatcmpl-../../{n}") for n in range(50))
+    )
     assert [row.reason for row in rows] == ["unmatched_request"] * 50
     assert [row.place.line for row in rows] == list(range(1, 51))
 
 
 def test_calls_without_ids_cannot_be_put_back(tmp_path):
     output = """'[tool_calls: get_weather({"city": "Paris"})]'"""
-    (row,) = log(tmp_path, RECEIVED.format(prompt=repr(PROMPT), end="") + GENERATED.format(output=output, end=""))
+    (row,) = log(
+        tmp_path,
+        RECEIVED.format(prompt=repr(PROMPT), end="") + GENERATED.format(output=output, end=""),
+    )
     assert row.reason == "tool_calls_without_ids"

@@ -25,11 +25,14 @@ def test_checkpoint_computes_what_was_trained(tmp_path):
 
     lengths = [40, 25]
     ids_N = torch.randint(3, 4096, (sum(lengths),))
-    reference = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32).eval()
+    reference = DeepseekV3ForCausalLM.from_pretrained(
+        tmp_path / "target", dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         ours = model(ids_N, lengths)
         theirs = [
-            reference.model(input_ids=ids[None], use_cache=False).last_hidden_state[0] for ids in ids_N.split(lengths)
+            reference.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            for ids in ids_N.split(lengths)
         ]
         torch.testing.assert_close(ours, torch.cat(theirs), rtol=1e-3, atol=1e-3)
 
@@ -38,7 +41,9 @@ def test_checkpoint_computes_what_was_trained(tmp_path):
         mtp, ends = load_mtp(tmp_path / "target"), load_target_ends(tmp_path / "target")
         for ids, hidden, state in zip(ids_N.split(lengths), theirs, first, strict=True):
             position = torch.arange(len(ids))[None]
-            (u,) = unroll(mtp, ends, ids[None], hidden[None], torch.zeros_like(position), position, depth=1)
+            (u,) = unroll(
+                mtp, ends, ids[None], hidden[None], torch.zeros_like(position), position, depth=1
+            )
             torch.testing.assert_close(state[:-2], u[0, :-2], rtol=1e-3, atol=1e-3)
 
 
@@ -59,7 +64,11 @@ def test_learning_rate_rises_holds_and_ends_at_zero():
 def test_the_shipped_target_is_r1_in_small(nano_r1):
     config = json.loads((nano_r1 / "config.json").read_text())
     assert config["architectures"] == ["DeepseekV3ForCausalLM"]
-    assert (config["kv_lora_rank"], config["qk_rope_head_dim"], config["num_nextn_predict_layers"]) == (512, 64, 1)
+    assert (
+        config["kv_lora_rank"],
+        config["qk_rope_head_dim"],
+        config["num_nextn_predict_layers"],
+    ) == (512, 64, 1)
     assert (nano_r1 / "model.safetensors").stat().st_size < 25e6
     tokenizer = AutoTokenizer.from_pretrained(nano_r1)
     messages = [

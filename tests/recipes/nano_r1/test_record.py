@@ -24,7 +24,9 @@ def test_recordings_are_whole(recording):
     assert len(rows) == WORKLOADS[name].exchanges
     times = [row["timestamp"] for row in rows]
     assert times == sorted(times) and times[0] >= START and times[-1] <= START + SPAN_S
-    assert all(row["request"]["temperature"] == 0.6 and row["request"]["top_p"] == 0.95 for row in rows)
+    assert all(
+        row["request"]["temperature"] == 0.6 and row["request"]["top_p"] == 0.95 for row in rows
+    )
     assert len({row["session_id"] for row in rows}) > len(rows) / 10
 
 
@@ -46,4 +48,6 @@ def test_arrivals_follow_the_trace(tmp_path):
     lines += [f"2023-11-16 18:15:{second:02d}.6805900,374,44" for second in (0, 1, 5, 30)]
     with gzip.open(tmp_path / "AzureLLMInferenceTrace_conv.csv.gz", "wt") as file:
         file.write("\n".join(lines) + "\n")
-    assert arrivals(tmp_path, 4) == pytest.approx([START, START + SPAN_S / 30, START + SPAN_S / 6, START + SPAN_S])
+    assert arrivals(tmp_path, 4) == pytest.approx(
+        [START, START + SPAN_S / 30, START + SPAN_S / 6, START + SPAN_S]
+    )

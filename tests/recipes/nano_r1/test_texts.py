@@ -13,7 +13,11 @@ from outrider.recipes.nano_r1 import math_problems, receipts, tasks, texts
 from outrider.recipes.nano_r1.chat import EOS, build_tokenizer
 from outrider.recipes.nano_r1.conversations import Part
 
-CHECKS = {"resumes": tasks.resume_correct, "receipts": tasks.receipt_correct, "support": tasks.support_correct}
+CHECKS = {
+    "resumes": tasks.resume_correct,
+    "receipts": tasks.receipt_correct,
+    "support": tasks.support_correct,
+}
 PARTS = get_args(Part)
 
 
@@ -43,7 +47,10 @@ def corpus(tmp_path_factory):
         "address": "NO 4, JALAN BESAR, 50000 IPOH",
         "total": "31.00",
     }
-    write("sroie_receipts.jsonl.gz", ({"id": f"{n:03}", "ocr_text": ocr, "fields": fields} for n in numbers))
+    write(
+        "sroie_receipts.jsonl.gz",
+        ({"id": f"{n:03}", "ocr_text": ocr, "fields": fields} for n in numbers),
+    )
     write(
         "banking77_train.jsonl.gz",
         ({"text": f"Where is my card number {n}?", "category": "card_arrival"} for n in numbers),
@@ -69,7 +76,9 @@ def corpus(tmp_path_factory):
 def tokenizer(corpus, tmp_path_factory):
     """As a server has it: saved and loaded again."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(text.completion for text in texts.mixture(corpus, 0, "train", 60_000)).save_pretrained(folder)
+    build_tokenizer(
+        text.completion for text in texts.mixture(corpus, 0, "train", 60_000)
+    ).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -88,8 +97,20 @@ def test_template_has_the_form_of_r1(tokenizer):
 
 def test_tokenizer_keeps_the_marks_of_reasoning_and_single_digits(tokenizer):
     ids = tokenizer.encode("<think>\n2048=</think>")
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<think>", "Ċ", "2", "0", "4", "8", "=", "</think>"]
-    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "<think>\n2048=</think>"
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "<think>",
+        "Ċ",
+        "2",
+        "0",
+        "4",
+        "8",
+        "=",
+        "</think>",
+    ]
+    assert (
+        tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
+        == "<think>\n2048=</think>"
+    )
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 2)
     assert len(tokenizer) <= 4096
 
@@ -116,10 +137,18 @@ def test_same_seed_same_texts_and_parts_disjoint(corpus, work):
 @pytest.mark.parametrize("work", CHECKS)
 def test_checks_accept_the_answers_and_refuse_another_prompts(corpus, tokenizer, work):
     rows = list(texts.WORKS[work](corpus, 3, 300, "train"))
-    prompts = [tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True) for row in rows]
-    assert all(CHECKS[work](prompt, row.completion + EOS) for prompt, row in zip(prompts, rows, strict=True))
+    prompts = [
+        tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
+        for row in rows
+    ]
+    assert all(
+        CHECKS[work](prompt, row.completion + EOS)
+        for prompt, row in zip(prompts, rows, strict=True)
+    )
     assert all(CHECKS[work](prompt, row.answer) for prompt, row in zip(prompts, rows, strict=True))
-    others = [CHECKS[work](prompt, row.completion) for prompt, row in zip(prompts, rows[1:], strict=False)]
+    others = [
+        CHECKS[work](prompt, row.completion) for prompt, row in zip(prompts, rows[1:], strict=False)
+    ]
     assert sum(others) < 0.5 * len(others)
     assert not CHECKS[work](prompts[0], rows[0].completion[:40])
 
@@ -130,8 +159,13 @@ def test_about_half_of_the_candidates_advance(corpus):
 
 
 def test_renumbered_problems_are_computed_again():
-    question, steps = "Ada has 12 boxes of 5 pens. She loses 3. How many pens?", [("12*5", "60"), ("60-3", "57")]
-    found = {math_problems.renumbered(question, steps, random.Random(seed))[0] for seed in range(20)}
+    question, steps = (
+        "Ada has 12 boxes of 5 pens. She loses 3. How many pens?",
+        [("12*5", "60"), ("60-3", "57")],
+    )
+    found = {
+        math_problems.renumbered(question, steps, random.Random(seed))[0] for seed in range(20)
+    }
     assert len(found) > 10
     for seed in range(20):
         asked, drawn = math_problems.renumbered(question, steps, random.Random(seed))
@@ -145,7 +179,9 @@ def test_renumbered_problems_are_computed_again():
 def test_a_receipt_whose_address_is_not_in_its_text_is_left_out():
     fields = {"company": "BLUE MART", "date": "01/02/2018", "address": "NO 5", "total": "31.00"}
     assert receipts.form_of("BLUE MART\nNO 4\nDATE 01/02/2018\nTOTAL :\n31.00", fields) is None
-    assert receipts.form_of("BLUE MART\nNO 5\nDATE 01/02/2018\nTOTAL :\n31.00", fields).address == ["NO 5"]
+    assert receipts.form_of("BLUE MART\nNO 5\nDATE 01/02/2018\nTOTAL :\n31.00", fields).address == [
+        "NO 5"
+    ]
 
 
 def test_mixture_keeps_the_shares(corpus):
