@@ -29,7 +29,7 @@ format: setup
 
 # docs/recipes.md, from the docstrings of the configuration
 reference: setup
-	$(BIN)/python -m outrider.recipes.reference
+	$(BIN)/python -m outrider.recipes.config.reference
 
 # The pins, anew. The GPU's are resolved without local wheel folders, which may hold CPU builds.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from outrider.data.capture import capture_ids
-from outrider.data.feature_store import FeatureStore
-from outrider.data.quarantine import load_parts
+from outrider.data.features.capture import capture_ids
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import replay
-from outrider.eval.statistics import bootstrap
+from outrider.eval.replay.replay import replay
+from outrider.eval.stats.bootstrap import bootstrap
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.draft_extension import DRAFT_EXTENSION
 from outrider.serving.engine import Engine, open_engine
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
 DEPTH = 5
 REGIMES = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}

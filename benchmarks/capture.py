@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outrider.data.capture import capture_ids
+from outrider.data.features.capture import capture_ids
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine

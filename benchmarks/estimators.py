@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.states import one_epoch, write_states
-from outrider.data.feature_store import FeatureStore
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import acceptances, batches
-from outrider.eval.statistics import bootstrap
+from outrider.eval.replay.replay import acceptances, batches
+from outrider.eval.stats.bootstrap import bootstrap
 from outrider.serving.config import TargetConfig
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.files import read_json
-from outrider.training.launch import train
+from outrider.training.distributed.launch import train
 
 DEPTH = 5
 CUTS = (32, 64, 128)

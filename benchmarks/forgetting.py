@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.states import one_epoch, write_states
-from outrider.data.feature_store import FeatureStore
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import ReplaySums, compare, replay
+from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.serving.config import TargetConfig
+from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.files import read_json
-from outrider.speculators.interpolate import interpolate
-from outrider.training.launch import train
+from outrider.training.distributed.launch import train
 
 DEPTH = 5
 TRAINED: dict[str, dict[str, Any]] = {

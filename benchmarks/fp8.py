@@ -15,14 +15,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.data.feature_store import FeatureStore
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import replay
+from outrider.eval.replay.replay import replay
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.files import read_json
 from outrider.training.config import TrainingConfig
-from outrider.training.launch import train
+from outrider.training.distributed.launch import train
 from tests.fp8_target import write_fp8_copy
 
 VALIDATION = 60

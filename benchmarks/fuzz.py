@@ -18,11 +18,11 @@ import time
 import traceback
 from pathlib import Path
 
+from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import FORMATS
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.tokenize.tokens import SequenceBuilder
 from outrider.recipes import nano_r1
-from outrider.speculators.errors import OutriderError
 from tests.data.mutations import checked, golden_files, mutated, one_file
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["outrider.data"], enable_loader_override=False):
+    from outrider.common.errors import OutriderError
     from outrider.data.formats import FORMATS
-    from outrider.speculators.errors import OutriderError
     from tests.data.mutations import checked, golden_files, one_file
 
 

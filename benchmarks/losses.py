@@ -53,12 +53,12 @@ class Bench:
     """The data of every run, read once."""
 
     def __init__(self, args: argparse.Namespace):
-        from outrider.data.feature_store import FeatureStore
+        from outrider.common.files import read_json
+        from outrider.data.features.feature_store import FeatureStore
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
-        from outrider.speculators.files import read_json
+        from outrider.training.distributed.spec import Sampling
         from outrider.training.packing import make_samples
-        from outrider.training.spec import Sampling
 
         self.args = args
         self.target_dir = TargetConfig().directory()
@@ -83,14 +83,14 @@ class Bench:
         """The speculator after one epoch, and the seconds it took."""
         import torch
 
-        from outrider.speculators.checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
         from outrider.training.batches import assemble
         from outrider.training.config import TrainingConfig
+        from outrider.training.distributed.accelerator import ChainUnroll, run_unroll
+        from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import plan_epoch
-        from outrider.training.prepare import ChainUnroll, run_unroll
         from outrider.training.schedule import learning_rate
-        from outrider.training.spec import Sampling
 
         args = self.args
         config = TrainingConfig(
@@ -123,8 +123,8 @@ class Bench:
 
     def judge(self, speculator: Any) -> dict[str, list[float]]:
         """Held-out acceptance lengths for k = 1..K, of the weights as they are exported."""
-        from outrider.eval.replay import replay
-        from outrider.speculators.checkpoint import save_mtp
+        from outrider.eval.replay.replay import replay
+        from outrider.speculators.checkpoints.mtp_checkpoint import save_mtp
 
         held_out = [self.rows[name] for name in self.parts["heldout"][: self.args.heldout]]
         with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> None:
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
     if ("base", "", "", 0) not in done and not part:
-        from outrider.speculators.checkpoint import load_mtp
+        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp
 
         _append(
             args.out,

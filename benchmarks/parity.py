@@ -7,10 +7,10 @@ import argparse
 import json
 from pathlib import Path
 
-from outrider.data.quarantine import load_parts
+from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.eval.config import ParityConfig
-from outrider.eval.parity import engine_parity
+from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
 
 

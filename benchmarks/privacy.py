@@ -11,9 +11,9 @@ from pathlib import Path
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange
 from outrider.data.formats import read_exchanges
-from outrider.data.privacy import PrivacyGuard
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.ingest.sources import log_files
+from outrider.data.privacy.guard import PrivacyGuard
+from outrider.data.tokenize.tokens import SequenceBuilder
 from outrider.serving.config import TargetConfig
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "traffic"

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.data.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay import ReplaySums, compare, replay
+from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.files import read_json
 from outrider.training.config import TrainingConfig
-from outrider.training.launch import train
+from outrider.training.distributed.launch import train
 
 DTYPES = ("bf16", "fp8")
 TARGET = TargetConfig().directory()

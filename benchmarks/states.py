@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.data.feature_store import FeatureWriter
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureWriter
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import TargetConfig
-from outrider.speculators.files import read_json
 from outrider.training.config import TrainingConfig
 
 

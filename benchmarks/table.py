@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from outrider.eval.page import interval
-from outrider.eval.predicted_page import HEAD, predicted_rows
-from outrider.speculators.files import read_json
+from outrider.common.files import read_json
+from outrider.eval.report.formatting import interval
+from outrider.eval.report.prediction_section import HEAD, predicted_rows
 
 SERVED = (
     "recipe",

@@ -134,7 +134,7 @@ WRITERS = {"openai_pairs": write_pairs, "openai_joined": write_joined}
 def ingest(target: Path, log: Path, out: Path) -> dict[str, Any]:
     """The ingest in a process of its own: its summary, seconds, CPU seconds and peak memory."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "outrider.data.ingest", str(target), str(log), str(out)]
+    command = [sys.executable, "-m", "outrider.data.ingest.ingest", str(target), str(log), str(out)]
     begin = time.monotonic()
     before = os.times()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -187,10 +187,10 @@ def bare_tokenizer(target: Path) -> list[tuple[float, float]]:
 
 def time_tokenizer(target: str) -> None:
     """What `bare_tokenizer`'s process does."""
-    from outrider.data.emitted import opening_of, readings
     from outrider.data.exchange import Place
     from outrider.data.formats.openai import exchanges as read
-    from outrider.data.tokens import SequenceBuilder
+    from outrider.data.tokenize.emitted_text import opening_of, readings
+    from outrider.data.tokenize.tokens import SequenceBuilder
 
     builder = SequenceBuilder(Path(target))
     texts: list[str] = []

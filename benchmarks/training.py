@@ -110,7 +110,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
 
 def compiled(args: argparse.Namespace) -> dict[str, Any]:
     """Our step with the layer's two halves compiled for any shape, against the same uncompiled."""
-    from outrider.speculators.deepseek import DecoderLayer
+    from outrider.speculators.layers.deepseek_layer import DecoderLayer
 
     bench = StepBench(args)
     eager = {name: getattr(DecoderLayer, name) for name in ("project", "finish")}
@@ -133,16 +133,16 @@ class StepBench:
     """Steps of `--rows` rows of the run's training sequences, float32 (what a CPU is fastest in), AdamW."""
 
     def __init__(self, args: argparse.Namespace):
-        from outrider.data.feature_store import FeatureStore
+        from outrider.common.files import read_json
+        from outrider.data.features.feature_store import FeatureStore
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
-        from outrider.speculators.checkpoint import load_mtp, load_target_ends
-        from outrider.speculators.files import read_json
+        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
         from outrider.training.config import TrainingConfig
+        from outrider.training.distributed.accelerator import ChainUnroll
+        from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import make_samples, plan_epoch
-        from outrider.training.prepare import ChainUnroll
-        from outrider.training.spec import Sampling
 
         self.args = args
         target = TargetConfig().directory()
@@ -179,7 +179,7 @@ class StepBench:
     def our_step(self, turn: int) -> tuple[float, int]:
         """The loss and the tokens of a step over one row."""
         from outrider.training.batches import assemble
-        from outrider.training.prepare import run_unroll
+        from outrider.training.distributed.accelerator import run_unroll
 
         row = self.steps[turn % len(self.steps)][0]
         batch = assemble(self.store, self.samples, row, self.args.row_tokens)

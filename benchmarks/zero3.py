@@ -14,13 +14,13 @@ from typing import Any
 import accelerate
 import torch
 
+from outrider.common.files import read_json
 from outrider.serving.config import TargetConfig
-from outrider.speculators.deepseek import DeepseekArch
-from outrider.speculators.files import read_json
-from outrider.speculators.mtp import MTPSpeculator, TargetEnds
+from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
 from outrider.speculators.size import mtp_size
 from outrider.training.config import TrainingConfig
-from outrider.training.prepare import (
+from outrider.training.distributed.accelerator import (
     ChainUnroll,
     make_accelerator,
     prepare_model,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_from_disk
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 Tables = Path | str | Sequence[Path]
 """One table's directory, or those of several, whose ids differ."""

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.eval.scenario_config import ScenarioConfig
+from outrider.eval.bench.scenario_config import ScenarioConfig
 
 LEAST_ARRIVALS = 6
 """Requests of an open-loop block; fewer have no trend that could show saturation."""
@@ -124,7 +124,7 @@ class EvalConfig(BaseModel):
 
     k: PositiveInt | Literal["auto"] = "auto"
     """Drafted tokens per step, for base and custom alike. "auto" takes the k that promises the custom speculator the most
-    tokens/s at the lowest concurrency, from the validation part and timed steps of the engine (see eval/choose_k.py), at most the trained
+    tokens/s at the lowest concurrency, from the validation part and timed steps of the engine (see eval/prediction/choose_k.py), at most the trained
     depth."""
 
     engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]

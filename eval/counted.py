@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from outrider.common.files import file_digest, value_digest
 from outrider.data.sequences import Tables
+from outrider.eval.bench.measure import JUDGED_ANEW, VERSION, check_settings, same_text, serve
+from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.metrics import counted_passes, noise_of, summarise
+from outrider.eval.bench.open_loop import summarise_rates
+from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.bench.scenarios import select
 from outrider.eval.config import EvalConfig
-from outrider.eval.history import heldout_time
-from outrider.eval.prompts import customers_sampling, evaluation_prompts
-from outrider.eval.rates import summarise_rates
-from outrider.eval.scenarios import select
-from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.served import counted_passes, noise_of, summarise
-from outrider.eval.statistics import bootstrap
-from outrider.eval.steps import Steps
+from outrider.eval.lossless.verification import examine_text, judge_tasks
+from outrider.eval.report.drift import heldout_time
+from outrider.eval.stats.bootstrap import bootstrap
 from outrider.eval.summary import conclude
-from outrider.eval.verification import examine_text, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.files import file_digest, value_digest
+from outrider.speculators.checkpoints.compatibility import check_speculator
 
 
 def evaluate_counted(

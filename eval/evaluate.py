@@ -15,35 +15,35 @@ from typing import Any
 
 from rich.console import Console
 
+from outrider.common.files import file_digest, value_digest
 from outrider.data.sequences import Tables
-from outrider.eval.choose_k import choose
-from outrider.eval.config import EvalConfig
-from outrider.eval.history import heldout_time
-from outrider.eval.mixtures import sweep
-from outrider.eval.own_text import own_text
-from outrider.eval.predicted import predict_served
-from outrider.eval.prompts import customers_sampling, evaluation_prompts
-from outrider.eval.rates import summarise_rates
-from outrider.eval.replay import ReplaySums, compare, replay
-from outrider.eval.samples import sample_responses
-from outrider.eval.scenarios import select
-from outrider.eval.serve import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.served import (
+from outrider.eval.bench.measure import JUDGED_ANEW, VERSION, check_settings, same_text, serve
+from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.metrics import (
     CountedPass,
     counted_acceptance,
     counted_passes,
     noise_of,
     summarise,
 )
-from outrider.eval.slices import Slices, by_prompt_length, sliced
-from outrider.eval.steps import Steps
+from outrider.eval.bench.open_loop import summarise_rates
+from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.bench.scenarios import select
+from outrider.eval.config import EvalConfig
+from outrider.eval.lossless.verification import examine, judge_tasks
+from outrider.eval.prediction.choose_k import choose
+from outrider.eval.prediction.predicted import predict_served
+from outrider.eval.replay.example_traces import sample_responses
+from outrider.eval.replay.on_policy_check import own_text
+from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.slices import Slices, by_prompt_length, sliced
+from outrider.eval.replay.weight_interpolation import sweep
+from outrider.eval.report.drift import heldout_time
 from outrider.eval.summary import conclude
-from outrider.eval.verification import examine, judge_tasks
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.files import file_digest, value_digest
-from outrider.speculators.interpolate import interpolate
+from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.checkpoints.interpolate import interpolate
 
 MIXTURE = "mixture "
 """Of base and custom, by the custom one's share: the name of its replays."""
@@ -73,7 +73,7 @@ def evaluate(
     where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
     `show_samples` puts example responses, customer text, into results and report.
     """
-    from outrider.data.feature_store import FeatureStore
+    from outrider.data.features.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
 
     check_settings(evaluation, serving, parts, depth)

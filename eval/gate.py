@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.eval.config import GateConfig, ParityConfig
-from outrider.eval.equivalence import responses_needed
-from outrider.eval.parity import complaint
+from outrider.eval.lossless.tost import responses_needed
+from outrider.eval.replay.draft_parity import complaint
 
 SHIP, DO_NOT_SHIP = "ship", "do not ship"
 EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}
@@ -77,7 +77,7 @@ def _acceptance(results: dict[str, Any], gate: GateConfig) -> Check:
 
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
-"""Causes (data/causes.py) in which the logged prompts, tokens or sampling are not those of the endpoint, so that what was measured with them
+"""Causes (data/on_policy/causes.py) in which the logged prompts, tokens or sampling are not those of the endpoint, so that what was measured with them
 is not what will be served. A template can pass for a temperature: both make the logged tokens less likely than they were. Text that was
 edited, tokenized again or written by another revision is told in the report and judged by the engine's own count."""
 

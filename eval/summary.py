@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import write_json
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.money import money
-from outrider.speculators.files import write_json
+from outrider.eval.prediction.cost import money
 
 
 def conclude(
@@ -22,7 +22,7 @@ def conclude(
     private: bool = False,
 ) -> dict[str, Any]:
     """Prices and judges what was measured, writes results.json (`private`: it holds customer text) and the report; returns the line."""
-    from outrider.eval.report import write_report
+    from outrider.eval.report.report import write_report
 
     results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
     results["verdict"] = judge(results, evaluation.gate, evaluation.parity)

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.common.errors import OutriderError
+from outrider.common.files import file_digest, publish, read_json, write_json
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, runs_on_cpu, serve_arguments, vllm_version
 from outrider.serving.server import Server
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import file_digest, publish, read_json, write_json
 
 BUNDLE_VERSION = 1
 MANIFEST = "bundle.json"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.layout import INDEX, read_layout
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.layout import INDEX, read_layout
 
 EMBEDDED_TARGETS = {
     "nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"

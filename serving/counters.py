@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 
 @dataclass(frozen=True)

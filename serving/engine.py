@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.processes import Family
 from outrider.serving.speculator import Speculator
-from outrider.speculators.errors import OutriderError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,8 @@ _STOP_S = 20.0
 """Time in which the engine may end by itself, in seconds; then it is killed."""
 Row = tuple[Any, ...]
 """(id, token ids, and what else a caller carries along)"""
-CAPTURE_EXTENSION = "outrider.serving.capture_extension.CaptureExtension"
-DRAFTER_EXTENSION = "outrider.serving.drafter_extension.DrafterExtension"
+CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
+DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
 
 
 def vllm_version() -> str:
@@ -208,7 +208,7 @@ class Engine:
     def _states(
         self, rows: Sequence[tuple[str, Sequence[int], dict[str, Any] | None]], batch_tokens: int
     ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
-        from outrider.serving.capture_extension import read_states
+        from outrider.serving.vllm_hooks.capture_extension import read_states
 
         for batch in _batches(rows, batch_tokens):
             self._check_lengths(batch)

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from outrider.common.errors import OutriderError
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
 from outrider.serving.processes import Family, members, wait_until
 from outrider.serving.speculator import Speculator
-from outrider.speculators.errors import OutriderError
 
 HOST = "127.0.0.1"
 SETTLE_S = 1.2

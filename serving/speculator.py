@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.speculators.compatibility import kind_of
+from outrider.speculators.checkpoints.compatibility import kind_of
 
 Kind = Literal["mtp", "eagle3", "ngram", "none"]
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from outrider.common.errors import OutriderError
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.load import WARM_UP_TOKENS, LoadGenerator
+from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import SETTLE_S, Server
-from outrider.serving.step_recorder import Step, StepFile
-from outrider.speculators.errors import OutriderError
+from outrider.serving.vllm_hooks.step_recorder import Step, StepFile
 
 STEPS = 16
 """Timed steps wanted of each number of drafts and batch size: numbers of drafts are compared within the same blocks."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
 """Which of the layer's weights are trained: all, all but the routed experts, or these by low-rank adapters."""

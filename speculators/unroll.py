@@ -21,9 +21,9 @@ query or key, V dims of a value, S earlier chain depths.
 import torch
 from torch import Tensor
 
-from outrider.speculators.deepseek import rotary_tables
-from outrider.speculators.mtp import MTPSpeculator, TargetEnds
-from outrider.speculators.prefix_attention import Span, prefix_attention
+from outrider.speculators.layers.deepseek_layer import rotary_tables
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.speculators.layers.prefix_attention import Span, prefix_attention
 
 
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:

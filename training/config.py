@@ -66,7 +66,7 @@ class TrainingConfig(BaseModel):
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16 python -m
-    outrider.training.worker`; the path of the run's spec.json is appended. docs/scaling.md has one for torchrun, deepspeed
+    outrider.training.distributed.worker`; the path of the run's spec.json is appended. docs/scaling.md has one for torchrun, deepspeed
     and srun each. The run directory must be on a disk that all machines share."""
 
     compute: Literal["bf16", "fp32"] = "bf16"

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from outrider.training.batches import Batch
 from outrider.training.config import TrainingConfig
+from outrider.training.depth_weights import fixed_weights, visited_weights
+from outrider.training.distributed.spec import Sampling
 from outrider.training.losses import distillation_loss
 from outrider.training.packing import Sample
-from outrider.training.spec import Sampling
 from outrider.training.teacher import Served
-from outrider.training.weights import fixed_weights, visited_weights
 
 
 class RowSums(NamedTuple):

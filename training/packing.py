@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 WINDOW = 1024
 """Sequences that are shuffled together and packed together: enough to fill rows, few enough to keep the order random."""

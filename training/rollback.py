@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import read_json, write_json
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
 from outrider.training.config import TrainingConfig
 
 WINDOW = 32

@@ -5,8 +5,8 @@
     exported = exported_profile(validation, out_dir, ends, depth)      # what the published weights accept
 
     all          every weight is a parameter
-    non_routed   the routed experts are none, and stay as the target ships them (speculators/frozen.py)
-    lora         the same, with low-rank adapters on them (speculators/lora.py)
+    non_routed   the routed experts are none, and stay as the target ships them (speculators/layers/frozen_experts.py)
+    lora         the same, with low-rank adapters on them (speculators/layers/lora.py)
 
 Frozen experts are no parameters, so neither DeepSpeed's optimizer nor ZeRO nor a checkpoint knows of them: every process holds all of
 them (11.3 GB of R1's in FP8), and a resumed run reads them from the target again.
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.speculators.checkpoint import checkpoint_names, load_mtp
+from outrider.speculators.checkpoints.mtp_checkpoint import checkpoint_names, load_mtp
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.lora import ADAPTERS, AdaptedExperts
-from outrider.speculators.mtp import MTPSpeculator, TargetEnds
-from outrider.training.prepare import ChainUnroll
+from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.training.distributed.accelerator import ChainUnroll
 from outrider.training.validation import Validation
 
 EXPERTS = "block.mlp.experts."

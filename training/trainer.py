@@ -18,33 +18,33 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast
 
-from outrider.speculators.checkpoint import load_mtp, load_target_ends, write_mtp
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import publish, value_digest, write_json
-from outrider.speculators.layout import read_layout
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, value_digest, write_json
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, write_mtp
 from outrider.training.batches import Batch, Prefetch, Store
-from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
-from outrider.training.metrics import Metrics
-from outrider.training.objective import Objective
-from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
-from outrider.training.prepare import (
+from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
+from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
     ChainUnroll,
     make_accelerator,
     prepare_model,
     run_unroll,
 )
+from outrider.training.distributed.spec import Preempted, TrainingSpec
+from outrider.training.metrics import Metrics
+from outrider.training.objective import Objective
+from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.schedule import learning_rate
-from outrider.training.spec import Preempted, TrainingSpec
+from outrider.training.sizing.utilization import step_flops, utilization
 from outrider.training.trainable import (
     export_line,
     exported_profile,
     load_trainable,
     trained_tensors,
 )
-from outrider.training.utilization import step_flops, utilization
 from outrider.training.validation import Validation, check_parity
 
 

@@ -10,12 +10,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from outrider.common.errors import OutriderError
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
-from outrider.speculators.errors import OutriderError
 from outrider.training.batches import Prefetch, Store
+from outrider.training.distributed.accelerator import ChainUnroll, run_unroll
+from outrider.training.distributed.spec import Sampling
 from outrider.training.packing import Sample, pack
-from outrider.training.prepare import ChainUnroll, run_unroll
-from outrider.training.spec import Sampling
 
 
 class Validation:

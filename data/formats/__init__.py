@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import (
     chat_messages,
@@ -29,8 +30,7 @@ from outrider.data.formats import (
     vllm_log,
 )
 from outrider.data.formats.sample import Sample, sample_of
-from outrider.data.sources import LogFile
-from outrider.speculators.errors import OutriderError
+from outrider.data.ingest.sources import LogFile
 
 
 class Format(Protocol):

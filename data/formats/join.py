@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.rows import parse_row
-from outrider.data.framing import Row, rows
-from outrider.data.sources import LONGEST_LINE, LogFile
+from outrider.data.ingest.framing import Row, rows
+from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 CACHE_KIB = 64 * 1024
 WAITING_BYTES = 4 * 2**20

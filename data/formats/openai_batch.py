@@ -16,7 +16,7 @@ from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import parse_row
 from outrider.data.formats.sample import Sample
-from outrider.data.sources import LogFile
+from outrider.data.ingest.sources import LogFile
 
 NAME = "openai_batch"
 

@@ -19,8 +19,8 @@ from outrider.data.formats.openai import body, exchanges, logged_beside
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import parse_row
 from outrider.data.formats.sample import Sample
-from outrider.data.framing import rows
-from outrider.data.sources import LogFile
+from outrider.data.ingest.framing import rows
+from outrider.data.ingest.sources import LogFile
 
 NAME = "openai_joined"
 

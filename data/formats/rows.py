@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.framing import Row, rows
-from outrider.data.sources import LONGEST_LINE, LogFile
+from outrider.data.ingest.framing import Row, rows
+from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 DEEPEST = 100
 """Levels of nesting; a row of a chat API has about ten, a JSON schema of a tool some tens."""

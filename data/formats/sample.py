@@ -10,8 +10,8 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.formats.rows import parse_row
-from outrider.data.framing import rows
-from outrider.data.sources import LogFile, Meter
+from outrider.data.ingest.framing import rows
+from outrider.data.ingest.sources import LogFile, Meter
 
 ROWS = 20
 ROWS_LOOKED_AT = 200

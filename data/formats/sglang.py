@@ -19,7 +19,7 @@ from outrider.data.formats.openai import finish_reason, stop_strings
 from outrider.data.formats.rows import parse_row, row_record
 from outrider.data.formats.sample import Sample
 from outrider.data.formats.text_log import Aside
-from outrider.data.sources import LogFile
+from outrider.data.ingest.sources import LogFile
 
 NAME = "sglang"
 

@@ -16,7 +16,7 @@ from outrider.data.formats.rows import kind_of
 from outrider.data.formats.sample import Sample
 from outrider.data.formats.sglang import exchange
 from outrider.data.formats.unpickle import LARGEST, PlainRecord, is_pickle, unpickle
-from outrider.data.sources import LogFile
+from outrider.data.ingest.sources import LogFile
 
 NAME = "sglang_dump"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.data.exchange import Place, Reject
-from outrider.data.sources import LONGEST_LINE, LogFile
+from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 MOST_LINES = 10_000
 """Lines of one text that was logged with its line breaks."""

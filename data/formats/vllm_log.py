@@ -32,7 +32,7 @@ from outrider.data.formats.vllm_events import (
     prompt_of,
     sampling_of,
 )
-from outrider.data.sources import LogFile
+from outrider.data.ingest.sources import LogFile
 
 NAME = "vllm_log"
 

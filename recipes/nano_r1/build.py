@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from outrider.common.files import publish
 from outrider.recipes.nano_r1.model import NanoR1, save_target
 from outrider.recipes.nano_r1.texts import encode, mixture, tokenizer_for
-from outrider.speculators.deepseek import Router
-from outrider.speculators.files import publish
+from outrider.speculators.layers.deepseek_layer import Router
 
 WARMUP_STEPS = 100
 DECAY_SHARE = 0.35

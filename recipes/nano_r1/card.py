@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, DeepseekV3ForCausalLM, PreTrainedTokenizerBase
 
+from outrider.common.files import publish, read_json
 from outrider.data.config import TrafficConfig
-from outrider.data.ingest import ingest
+from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
 from outrider.recipes.nano_r1 import tasks
 from outrider.recipes.nano_r1.record import WORKLOADS
 from outrider.recipes.nano_r1.texts import WORKS, encode
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
-from outrider.speculators.files import publish, read_json
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.unroll import unroll
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 
 Part = Literal["train", "validation", "traffic"]
 Work = Literal["math", "receipts", "support", "resumes"]

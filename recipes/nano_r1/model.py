@@ -17,10 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from outrider.speculators.checkpoint import KEPT_IN_FLOAT32, checkpoint_views, experts_apart
-from outrider.speculators.deepseek import DecoderLayer, DeepseekArch, RMSNorm, rotary_tables
-from outrider.speculators.files import publish
-from outrider.speculators.mtp import MTPSpeculator
+from outrider.common.files import publish
+from outrider.speculators.checkpoints.mtp_checkpoint import (
+    KEPT_IN_FLOAT32,
+    checkpoint_views,
+    experts_apart,
+)
+from outrider.speculators.layers.deepseek_layer import (
+    DecoderLayer,
+    DeepseekArch,
+    RMSNorm,
+    rotary_tables,
+)
+from outrider.speculators.layers.mtp_layer import MTPSpeculator
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import publish
 from outrider.recipes.nano_r1.conversations import Conversation
 from outrider.recipes.nano_r1.texts import WORKS, mixture
 from outrider.serving.client import post
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.server import Server
-from outrider.speculators.files import publish
 
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 640}
 WITH_TOKEN_IDS = 0.6

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import UNKNOWN, format_of, parse_record, read_records
-from outrider.data.sources import LogFile, log_files
+from outrider.data.ingest.sources import LogFile, log_files
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -9,7 +9,7 @@ Shapes: S sequences, T tokens each, N = S x T positions, V vocabulary.
 import numpy as np
 import torch
 
-from outrider.data.evidence import Evidence
+from outrider.data.on_policy.evidence import Evidence
 from outrider.serving.logged_text import HEAD
 from outrider.serving.token_scores import COLUMNS, token_scores
 from outrider.speculators.acceptance import target_distribution

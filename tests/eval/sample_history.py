@@ -7,8 +7,8 @@ import json
 
 from rich.console import Console
 
-from outrider.eval.compare import over_time, print_history, side_by_side, workloads
-from outrider.eval.compare_page import write_page
+from outrider.eval.report.compare import over_time, print_history, side_by_side, workloads
+from outrider.eval.report.compare_page import write_page
 from tests.eval.sample_results import sample_results
 
 SPREAD = 0.02

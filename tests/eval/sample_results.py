@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.choose_k import choose_k
+from outrider.eval.bench.measure import VERSION
+from outrider.eval.bench.metrics import counted_acceptance, counted_passes, noise_of, summarise
+from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
 from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
-from outrider.eval.lossless import compare_greedy, task_accuracy, text_statistics
-from outrider.eval.predicted import predict_served
-from outrider.eval.rates import rate_row
-from outrider.eval.replay import ReplaySums
-from outrider.eval.serve import VERSION
-from outrider.eval.served import counted_acceptance, counted_passes, noise_of, summarise
-from outrider.eval.slices import sliced
+from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.prediction.choose_k import choose_k
+from outrider.eval.prediction.predicted import predict_served
+from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.replay.slices import sliced
 from outrider.serving.step_times import StepTimes
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy_tally import PrivacyTally
+from outrider.data.privacy.tally import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.evaluate import _replay_results
-from outrider.eval.mixtures import sweep
-from outrider.eval.money import money
-from outrider.eval.report import write_report
+from outrider.eval.prediction.cost import money
+from outrider.eval.replay.weight_interpolation import sweep
+from outrider.eval.report.report import write_report
 from tests.eval.sample_results import EVALUATION, K, sample_examples, sample_replay, sample_results
 
 

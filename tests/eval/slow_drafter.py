@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from outrider.serving.drafter_extension import DrafterExtension
+from outrider.serving.vllm_hooks.drafter_swap import DrafterExtension
 
 REPEATS = 25
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.eval import counted as module
 from outrider.eval.config import EvalConfig
 from outrider.eval.counted import delivered_acceptance, evaluate_counted
-from outrider.eval.report_schema import Report
+from outrider.eval.report.schema import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import read_json
 from tests.eagle3_head import write_eagle3_head
 from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
 from tests.tiny import write_tiny_target

@@ -6,15 +6,15 @@ import psutil
 import pytest
 import torch
 
-from outrider.data.feature_store import FeatureWriter
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureWriter
+from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
-from outrider.eval.report_schema import Report
-from outrider.eval.scenarios import EVERYTHING
+from outrider.eval.report.schema import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.speculators.checkpoint import load_mtp, save_mtp
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import read_json
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
 from tests.tiny import write_tiny_target
 

@@ -18,28 +18,28 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.data.capture import capture_table
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig, TrafficConfig
-from outrider.data.feature_store import FeatureStore
-from outrider.data.ingest import ingest
-from outrider.data.on_policy import check_traffic
+from outrider.data.features.capture import capture_table
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.ingest.ingest import ingest
+from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
-from outrider.data.slices import name_slices, write_slices
+from outrider.data.split.slices import name_slices, write_slices
+from outrider.eval.bench.server_pool import open_fleet
 from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
 from outrider.eval.evaluate import evaluate
-from outrider.eval.fleet import open_fleet
 from outrider.eval.gate import NOT_SERVED, judge
-from outrider.eval.own_text import own_text
-from outrider.eval.replay import compare, replay
+from outrider.eval.replay.on_policy_check import own_text
+from outrider.eval.replay.replay import compare, replay
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.draft_extension import DRAFT_EXTENSION
 from outrider.serving.engine import open_engine
-from outrider.serving.load import LoadGenerator
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.speculators.checkpoint import load_mtp, load_target_ends, save_mtp
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.files import read_json
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, save_mtp
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
@@ -147,15 +147,15 @@ def bench(nano_r1, tmp_path_factory):
             fleet._loaded = None
             yield fleet
 
-        patch.setattr("outrider.eval.serve.open_fleet", the_fleet)
+        patch.setattr("outrider.eval.bench.measure.open_fleet", the_fleet)
         patch.setattr(
-            "outrider.serving.load.LoadGenerator", lambda *_: contextlib.nullcontext(load)
+            "outrider.serving.load_generator.LoadGenerator", lambda *_: contextlib.nullcontext(load)
         )
         patch.setattr(
             "outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine)
         )
-        patch.setattr("outrider.eval.fleet.SETTLE_S", 0.0)
-        patch.setattr("outrider.eval.report.write_report", lambda *_: home)
+        patch.setattr("outrider.eval.bench.server_pool.SETTLE_S", 0.0)
+        patch.setattr("outrider.eval.report.report.write_report", lambda *_: home)
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
         def judged(custom, base=nano_r1):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outrider.recipes.load import load_recipe
-from outrider.recipes.run_dir import RunDirectory
-from outrider.recipes.tracebacks import WITHHELD, traceback_of
+from outrider.recipes.config.load import load_recipe
+from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.recipes.pipeline.tracebacks import WITHHELD, traceback_of
 from tests.data.logs import pair, screenings, write_log
 
 COMMAND = Path(sys.executable).parent / "train-speculator"
@@ -198,8 +198,8 @@ def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
 BROKEN = """
 import sys
 from pathlib import Path
-import outrider.recipes.stage as stage
-from outrider.recipes.run_dir import RunDirectory
+import outrider.recipes.pipeline.stage_process as stage
+from outrider.recipes.pipeline.run_dir import RunDirectory
 class Broken:
     def perform(self, run, recipe, options):
         try:

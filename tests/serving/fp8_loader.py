@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.drafter_extension import mtp_tensors, required
 from outrider.serving.engine import engine_arguments, engine_environment
+from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors, required
 
 
 def main(target: Path, speculator: Path, out: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 from pydantic import ValidationError
 
-from outrider.recipes.preflight import check_target
+from outrider.common.errors import OutriderError
+from outrider.recipes.pipeline.preflight import check_target
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.layout import INDEX
+from outrider.speculators.checkpoints.layout import INDEX
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target
 

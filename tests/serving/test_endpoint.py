@@ -1,17 +1,17 @@
-"""eval/endpoint.py on this folder's running server."""
+"""eval/bench/endpoint.py on this folder's running server."""
 
 import json
 
 import pytest
 from rich.console import Console
 
+from outrider.common.errors import OutriderError
+from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
-from outrider.eval.endpoint import measure_endpoint, print_endpoint
-from outrider.serving import load
+from outrider.serving import load_generator as load
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import TargetConfig
 from outrider.serving.server import Server
-from outrider.speculators.errors import OutriderError
 
 EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
 

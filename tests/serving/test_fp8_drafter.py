@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from outrider.speculators.checkpoint import checkpoint_views, load_mtp, save_mtp
-from outrider.speculators.fp8 import dequantize
+from outrider.speculators.checkpoints.fp8 import dequantize
+from outrider.speculators.checkpoints.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
 
@@ -51,7 +51,7 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
         loaded = {
             name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name)
             for name in file.keys()
-        }  # noqa: SIM118
+        }
     views = {
         name: view.detach()
         for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()

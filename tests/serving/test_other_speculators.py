@@ -5,7 +5,7 @@ import pytest
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Speculator
-from outrider.speculators.compatibility import check_speculator
+from outrider.speculators.checkpoints.compatibility import check_speculator
 from tests.eagle3_head import write_eagle3_head
 
 

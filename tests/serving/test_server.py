@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.common.errors import OutriderError
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
-from outrider.serving.drafter_extension import mtp_tensors
-from outrider.serving.load import LoadGenerator
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.processes import members, wait_until
 from outrider.serving.server import HOST, Server
-from outrider.speculators.checkpoint import load_mtp, save_mtp
-from outrider.speculators.errors import OutriderError
+from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
 
 pytestmark = pytest.mark.engine
 

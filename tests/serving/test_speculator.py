@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments
 from outrider.serving.speculator import Speculator
-from outrider.speculators.errors import OutriderError
 
 
 @pytest.fixture

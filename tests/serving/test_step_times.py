@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.step_recorder import RUN, Step
 from outrider.serving.step_times import (
     StepCosts,
     StepTimes,
@@ -15,7 +15,7 @@ from outrider.serving.step_times import (
     summarise_steps,
     tally,
 )
-from outrider.speculators.errors import OutriderError
+from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 
 @pytest.mark.engine

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from outrider.speculators.deepseek import DeepseekArch
-from outrider.speculators.errors import OutriderError
-from outrider.speculators.mtp import MTPSpeculator
+from outrider.common.errors import OutriderError
+from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.layers.mtp_layer import MTPSpeculator
 from outrider.speculators.size import mtp_size
 from tests.r1_config import R1
 from tests.tiny import tiny_config
@@ -82,7 +82,7 @@ def test_a_config_of_another_architecture_is_told_by_its_name():
 
 
 def test_no_torch_is_imported():
-    script = "import sys, outrider.speculators.size, outrider.training.memory; print('torch' in sys.modules)"
+    script = "import sys, outrider.speculators.size, outrider.training.sizing.memory; print('torch' in sys.modules)"
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

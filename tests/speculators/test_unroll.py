@@ -11,8 +11,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
-from outrider.speculators.mtp import MTPSpeculator, TargetEnds
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
 from outrider.speculators.unroll import unroll, unroll_anchors, valid_BT
 from tests.tiny import HIDDEN, LAYERS, VOCAB, write_tiny_target
 

@@ -7,13 +7,13 @@ import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.data.feature_store import FeatureWriter
+from outrider.data.features.feature_store import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
-from outrider.training.launch import train
+from outrider.training.distributed.launch import train
 from tests.tiny import VOCAB, write_tiny_target
 
-FEATURE_STORE = "outrider.data.feature_store:FeatureStore"
+FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
 
 @dataclass(frozen=True)

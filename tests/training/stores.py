@@ -3,8 +3,8 @@
 import os
 import time
 
-from outrider.data.feature_store import Features, FeatureStore
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
+from outrider.data.features.feature_store import Features, FeatureStore
 
 
 class MistakeInRank1(FeatureStore):

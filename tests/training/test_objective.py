@@ -8,10 +8,10 @@ import torch
 from outrider.speculators.acceptance import target_distribution
 from outrider.training.batches import Batch, assemble
 from outrider.training.config import TrainingConfig
+from outrider.training.depth_weights import fixed_weights
+from outrider.training.distributed.spec import Sampling
 from outrider.training.objective import Objective
 from outrider.training.packing import make_samples
-from outrider.training.spec import Sampling
-from outrider.training.weights import fixed_weights
 
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 from outrider.training.config import TrainingConfig
 from outrider.training.rollback import FEWEST, WINDOW, BadBatch, Guard, Rollbacks, why_bad
 from tests.training.corpus import Corpus, make_corpus

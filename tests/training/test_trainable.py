@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.data.feature_store import FeatureStore
-from outrider.eval.replay import replay
-from outrider.speculators.checkpoint import load_mtp, write_mtp
+from outrider.data.features.feature_store import FeatureStore
+from outrider.eval.replay.replay import replay
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, write_mtp
 from outrider.speculators.config import SpeculatorConfig
-from outrider.training.spec import Preempted
+from outrider.training.distributed.spec import Preempted
 from outrider.training.trainable import export_line, load_trainable, trained_tensors
 from tests.fp8_target import write_fp8_copy
 from tests.training.corpus import Corpus, make_corpus

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from outrider.data.feature_store import FeatureStore
+from outrider.common.errors import OutriderError
+from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
-from outrider.speculators.errors import OutriderError
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.unroll import unroll
 from outrider.training.config import TrainingConfig
+from outrider.training.distributed.spec import Preempted
 from outrider.training.packing import make_samples, plan_epoch
-from outrider.training.spec import Preempted
 from tests.training.corpus import Corpus, make_corpus
 
 SETTINGS = {"epochs": 5, "checkpoint_every": 4, "evaluate_every": 7}
@@ -147,7 +147,7 @@ def kill_workers() -> None:
         with suppress(
             psutil.ZombieProcess
         ):  # an earlier test's, not yet reaped: it has no command line
-            if "outrider.training.worker" in child.cmdline():
+            if "outrider.training.distributed.worker" in child.cmdline():
                 child.kill()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.speculators.errors import OutriderError
+from outrider.common.errors import OutriderError
 from outrider.training.validation import check_parity
 
 

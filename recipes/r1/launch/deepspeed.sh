@@ -7,4 +7,4 @@
 # The trainer appends the path of spec.json and sets OUTRIDER_PYTHON. Further variables for the other machines: .deepspeed_env
 set -eu
 exec "$OUTRIDER_PYTHON" -m deepspeed.launcher.runner --hostfile "$1" --master_port "${MASTER_PORT:-29500}" \
-    --no_local_rank --module outrider.training.worker "$2"
+    --no_local_rank --module outrider.training.distributed.worker "$2"

@@ -20,7 +20,7 @@ for machine in $machines; do
     # -tt: when the connection ends, so does what runs behind it.
     ssh -tt -o BatchMode=yes "${machine%%:*}" "cd '$PWD' && exec '$OUTRIDER_PYTHON' -m torch.distributed.run \
         --nnodes=$count --node_rank=$rank --nproc_per_node=${machine##*:} \
-        --master_addr=$first --master_port=${MASTER_PORT:-29500} -m outrider.training.worker '$spec'" </dev/null &
+        --master_addr=$first --master_port=${MASTER_PORT:-29500} -m outrider.training.distributed.worker '$spec'" </dev/null &
     running="$running $!"
     rank=$((rank + 1))
 done

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import files_by_format, read_exchanges
-from outrider.data.sources import log_files
+from outrider.data.ingest.sources import log_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

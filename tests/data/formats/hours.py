@@ -5,7 +5,7 @@ one_each("helicone/requests.jsonl")[3]      # the Exchange or Reject of the thir
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import read_exchanges
-from outrider.data.sources import log_files
+from outrider.data.ingest.sources import log_files
 from tests.data.formats.golden import GOLDEN
 
 ASKED = "When is the library in Husum open on Saturdays?"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import FORMATS, parse_record, read_exchanges, read_records
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
 from tests.data.logs import write_log
 

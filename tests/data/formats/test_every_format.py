@@ -11,9 +11,9 @@ from outrider.data.config import TrafficConfig
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import FORMATS, format_of, parse_record, read_records
 from outrider.data.formats.rows import row_records
-from outrider.data.ingest import ingest
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
 from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, THOUGHT
 

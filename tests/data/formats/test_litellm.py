@@ -5,7 +5,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import format_of, read_exchanges
-from outrider.data.sources import log_files
+from outrider.data.ingest.sources import log_files
 from tests.data.logs import write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "litellm"

@@ -2,7 +2,7 @@ import json
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import read_exchanges
-from outrider.data.sources import log_files
+from outrider.data.ingest.sources import log_files
 from tests.data.formats.golden import formats, outcomes, said
 from tests.data.formats.test_openai_pairs import ANSWER, SECOND_ANSWER, SECOND_THOUGHT, THOUGHT
 from tests.data.logs import write_log

@@ -4,7 +4,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import openai_pairs
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import formats, outcomes, said
 
 THOUGHT, ANSWER = (

@@ -13,7 +13,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import format_of, read_exchanges, unpickle
-from outrider.data.sources import log_files
+from outrider.data.ingest.sources import log_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sglang_dump"
 

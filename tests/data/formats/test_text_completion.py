@@ -5,9 +5,9 @@ import json
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Place, Record
 from outrider.data.formats import parse_record, read_exchanges
-from outrider.data.privacy import PrivacyGuard
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.ingest.sources import log_files
+from outrider.data.privacy.guard import PrivacyGuard
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import formats, outcomes, said
 from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, INLINE, INSTRUCTED, THOUGHT
 from tests.data.logs import write_log

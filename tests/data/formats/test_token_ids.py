@@ -2,10 +2,10 @@
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.data.formats import read_exchanges
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
-from outrider.speculators.errors import OutriderError
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
 from tests.data.formats.hours import ANSWERED, THOUGHT, one_each, reasons
 

@@ -6,8 +6,8 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import format_of, read_exchanges, vllm_log
-from outrider.data.sources import log_files
-from outrider.data.tokens import SequenceBuilder
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm_log"
 

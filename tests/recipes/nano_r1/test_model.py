@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, DeepseekV3ForCausalLM
 from outrider.recipes.nano_r1.build import completion_rows, schedule
 from outrider.recipes.nano_r1.chat import build_tokenizer
 from outrider.recipes.nano_r1.model import NanoR1, save_target
-from outrider.speculators.checkpoint import load_mtp, load_target_ends
+from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.unroll import unroll
 
 

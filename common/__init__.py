@@ -1,0 +1,1 @@
+"""Errors, files and processes: used by every room, imports none of them."""

@@ -1,0 +1,1 @@
+"""The target's hidden states: capture, self-check and the feature store."""

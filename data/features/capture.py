@@ -1,0 +1,267 @@
+"""Capture: the target's hidden states over the traffic, from vLLM's own prefill into the feature store.
+
+Before anything is spent it is checked that the disk holds the states and that every sequence fits the engine; then that
+the states are right (self_check.py). An interrupted capture goes on after its last whole shard; another target or other
+sequences start it anew. Responses that are to be given anew are, first (regenerate.py). On the way the target is asked what it says of every completion; on_policy.py judges the answers.
+
+    capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), "run/features")
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
+from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.features.self_check import Row, require, self_check
+from outrider.data.features.state_dtype import STORED_AS
+from outrider.data.privacy.regenerate import asked_rows, regenerate
+from outrider.data.sequences import Tables, load_sequences
+from outrider.data.split.split import ids_of
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import Engine, LoggedRow, open_engine
+from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+
+SUMMARY = "summary.json"
+SCORES_VERSION = 1
+"""Raise it when the same tokens give other scores (serving/token_scores.py, logged_text.py)."""
+State = tuple[str, torch.Tensor, list[list[float]] | None]
+"""(sequence id, hidden [T, H], scores)"""
+FINGERPRINT_BYTES = 4 * 2**20
+"""Read from both ends of each weight file to know a target again without reading terabytes."""
+
+
+def capture(
+    target: TargetConfig,
+    sequences_dir: Tables,
+    parts: dict[str, Any],
+    capture: CaptureConfig,
+    engine: EngineConfig,
+    out_dir: Path,
+) -> dict[str, Any]:
+    """Captures every sequence of every part; returns counts, speed and the self-check, also kept in summary.json."""
+    out_dir, target_dir = Path(out_dir), target.directory()
+    table = load_sequences(sequences_dir, ids_of(parts))
+    source = {
+        "target": _target_fingerprint(target_dir),
+        "sequences": _rows_digest(_rows(table)),
+        "dtype": engine.dtype,
+        "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
+    }
+    if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
+        return read_json(out_dir / SUMMARY)
+    lengths = [len(token_ids) for token_ids in table["token_ids"]]
+    _check_lengths(table["sequence_id"][:], lengths, engine)
+    out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_disk(
+        out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"], capture.dtype
+    )
+    with open_engine(target, engine, scratch=out_dir) as live:
+        return capture_table(
+            live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir
+        )
+
+
+def capture_table(
+    engine: Engine,
+    table: Dataset,
+    lm_head_VH: torch.Tensor,
+    source: dict[str, Any],
+    capture: CaptureConfig,
+    out_dir: Path,
+) -> dict[str, Any]:
+    """Responses anew where the table asks for them, the self-check on a sample that is spread over the table, then the table."""
+    console = Console(stderr=True)
+    answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
+    sample = np.linspace(
+        0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
+    )
+    check = self_check(
+        engine, [row[:3] for row in _rows(table.select(sample), answers)], lm_head_VH
+    )
+    console.print(check.describe(), highlight=False, soft_wrap=True)
+    require(check, capture)
+    tokens = sum(len(row.token_ids) for row in _rows(table, answers))
+    began = time.monotonic()
+
+    def states(batch: list[LoggedRow]) -> Iterator[State]:
+        return engine.prefill_logged(batch, capture.on_policy_positions, capture.batch_tokens)
+
+    captured = _write(
+        engine, states, _rows(table, answers), tokens, out_dir, source, capture, console, COLUMNS
+    )
+    seconds = time.monotonic() - began
+    store = FeatureStore.open(out_dir)
+    summary = {
+        "sequences": len(store.sequence_ids),
+        "tokens": tokens,
+        "regenerated": len(answers),
+        "bytes": sum(shard["bytes"] for shard in store.manifest["shards"]),
+        "shards": len(store.manifest["shards"]),
+        "tokens_captured_now": captured,
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(captured / seconds, 1),
+        "self_check": check.as_dict(),
+    }
+    write_json(out_dir / SUMMARY, summary, private=True)
+    return summary
+
+
+def capture_ids(
+    engine: Engine, rows: Sequence[Row], out_dir: Path, capture: CaptureConfig | None = None
+) -> FeatureStore:
+    """Captures rows of (sequence id, token ids, completion start) with an engine that is already up, such as the engine's own
+    outputs; no self-check, no scores. A store of the same rows that stands at `out_dir` is taken as it is."""
+    source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
+
+    def states(batch: list[Row]) -> Iterator[State]:
+        prompts = [(row_id, token_ids) for row_id, token_ids, _ in batch]
+        return (
+            (row_id, hidden_TH, None)
+            for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens)
+        )
+
+    if not _finished(out_dir, source, capture.dtype):
+        tokens = sum(len(token_ids) for _, token_ids, _ in rows)
+        _write(engine, states, rows, tokens, out_dir, source, capture, Console(stderr=True))
+    return FeatureStore.open(out_dir)
+
+
+def _write(
+    engine: Engine,
+    states: Callable[[list[Any]], Iterator[State]],
+    rows: Iterable[Row | LoggedRow],
+    tokens: int,
+    out_dir: Path,
+    source: dict[str, Any],
+    capture: CaptureConfig,
+    console: Console,
+    score_columns: Sequence[str] = (),
+) -> int:
+    """Captures what the store does not hold yet, with the states (and scores) that `states` gives for a batch of rows; returns how
+    many tokens that was."""
+    hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
+    captured = 0
+    columns = (
+        TextColumn("capture"),
+        BarColumn(),
+        TextColumn(
+            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s, time left"
+        ),
+        TimeRemainingColumn(),
+    )
+    with (
+        FeatureWriter(
+            out_dir, hidden_size, source, capture.shard_megabytes, score_columns, capture.dtype
+        ) as writer,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        if writer.restarted:
+            console.print(
+                f"{out_dir}: states of another target or of other sequences; capturing anew",
+                soft_wrap=True,
+            )
+        elif writer.done:
+            console.print(
+                f"{out_dir}: goes on after {len(writer.done)} captured sequences", soft_wrap=True
+            )
+        task = progress.add_task("capture", total=tokens, completed=writer.tokens, rate=0.0)
+        began = time.monotonic()
+        missing = (row for row in rows if row[0] not in writer.done)
+        for batch in _batches(missing, capture.batch_tokens):
+            for (row_id, token_ids, completion_start, *_), (_, hidden_TH, scores) in zip(
+                batch, states(batch), strict=True
+            ):
+                writer.write(row_id, token_ids, hidden_TH, completion_start, scores)
+                captured += len(token_ids)
+            rate = captured / (time.monotonic() - began)
+            progress.update(task, completed=writer.tokens, rate=rate)
+    return captured
+
+
+def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> Iterator[LoggedRow]:
+    """The table's rows, with the response in `answers` in the place of the logged one."""
+    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
+    for row in table.select_columns(names):
+        logged = LoggedRow(*(row[name] for name in names))
+        if answers and (answer := answers.get(logged.row_id)) is not None:
+            logged = logged._replace(
+                token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
+            )
+        yield logged
+
+
+def _batches(rows: Iterable[Row | LoggedRow], batch_tokens: int) -> Iterator[list[Row | LoggedRow]]:
+    batch: list[Row | LoggedRow] = []
+    tokens = 0
+    for row in rows:
+        if batch and tokens + len(row[1]) > batch_tokens:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += len(row[1])
+    if batch:
+        yield batch
+
+
+def _finished(out_dir: Path, source: dict[str, Any], dtype: StateDtype) -> bool:
+    if not (Path(out_dir) / MANIFEST).exists():
+        return False
+    manifest = FeatureStore.open(out_dir).manifest
+    return manifest["source"] == source and manifest["dtype"] == STORED_AS[dtype]
+
+
+def _check_lengths(sequence_ids: list[str], lengths: list[int], engine: EngineConfig) -> None:
+    too_long = [index for index, length in enumerate(lengths) if length >= engine.max_model_len]
+    if too_long:
+        longest = max(too_long, key=lambda index: lengths[index])
+        raise OutriderError(
+            f"serving.engine.max_model_len = {engine.max_model_len}: {len(too_long)} of {len(lengths)} sequences do not fit "
+            f"(the longest, {sequence_ids[longest]}, has {lengths[longest]} tokens); set it to at least {lengths[longest] + 1}"
+        )
+
+
+def _check_disk(out_dir: Path, tokens: int, hidden_size: int, dtype: StateDtype) -> None:
+    """States and ids, less what an interrupted capture has written, must fit the free space with 2 % to spare."""
+    there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
+    needed = int(1.02 * tokens * bytes_per_token(hidden_size, dtype)) - there
+    free = shutil.disk_usage(out_dir).free
+    if needed > free:
+        raise OutriderError(
+            f"{out_dir}: {tokens:,} tokens with {hidden_size} hidden values each need {needed / 1e9:.1f} GB, the disk has "
+            f"{free / 1e9:.1f} GB free; free some, put the runs elsewhere, lower split.max_train_sequences"
+            + (", or halve it with capture.dtype: fp8" if dtype == "bf16" else "")
+        )
+
+
+def _rows_digest(rows: Iterable[Row | LoggedRow]) -> str:
+    digest = hashlib.sha256()
+    for row_id, token_ids, completion_start, *sampling in rows:
+        digest.update(f"{row_id} {len(token_ids)} {completion_start} {sampling}\n".encode())
+        digest.update(np.asarray(token_ids, dtype="<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _target_fingerprint(target_dir: Path) -> str:
+    """Of config.json, and of each weight file its name, its size and both ends."""
+    digest = hashlib.sha256((target_dir / "config.json").read_bytes())
+    for path in sorted(target_dir.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(FINGERPRINT_BYTES))
+            file.seek(max(size - FINGERPRINT_BYTES, 0))
+            digest.update(file.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,349 @@
+"""The feature store: per sequence its token ids and the target's hidden states, in checksummed safetensors shards.
+
+A directory of `shard-00000.safetensors` (`hidden` [tokens, hidden], bfloat16 or FP8 with `scale` [tokens], see state_dtype.py,
+and `token_ids` [tokens] int32, sequence after sequence) and `manifest.json`, the table that says where each sequence lies. While
+it is being written, `journal.jsonl` takes the manifest's place: one line a finished shard, so that an interrupted capture goes on
+after the last of them.
+A sequence may carry scores, sums of what the target says of its completion (serving/logged_text.py): numbers, no text.
+Hidden states can be inverted to the text they came from: everything here is readable by its owner only.
+
+    python -m outrider.data.features.feature_store runs/resume_screening/features      # checks every checksum
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import file_digest, publish, read_json, write_json
+from outrider.data.config import StateDtype
+from outrider.data.features.state_dtype import STORED_AS, decode, encode
+
+VERSIONS = {"bf16": 1, "fp8": 2}
+"""Of the format by what the states are kept in; version 1 has no scales, and a store without FP8 is still one."""
+JOURNAL = "journal.jsonl"
+MANIFEST = "manifest.json"
+SCORE_DIGITS = 4
+"""Decimals of the scores: a ten thousandth of a nat, summed over a whole completion."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """One sequence: what the engine saw and produced, and the target's state after its final norm at each position."""
+
+    token_ids: torch.Tensor
+    """[T] int32"""
+    hidden: torch.Tensor
+    """[T, H] bfloat16, whatever it is stored as"""
+    completion_start: int
+    """Index of the first token that the target produced."""
+
+
+class FeatureWriter:
+    """Writes a store from one thread of its own, behind a bounded queue, so that the engine never waits for the disk.
+
+        with FeatureWriter(directory, hidden_size=7168, source={"target": ..., "sequences": ...}) as writer:
+            for row in rows_not_in(writer.done):
+                writer.write(row.sequence_id, row.token_ids, hidden, row.completion_start, scores)
+
+    `source` says what the states were made from. A journal of the same source is continued (`done` holds its sequences, `tokens` counts theirs,
+    `restarted` is False); a store of any other source in the directory is removed first. Leaving the block by an exception keeps the
+    finished shards and writes no manifest.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        hidden_size: int,
+        source: dict[str, Any],
+        shard_megabytes: float = 64.0,
+        score_columns: Sequence[str] = (),
+        dtype: StateDtype = "bf16",
+    ):
+        self.directory, self.dtype = Path(directory), dtype
+        stored_as = STORED_AS[dtype]
+        self.header = {
+            "version": VERSIONS[dtype],
+            "hidden_size": hidden_size,
+            "dtype": stored_as,
+            "source": source,
+        }
+        if score_columns:
+            self.header["score_columns"] = list(score_columns)
+        self.shard_bytes = int(shard_megabytes * 2**20)
+        self.shards: list[dict[str, Any]] = []
+        self.restarted = False
+        self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
+        self._pending_bytes = 0
+        self._error: BaseException | None = None
+        self._abandoned = threading.Event()
+        self._queue: queue.Queue = queue.Queue(maxsize=16)
+        self._continue_or_start()
+        self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
+        self.tokens = sum(shard["tokens"] for shard in self.shards)
+        self._thread = threading.Thread(target=self._run, name="feature-writer", daemon=True)
+        self._thread.start()
+
+    def write(
+        self,
+        sequence_id: str,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        completion_start: int,
+        scores: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        """Takes over one sequence; blocks while the disk is 16 sequences behind. Raises what the writer thread raised."""
+        token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
+        if hidden.shape != (len(token_ids), self.header["hidden_size"]):
+            raise ValueError(
+                f"{sequence_id}: states {tuple(hidden.shape)} for {len(token_ids)} tokens"
+            )
+        if sequence_id in self.done:
+            raise ValueError(f"{sequence_id}: written twice")
+        self.done.add(sequence_id)
+        self.tokens += len(token_ids)
+        row = {"id": sequence_id, "completion_start": completion_start}
+        if scores is not None:
+            row["scores"] = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
+        self._put(({"token_ids": token_ids, **encode(hidden, self.dtype)}, row))
+
+    def __enter__(self) -> "FeatureWriter":
+        return self
+
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        if exception_type is not None:
+            self._abandoned.set()
+            self._thread.join()
+            return
+        self._put(None)
+        self._thread.join()
+        self._raise()
+        sequences = [
+            {**sequence, "shard": index}
+            for index, shard in enumerate(self.shards)
+            for sequence in shard["sequences"]
+        ]
+        shards = [
+            {key: shard[key] for key in ("file", "bytes", "sha256", "tokens")}
+            for shard in self.shards
+        ]
+        write_json(
+            self.directory / MANIFEST,
+            {**self.header, "shards": shards, "sequences": sequences},
+            private=True,
+        )
+        (self.directory / JOURNAL).unlink(missing_ok=True)
+
+    def _continue_or_start(self) -> None:
+        for left in self.directory.glob(".*.tmp"):  # a killed capture was writing it
+            left.unlink()
+        journal = self.directory / JOURNAL
+        lines = (
+            journal.read_text(encoding="utf-8").split("\n")[:-1]
+            if journal.exists()
+            else self._finished_lines()
+        )  # a torn last line is none
+        if lines and json.loads(lines[0]) == self.header:
+            for line in lines[1:]:
+                shard = json.loads(line)
+                path = self.directory / shard["file"]
+                if not path.exists() or file_digest(path) != shard["sha256"]:
+                    break
+                self.shards.append(shard)
+        else:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            earlier = [*self.directory.glob("shard-*.safetensors"), *self.directory.glob(MANIFEST)]
+            self.restarted = bool(earlier)
+            for path in earlier:
+                path.unlink()
+        self.directory.chmod(0o700)
+        self._write_private(
+            journal,
+            "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode(),
+        )
+
+    def _finished_lines(self) -> list[str]:
+        """A finished store as its journal would tell it: a capture may be killed after its manifest and before its summary."""
+        if not (self.directory / MANIFEST).exists():
+            return []
+        manifest = read_json(self.directory / MANIFEST)
+        shards = [{**shard, "sequences": []} for shard in manifest.pop("shards")]
+        for sequence in manifest.pop("sequences"):
+            shards[sequence.pop("shard")]["sequences"].append(sequence)
+        return [json.dumps(line) for line in (manifest, *shards)]
+
+    def _put(self, item: Any) -> None:
+        while True:
+            self._raise()
+            try:
+                return self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._abandoned.is_set():
+                try:
+                    item = self._queue.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    return self._finish_shard()
+                self._pending.append(item)
+                self._pending_bytes += sum(tensor.nbytes for tensor in item[0].values())
+                if self._pending_bytes >= self.shard_bytes:
+                    self._finish_shard()
+        except BaseException as error:  # handed to the caller's thread, which raises it
+            self._error = error
+
+    def _finish_shard(self) -> None:
+        if not self._pending:
+            return
+        names = self._pending[0][0]
+        tensors = {
+            name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names
+        }
+        sequences, start = [], 0
+        for tensors_of_one, row in self._pending:
+            length = len(tensors_of_one["token_ids"])
+            sequences.append({**row, "start": start, "length": length})
+            start += length
+        path = self.directory / f"shard-{len(self.shards):05d}.safetensors"
+        self._write_private(path, save(tensors))
+        shard = {
+            "file": path.name,
+            "bytes": path.stat().st_size,
+            "sha256": file_digest(path),
+            "tokens": start,
+            "sequences": sequences,
+        }
+        with (self.directory / JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(shard) + "\n")
+            journal.flush()
+            os.fsync(journal.fileno())
+        self.shards.append(shard)
+        self._pending, self._pending_bytes = [], 0
+
+    @staticmethod
+    def _write_private(path: Path, content: bytes) -> None:
+        with publish(path) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(content)
+
+
+class FeatureStore:
+    """Reads a finished store; memory-mapped, opened anew in each process, so that it can be handed to worker processes."""
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        self.directory = directory
+        self.manifest = manifest
+        self._table = {sequence["id"]: sequence for sequence in manifest["sequences"]}
+        self._open: dict[tuple[int, int], Any] = {}
+
+    @classmethod
+    def open(cls, directory: Path) -> "FeatureStore":
+        """Opens the store at `directory` after checking its version and that every shard is there at its full size."""
+        directory = Path(directory)
+        if not (directory / MANIFEST).exists():
+            unfinished = (directory / JOURNAL).exists()
+            what = (
+                "an unfinished capture; run the capture stage again, it goes on"
+                if unfinished
+                else "no feature store"
+            )
+            raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
+        manifest = read_json(directory / MANIFEST)
+        if manifest.get("version") not in VERSIONS.values():
+            raise OutriderError(
+                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads "
+                f"{' and '.join(map(str, VERSIONS.values()))}; capture again"
+            )
+        for shard in manifest["shards"]:
+            path = directory / shard["file"]
+            size = path.stat().st_size if path.exists() else None
+            if size != shard["bytes"]:
+                found = "missing" if size is None else f"{size} bytes"
+                raise OutriderError(
+                    f"{path}: {found}, the manifest says {shard['bytes']} bytes; delete the folder and capture again"
+                )
+        return cls(directory, manifest)
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """Every sequence in the order in which it was written."""
+        return list(self._table)
+
+    @property
+    def hidden_size(self) -> int:
+        """H of the target."""
+        return self.manifest["hidden_size"]
+
+    @property
+    def score_columns(self) -> list[str]:
+        """The names of the scores' columns; none where the capture kept no scores."""
+        return self.manifest.get("score_columns", [])
+
+    def scores(self, sequence_id: str) -> list[list[float]]:
+        """Sums over the head of the sequence's completion and over its rest, in the order of `score_columns`."""
+        return self._table[sequence_id]["scores"]
+
+    def length(self, sequence_id: str) -> int:
+        """Tokens of a sequence, without reading it."""
+        return self._table[sequence_id]["length"]
+
+    def read(self, sequence_id: str) -> Features:
+        """One sequence; only its own bytes are read."""
+        row = self._table[sequence_id]
+        shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
+        names = (
+            ("token_ids", "hidden", "scale")
+            if self.manifest["dtype"] == STORED_AS["fp8"]
+            else ("token_ids", "hidden")
+        )
+        stored = {name: shard.get_slice(name)[row["start"] : stop] for name in names}
+        return Features(
+            token_ids=stored["token_ids"],
+            hidden=decode(stored),
+            completion_start=row["completion_start"],
+        )
+
+    def verify(self) -> None:
+        """Reads everything and compares it with the checksums; an `OutriderError` names the first damaged shard."""
+        for shard in self.manifest["shards"]:
+            if file_digest(self.directory / shard["file"]) != shard["sha256"]:
+                raise OutriderError(
+                    f"{self.directory / shard['file']}: its bytes changed since capture; delete the folder and capture again"
+                )
+
+    def _shard(self, index: int) -> Any:
+        key = (os.getpid(), index)  # a mapping opened before a fork is not shared with the child
+        if key not in self._open:
+            path = self.directory / self.manifest["shards"][index]["file"]
+            self._open[key] = safe_open(path, framework="pt")
+        return self._open[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+
+if __name__ == "__main__":
+    store = FeatureStore.open(Path(sys.argv[1]))
+    store.verify()
+    tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
+    print(
+        f"{len(store.sequence_ids)} sequences, {tokens} tokens, hidden size {store.hidden_size}: every checksum holds"
+    )

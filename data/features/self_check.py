@@ -1,0 +1,128 @@
+"""Are the captured states what the engine's own head sees? Asked on a sample before every capture.
+
+log softmax of lm_head over the states must give the engine's own prompt log-probabilities. Each silent error of this
+kind (the state before the final norm, an index off by one, another revision) changes them beyond doubt, while bf16
+rounding and an expert chosen differently now and then do not: so the gate looks at the 99th percentile and the top-1
+agreement, never at the maximum.
+
+    check = self_check(engine, rows, ends.lm_head_VH)      # numbers
+    require(check, CaptureConfig())                        # or an OutriderError with the likely causes
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import CaptureConfig
+
+if TYPE_CHECKING:
+    from outrider.serving.engine import Engine
+
+Row = tuple[str, Sequence[int], int]
+"""(sequence id, token ids, completion start)"""
+
+POSITIONS_AT_A_TIME = 256
+"""Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """How far log-probabilities rebuilt from the states are from the engine's, and how likely the sample is."""
+
+    sequences: int
+    positions: int
+    max_difference: float
+    """Nats, largest of all positions."""
+    p99_difference: float
+    """Nats, 99th percentile."""
+    mean_difference: float
+    """Nats."""
+    top1_agreement: float
+    """Share of positions with the same most probable token."""
+    completion_mean_logprob: float
+    """Nats a token of the logged completions under the target; far below 0 where the target did not write them."""
+    completion_below_1e4: float
+    """Share of completion tokens with a probability below 1e-4 under the target."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def describe(self) -> str:
+        return (
+            f"self-check on {self.sequences} sequences, {self.positions} positions: log-probabilities from the states differ "
+            f"from the engine's by at most {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average "
+            f"by {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The logged completions: "
+            f"{self.completion_mean_logprob:.3f} nats a token, {self.completion_below_1e4:.2%} of the tokens below 1e-4"
+        )
+
+
+def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
+    """Runs `rows` through the engine twice, for states and for log-probabilities, and compares."""
+    prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
+    hidden = dict(engine.prefill(prompts))
+    differences, agreements, completions = [], [], []
+    head = lm_head_VH.float()
+    for (row_id, token_ids, completion_start), logged in zip(
+        rows, engine.prompt_logprobs(prompts), strict=True
+    ):
+        rebuilt, top = rebuilt_logprobs(
+            hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head
+        )
+        logprobs = torch.from_numpy(logged.logprobs)
+        differences.append((rebuilt - logprobs).abs())
+        agreements.append(top == torch.from_numpy(logged.top_tokens))
+        completions.append(logprobs[max(completion_start - 1, 0) :])
+    difference, completion = torch.cat(differences), torch.cat(completions)
+    return SelfCheck(
+        sequences=len(rows),
+        positions=len(difference),
+        max_difference=difference.max().item(),
+        p99_difference=_percentile(difference, 0.99),
+        mean_difference=difference.mean().item(),
+        top1_agreement=torch.cat(agreements).float().mean().item(),
+        completion_mean_logprob=completion.mean().item(),
+        completion_below_1e4=(completion < torch.tensor(1e-4).log()).float().mean().item(),
+    )
+
+
+def rebuilt_logprobs(
+    hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From h_0 .. h_{T-2}: the log-probability of the token that follows each, and the most probable token."""
+    logprobs, tops = [], []
+    for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
+        following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
+        # The engine's head answers in the model's bf16; rounding as it does halves what is left to tell apart.
+        logits = (
+            (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T)
+            .to(hidden_TH.dtype)
+            .float()
+        )
+        logprobs.append(logits.log_softmax(-1).gather(-1, following[:, None])[:, 0])
+        tops.append(logits.argmax(-1))
+    return torch.cat(logprobs), torch.cat(tops)
+
+
+def require(check: SelfCheck, capture: CaptureConfig) -> None:
+    """Stops the capture where the check is outside the recipe's tolerance."""
+    # Written so that a NaN fails too.
+    if (
+        check.p99_difference <= capture.max_logprob_difference
+        and check.top1_agreement >= capture.min_top1_agreement
+    ):
+        return
+    raise OutriderError(
+        f"{check.describe()}. Allowed are capture.max_logprob_difference = {capture.max_logprob_difference:g} (99th percentile) "
+        f"and capture.min_top1_agreement = {capture.min_top1_agreement:g}. Usual causes: states taken before the final norm "
+        "instead of after it, or one position off (a vLLM that Outrider's capture does not know); lm_head and engine from "
+        "different revisions or quantizations of the target; an engine that computes this model wrongly on this machine"
+    )
+
+
+def _percentile(values: torch.Tensor, share: float) -> float:
+    return (
+        values.sort().values[min(int(share * len(values)), len(values) - 1)].item()
+    )  # torch.quantile stops at 16M values

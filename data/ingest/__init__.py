@@ -1,0 +1,1 @@
+"""Logs to a table of token sequences, with every rejected row counted."""

@@ -1,0 +1,102 @@
+"""Puts the parts of an ingest together into one table, `datasets`' format on the disk, reading them one batch at a time.
+
+Written here rather than by `Dataset.save_to_disk`, which maps the parts into memory: the resident memory of a large log would
+grow with it. The fingerprint is the content's, so that a repeated ingest leaves the same bytes and nothing downstream runs again.
+
+    assemble([Path("000000.arrow"), Path("000001.arrow")], Path("traffic/sequences"))
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import DatasetInfo, Features
+
+from outrider.common.files import publish, write_json
+from outrider.data.ingest.table import SCHEMA
+
+SHARD_BYTES = 512 * 2**20
+
+TIME_STEP = 1e-3
+"""Seconds by which a row without a time stands after the row before it."""
+
+
+def assemble(parts: list[Path], sequences_dir: Path) -> dict[str, float | None]:
+    """Publishes the table; returns its `first_time` and `last_time`."""
+    times = _Times()
+    features = Features.from_arrow_schema(SCHEMA)
+    schema = features.arrow_schema
+    digest = hashlib.sha256()
+    with publish(sequences_dir) as folder:
+        folder.mkdir(mode=0o700)
+        shards = list(_shards(parts))
+        for number, shard in enumerate(shards):
+            path = folder / f"data-{number:05d}-of-{len(shards):05d}.arrow"
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as table:
+                for part in shard:
+                    for batch in _batches(part):
+                        batch = times.fill(batch)
+                        for column in batch.columns:
+                            for buffer in filter(None, column.buffers()):
+                                digest.update(buffer)
+                        table.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        DatasetInfo(features=features).write_to_directory(str(folder))
+        write_json(
+            folder / "state.json",
+            _state([path.name for path in sorted(folder.glob("*.arrow"))], digest),
+        )
+        for path in folder.iterdir():
+            path.chmod(0o600)
+    return {"first_time": times.first, "last_time": times.latest}
+
+
+class _Times:
+    """Fills in the times that were not logged, and keeps the earliest and the latest."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.latest: float | None = None
+        self._before = 0.0
+
+    def fill(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        times = []
+        for time in batch.column("time").to_pylist():
+            self._before = self._before + TIME_STEP if time is None else time
+            times.append(self._before)
+        if times:
+            self.first = min(times) if self.first is None else min(self.first, *times)
+            self.latest = max(times) if self.latest is None else max(self.latest, *times)
+        return batch.set_column(
+            batch.schema.get_field_index("time"), "time", pa.array(times, pa.float64())
+        )
+
+
+def _shards(parts: list[Path]) -> Iterator[list[Path]]:
+    shard: list[Path] = []
+    size = 0
+    for part in parts:
+        if shard and size >= SHARD_BYTES:
+            yield shard
+            shard, size = [], 0
+        shard.append(part)
+        size += part.stat().st_size
+    yield shard
+
+
+def _batches(part: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(part), "rb") as file, pa.ipc.open_stream(file) as table:
+        yield from (batch for batch in table if batch.num_rows)
+
+
+def _state(names: list[str], digest: Any) -> dict[str, Any]:
+    return {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": digest.hexdigest()[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }

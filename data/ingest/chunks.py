@@ -1,0 +1,230 @@
+"""A chunk of a log: some records, made into sequences and kept as one part on the disk. What the ingest's workers do.
+
+A part is `NUMBER.arrow` (the sequences, `table.SCHEMA`) and `NUMBER.json` (counts and rejects), the latter written last: a part
+whose JSON stands is finished, and a rerun does not make it again. A part depends on its chunk alone, so that the result is the
+same for any number of workers and however often it was interrupted.
+
+    work = ChunkWork(target_dir, {"log.jsonl": 0}, None, PrivacyConfig(), None, Path("parts"))
+    work.do(Chunk(0, "openai_pairs", records))
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from outrider.common.files import publish, value_digest, write_json
+from outrider.data.config import PrivacyConfig
+from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.formats import parse_record
+from outrider.data.ingest.table import SCHEMA
+from outrider.data.ingest.tally import Tally
+from outrider.data.privacy.guard import PrivacyGuard
+from outrider.data.privacy.tally import PrivacyTally
+from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
+
+CHUNK_BYTES = 4 * 2**20
+CHUNK_RECORDS = 1000
+"""A chunk ends at the first of the two: some seconds of work, and little to lose or to hold."""
+
+ROUND_TRIPS = (200, 10)
+"""Exact sequences of the first and of every later chunk whose text is tokenized again, to know how far retokenized ones can be
+trusted."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Records of one format, as they follow each other in the log."""
+
+    number: int
+    format: str
+    items: list[Record | Reject]
+
+
+def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
+    """Records with the name of their format, in chunks."""
+    number, size, items, current = 0, 0, [], ""
+    for name, item in records:
+        if items and (name != current or size >= CHUNK_BYTES or len(items) >= CHUNK_RECORDS):
+            yield Chunk(number, current, items)
+            number, size, items = number + 1, 0, []
+        current = name
+        items.append(item)
+        size += _size(item.payload) if isinstance(item, Record) else 0
+    if items:
+        yield Chunk(number, current, items)
+
+
+def _size(payload: Any) -> int:
+    if isinstance(payload, bytes | str):
+        return len(payload)
+    if isinstance(payload, dict):
+        return sum(map(_size, payload.values()))
+    return sum(map(_size, payload)) if isinstance(payload, list | tuple) else 8
+
+
+def part_path(parts_dir: Path, number: int) -> Path:
+    """Where a finished part's JSON stands; its table stands beside it."""
+    return parts_dir / f"{number:06d}.json"
+
+
+class ChunkWork:
+    """Makes parts for one target; one instance a process, because its tokenizer is slow to load."""
+
+    def __init__(
+        self,
+        target_dir: Path,
+        file_numbers: dict[str, str],
+        models: list[str] | None,
+        privacy: PrivacyConfig,
+        key: bytes | None,
+        parts_dir: Path,
+    ):
+        """`key`: of the surrogates (`privacy.surrogate_key`)."""
+        self.builder = SequenceBuilder(target_dir)
+        self.guard = None
+        if privacy.mode != "off":
+            self.guard = PrivacyGuard(privacy, key, decode=self.builder.tokenizer.decode)
+        self.file_numbers = file_numbers
+        self.models = None if models is None else {model_label(name) for name in models}
+        self.parts_dir = parts_dir
+
+    def do(self, chunk: Chunk) -> None:
+        """Makes and keeps the part of a chunk."""
+        tally = Tally()
+        if self.guard:
+            self.guard.tally = PrivacyTally()
+        rows: list[dict[str, Any]] = []
+        rejects: list[Reject] = []
+        round_trips = ROUND_TRIPS[min(chunk.number, 1)]
+        for item in chunk.items:
+            tally.rows += item.rows
+            tally.formats[chunk.format] += item.rows
+            outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
+            if isinstance(item, Record):
+                tally.joined += item.rows - 1
+                tally.extra_choices += len(outcomes) - 1
+            for outcome in outcomes:
+                try:
+                    if isinstance(outcome, Reject):
+                        raise outcome
+                    if self.models is not None and model_label(outcome.model) not in self.models:
+                        raise Reject("other_model")
+                    guarded = self.guard.apply(outcome) if self.guard else outcome
+                    if isinstance(guarded, Reject):
+                        raise guarded
+                    outcome = guarded
+                    sequence = self.builder.build(outcome)
+                except Reject as reject:
+                    reject.place = reject.place or outcome.place
+                    tally.rejects[reject.reason] += reject.rows
+                    rejects.append(reject)
+                    continue
+                tally.add(outcome, sequence)
+                if sequence.fidelity == "exact" and tally.round_trips.total() < round_trips:
+                    self._compare_round_trip(outcome, sequence, tally)
+                rows.append(self._table_row(outcome, sequence))
+        if tally.lost():
+            raise AssertionError(
+                f"chunk {chunk.number}: {tally.lost()} rows are neither exchanges nor rejects"
+            )
+        path = part_path(self.parts_dir, chunk.number)
+        with (
+            publish(path.with_suffix(".arrow")) as temporary,
+            pa.OSFile(str(temporary), "wb") as file,
+            pa.ipc.new_stream(file, SCHEMA) as table,
+        ):
+            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        part = {"tally": tally.to_json(), "rejects": [_reject_line(reject) for reject in rejects]}
+        if self.guard:
+            part["privacy"] = self.guard.tally.to_json()
+        write_json(path, part)
+
+    def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
+        place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
+        return {
+            "sequence_id": f"{self.file_numbers[place.file]}-{place.line}{choice}",
+            "session": exchange.session or _conversation(exchange, sequence.prompt_text),
+            "tenant": exchange.tenant or "",
+            "route": exchange.route or "",
+            "model": exchange.model or "",
+            "time": exchange.time,
+            "token_ids": np.asarray(sequence.token_ids, np.int32),
+            "completion_start": sequence.completion_start,
+            "fidelity": sequence.fidelity,
+            "finish_reason": exchange.finish_reason,
+            "temperature": sequence.temperature,
+            "top_p": sequence.top_p,
+            "weight": exchange.weight,
+            "prompt_text": sequence.prompt_text,
+        }
+
+    def _compare_round_trip(
+        self, exchange: Exchange, sequence: TokenSequence, tally: Tally
+    ) -> None:
+        try:
+            again = self.builder.retokenize(exchange, sequence.prompt_text)
+        except Reject:  # the ids were logged without a text to compare with
+            return
+        tally.round_trips[
+            "equal" if again == sequence.token_ids[sequence.completion_start :] else "different"
+        ] += 1
+
+
+def model_label(name: str | None) -> str:
+    """A model's name without its path and without regard to case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
+    return (name or "").rstrip("/").rpartition("/")[2].lower()
+
+
+def _conversation(exchange: Exchange, prompt_text: str) -> str:
+    """Stands in for a session that was not logged: the turns of one conversation share all up to its first question."""
+    beginning: Any = prompt_text
+    if exchange.messages is not None:
+        users = [
+            index for index, message in enumerate(exchange.messages) if message["role"] == "user"
+        ]
+        beginning = [
+            message["content"] for message in exchange.messages[: users[0] + 1 if users else None]
+        ]
+    return "conversation-" + value_digest(beginning)[:16]
+
+
+def _reject_line(reject: Reject) -> dict[str, Any]:
+    line = {
+        "file": reject.place.file,
+        "line": reject.place.line,
+        "reason": reject.reason,
+        "detail": reject.detail,
+    }
+    return line if reject.rows == 1 else {**line, "rows": reject.rows}
+
+
+class _Worker:
+    """This process, where it is a worker."""
+
+    arguments: tuple[Any, ...] = ()
+    work: ChunkWork | None = None
+
+
+def start_worker(*arguments: Any) -> None:
+    """Sets a worker process up; what it makes of `ChunkWork`'s arguments waits for a chunk, whose caller hears of mistakes."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the main process says when to stop
+    # A tokenizer needs no torch, which is most of what transformers' import takes in time (8 of 10 s) and memory (400 MB).
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # which it would say
+    _Worker.arguments = arguments
+
+
+def do_chunk(chunk: Chunk) -> None:
+    """`ChunkWork.do` in a worker process."""
+    if _Worker.work is None:
+        _Worker.work = ChunkWork(*_Worker.arguments)
+    _Worker.work.do(chunk)

@@ -1,0 +1,365 @@
+"""Ingest: logs to a table of token sequences, with every rejected row counted and its reason kept.
+
+Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, reason, detail; no customer text) and
+`summary.json` into one folder, each atomically, the summary last. All hold what only their owner may read.
+
+The main process cuts the log into chunks of records; workers, one a core, make a part of each (chunks.py). Parts stand in
+`.parts-KEY/` until the table is put together, KEY being a digest of all that they depend on: after an interrupt the same command
+makes only those that are missing. Memory does not grow with the log.
+
+    python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import file_digest, publish, read_json, value_digest, write_json
+from outrider.data.config import PrivacyConfig, TrafficConfig
+from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
+from outrider.data.formats import JOINING, files_by_format, read_records
+from outrider.data.ingest.assemble import assemble
+from outrider.data.ingest.chunks import (
+    Chunk,
+    ChunkWork,
+    chunks_of,
+    do_chunk,
+    model_label,
+    part_path,
+    start_worker,
+)
+from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
+from outrider.data.ingest.tally import Tally
+from outrider.data.ingest.traffic_profile import profile
+from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, surrogate_key
+from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
+
+SMALL = 64 * 2**20
+"""Bytes of log that one process reads faster than several start."""
+
+UNPACKED = 8
+"""Bytes of a log per byte of it compressed, roughly."""
+
+TOKENIZER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadLog:
+    """A log that was read and not yet judged: its rejects are in `rejects.jsonl`, its sequences in parts."""
+
+    files: list[LogFile]
+    tally: Tally
+    parts_dir: Path
+    tables: list[Path]
+    """Of the parts, in the order of the log."""
+    privacy: PrivacyTally
+
+
+def ingest(
+    target_dir: Path,
+    traffic: TrafficConfig,
+    out_dir: Path,
+    workers: int | None = None,
+    privacy: PrivacyConfig | None = None,
+    prefix: str = "",
+) -> dict[str, Any]:
+    """Reads every row of `traffic.path` for the target in `target_dir`; returns what `summary.json` holds. Ids of sequences begin with
+    `prefix`.
+
+    `workers`: processes; 0 for this one alone. Default: one a core, one or none for a small log. With `privacy` on, `privacy.json`
+    says what was found.
+    """
+    privacy = privacy or PrivacyConfig()
+    read = read_log(target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix)
+    if privacy.mode != "off":
+        read.privacy.write(privacy, Path(out_dir) / PRIVACY_FILE)
+        Console(stderr=True, highlight=False).print(read.privacy.line(privacy), soft_wrap=True)
+    check(read.tally, traffic, read.files, Path(out_dir) / "rejects.jsonl")
+    return put_together(read, target_dir, out_dir)
+
+
+def read_log(
+    target_dir: Path,
+    traffic: TrafficConfig,
+    out_dir: Path,
+    workers: int | None = None,
+    rows_per_file: int | None = None,
+    privacy: PrivacyConfig | None = None,
+    prefix: str = "",
+) -> ReadLog:
+    """The first half of an ingest, up to its judgement. `rows_per_file`: read no more of each file than these."""
+    files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
+    out_dir = Path(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    models = [traffic.model] if isinstance(traffic.model, str) else traffic.model
+    privacy = privacy or PrivacyConfig()
+    key = surrogate_key(privacy, out_dir / KEY_FILE)
+    parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
+    file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
+    work = (Path(target_dir), file_numbers, models, privacy, key, parts_dir)
+    with (
+        tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
+        _progress(files) as chunk_is_done,
+    ):
+        records = _records(files, traffic.format, Path(scratch))
+        count = _make_parts(
+            chunks_of(records), work, _workers(files) if workers is None else workers, chunk_is_done
+        )
+    tally, found = Tally(), PrivacyTally()
+    with publish(out_dir / "rejects.jsonl") as rejects_path:
+        rejects_path.touch(mode=0o600)
+        with rejects_path.open("w", encoding="utf-8") as rejects:
+            for number in range(count):
+                part = read_json(part_path(parts_dir, number))
+                if any(file.limit is not None and file.is_read_enough() for file in files):
+                    _excuse_halves(part)
+                tally += Tally.from_json(part["tally"])
+                if "privacy" in part:
+                    found += PrivacyTally.from_json(part["privacy"])
+                rejects.writelines(
+                    json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"]
+                )
+    if tally.lost():
+        raise AssertionError(
+            f"{tally.lost()} of {tally.rows} rows are neither exchanges nor rejects"
+        )
+    tables = [part_path(parts_dir, number).with_suffix(".arrow") for number in range(count)]
+    return ReadLog(files, tally, parts_dir, tables, found)
+
+
+def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
+    """The second half: the table, and the summary of what is in it."""
+    out_dir = Path(out_dir)
+    times = assemble(read.tables, out_dir / "sequences")
+    described = profile(out_dir / "sequences", target_dir)
+    summary = {
+        "files": [file.name for file in read.files],
+        **read.tally.summary(),
+        **times,
+        **described,
+    }
+    write_json(out_dir / "summary.json", summary)
+    shutil.rmtree(read.parts_dir)
+    return summary
+
+
+def _records(
+    files: list[LogFile], format_name: str, scratch: Path
+) -> Iterator[tuple[str, Record | Reject]]:
+    """Every record with the name of its format; checks that no format forgets a row."""
+    for name, its_files in files_by_format(files, format_name).items():
+        used = 0
+        for item in read_records(name, its_files, scratch):
+            used += item.rows
+            yield name, item
+        read = sum(file.meter.rows for file in its_files)
+        if used != read:
+            raise AssertionError(
+                f"format {name}: {read} rows read, {used} in its records and rejects"
+            )
+
+
+def _excuse_halves(part: dict[str, Any]) -> None:
+    """Of a part of a quick look, in place: halves whose other one may stand behind the rows that were read are no mistakes."""
+    if not JOINING & part["tally"]["formats"].keys():
+        return
+    rejects = part["tally"]["rejects"]
+    if excused := sum(rejects.pop(reason, 0) for reason in HALVES):
+        rejects[BEYOND_FIRST] = excused
+    for reject in part["rejects"]:
+        if reject["reason"] in HALVES:
+            reject["reason"] = BEYOND_FIRST
+
+
+def _parts_dir(
+    out_dir: Path,
+    files: list[LogFile],
+    traffic: TrafficConfig,
+    privacy: PrivacyConfig,
+    privacy_key: bytes | None,
+    target_dir: Path,
+) -> Path:
+    """The folder of the parts that this ingest makes; those of any other are removed."""
+    tokenizer = sorted(
+        path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern) if path.is_file()
+    )
+    key = value_digest(
+        {
+            "files": [file.identity() for file in files],
+            "traffic": [traffic.format, traffic.model],
+            "privacy": [
+                privacy.model_dump(mode="json"),
+                hashlib.sha256(privacy_key or b"").hexdigest(),
+            ],
+            "target": {path.name: file_digest(path) for path in tokenizer},
+            "code": [file_digest(path) for path in sorted(Path(__file__).parents[1].rglob("*.py"))],
+        }
+    )
+    parts_dir = out_dir / f".parts-{key[:16]}"
+    for other in out_dir.glob(".parts-*"):
+        if other != parts_dir:
+            shutil.rmtree(other)
+    parts_dir.mkdir(exist_ok=True, mode=0o700)
+    return parts_dir
+
+
+def _workers(files: list[LogFile]) -> int:
+    size = sum(
+        file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files
+    )
+    if size > SMALL:
+        return len(os.sched_getaffinity(0))
+    # A worker does without torch, so it starts in a third of the time that the import of transformers takes here.
+    return 0 if "transformers" in sys.modules else 1
+
+
+def _make_parts(
+    chunks: Iterator[Chunk],
+    work: tuple[Any, ...],
+    workers: int,
+    chunk_is_done: Callable[[int], None],
+) -> int:
+    """Makes the part of every chunk that has none; returns how many chunks there are."""
+    parts_dir = work[-1]
+    count = 0
+    with _maker(work, workers) as make:
+        for chunk in chunks:
+            count += 1
+            if part_path(parts_dir, chunk.number).exists():
+                chunk_is_done(len(chunk.items))
+            else:
+                for done in make(chunk):
+                    chunk_is_done(done)
+    return count
+
+
+@contextlib.contextmanager
+def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], list[int]]]:
+    """What makes parts, here or in worker processes; called with a chunk it returns the records of those done meanwhile."""
+    if workers == 0:
+        here = ChunkWork(*work)
+
+        def make(chunk: Chunk) -> list[int]:
+            here.do(chunk)
+            return [len(chunk.items)]
+
+        yield make
+        return
+    # Threads of the tokenizer would compete with the other workers; spawned, because this process has threads of its own.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, work)
+    under_way: dict[Future[None], int] = {}
+
+    def finished(wanted: int) -> list[int]:
+        """Waits until no more than `wanted` chunks are under way."""
+        done = []
+        while len(under_way) > wanted:
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                done.append(under_way.pop(future))
+                future.result()
+        return done
+
+    def submit(chunk: Chunk) -> list[int]:
+        done = finished(workers + 1)  # one waits for each that is first to end
+        under_way[pool.submit(do_chunk, chunk)] = len(chunk.items)
+        return done
+
+    try:
+        yield submit
+        finished(0)
+    except BrokenProcessPool:
+        raise OutriderError(
+            "a worker of the ingest was killed, most often because the machine ran out of memory; "
+            "the same command goes on from the parts that are finished"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
+    """A bar over the bytes read, on stderr; yields what is told of the records done."""
+    columns = (
+        TextColumn("ingest"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %, {task.fields[records]:,} records, time left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(
+            "ingest", total=sum(file.size() for file in files) or None, records=0
+        )
+        records = 0
+
+        def chunk_is_done(done: int) -> None:
+            nonlocal records
+            records += done
+            progress.update(
+                task, completed=sum(file.meter.bytes for file in files), records=records
+            )
+
+        yield chunk_is_done
+
+
+def check(
+    tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
+) -> None:
+    """An error for a log that nothing can be learned from: unreadable, mostly unreadable, or of more than one model."""
+    where = files[0].name if len(files) == 1 else f"{len(files)} files, the first {files[0].name}"
+    if not tally.rows:
+        raise OutriderError(f"{where}: no rows; traffic.path must name a log that holds some")
+    reasons = ", ".join(f"{reason} {count}" for reason, count in tally.rejects.most_common(5))
+    counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
+    counts += f"; each with its line in {rejects_path}" if rejects_path else ""
+    if not tally.exchanges:
+        raise OutriderError(
+            f"{where}: no usable row. {counts}; traffic.max_reject_fraction does not help here"
+        )
+    damaged = sum(
+        count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT
+    )
+    fraction = damaged / (tally.exchanges + damaged)
+    if fraction > traffic.max_reject_fraction:
+        raise OutriderError(
+            f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = {traffic.max_reject_fraction:g}; "
+            "mend the log or raise that key"
+        )
+    named = {model_label(name) for name in tally.models if name}
+    if traffic.model is None and len(named) > 1:
+        models = ", ".join(f"{name} {count}" for name, count in tally.models.most_common() if name)
+        raise OutriderError(
+            f"{where}: the exchanges come from {len(named)} models ({models}), and a speculator learns one; "
+            "choose it with traffic.model (several names of one model as a list)"
+        )
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3])), indent=2
+        )
+    )

@@ -1,0 +1,261 @@
+"""Where logs are: files, folders, globs and fsspec URLs, plain or compressed, as one list of files.
+
+A `LogFile` is read in constant memory whatever stands in it, and counts what was read: the bytes for the progress, the rows for
+the ingest's balance.
+
+    python -c "from outrider.data.ingest.sources import log_files; print(log_files('s3://bucket/logs/2026-07-*.jsonl.gz'))"
+"""
+
+import contextlib
+import gzip
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import IO, BinaryIO
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+
+from outrider.common.errors import OutriderError
+from outrider.data.ingest.stores import answering
+
+# Reads every frame of a file and tells a cut-off one, which `zstandard`, fsspec's other choice, does not.
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow", ".pkl")
+"""What is read of a folder, each also compressed. A file that is named, or matched by a glob, is read whatever its suffix."""
+
+DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""What `datasets` writes beside its tables; no rows."""
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+LONGEST_LINE = 64 * 2**20
+"""Bytes of a row above which it is a reject: 40 times the longest exchange of R1 with its token ids."""
+
+CHUNK = 2**20
+"""Bytes read at a time."""
+
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+}
+"""What a protocol needs beside Outrider's own packages; hf:// comes with huggingface_hub."""
+
+
+@dataclass
+class Meter:
+    """What was read of a file so far."""
+
+    bytes: int = 0
+    """As stored."""
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file of a log."""
+
+    name: str
+    """As rejects and errors name it."""
+    filesystem: AbstractFileSystem
+    path: str
+    """Inside `filesystem`."""
+    meter: Meter = field(default_factory=Meter, compare=False)
+    limit: int | None = None
+    """Rows after which it counts as ended, for a quick look."""
+
+    @contextlib.contextmanager
+    def stored(self) -> Iterator[IO[bytes]]:
+        """The file as it is stored, for formats that seek in it (Parquet)."""
+        try:
+            with (
+                answering(f"traffic.path: {self.name}"),
+                self.filesystem.open(self.path, "rb") as file,
+            ):
+                yield file
+        except PermissionError:
+            raise OutriderError(f"{self.name}: no permission to read it (traffic.path)") from None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The file's content, unpacked."""
+        with self.stored() as stored:
+            counted = io.BufferedReader(_Counted(stored, self.meter), CHUNK)
+            if self.path.endswith(".gz"):
+                unpacked, damage = (
+                    gzip.GzipFile(fileobj=counted),
+                    (gzip.BadGzipFile, zlib.error, EOFError),
+                )
+            elif self.path.endswith(".zst"):
+                unpacked, damage = zstd.ZstdFile(counted), (zstd.ZstdError, EOFError)
+            else:
+                yield counted
+                return
+            try:
+                yield unpacked
+            except damage as error:
+                raise OutriderError(
+                    f"{self.name}: damaged or cut-off {COMPRESSIONS[PurePosixPath(self.path).suffix]} ({error}); copy it again, or "
+                    "unpack what is left and name that file in traffic.path"
+                ) from error
+
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """Every line that is not blank with its number from 1; None in place of one above `LONGEST_LINE`."""
+        with self.open() as file:
+            for number, line in enumerate(_split(iter(lambda: file.read(CHUNK), b"")), start=1):
+                if line is None or line.strip():
+                    if self.is_read_enough():
+                        return
+                    self.meter.rows += 1
+                    yield (
+                        number,
+                        line if number > 1 or line is None else line.removeprefix(b"\xef\xbb\xbf"),
+                    )
+
+    def is_read_enough(self) -> bool:
+        """Whether as many rows were counted as are wanted."""
+        return self.limit is not None and self.meter.rows >= self.limit
+
+    def head(self, size: int = 2**16) -> bytes:
+        """The first bytes, unpacked; what is read for them does not count as read."""
+        with replace(self, meter=Meter()).open() as file:
+            return file.read(size)
+
+    def size(self) -> int:
+        """Bytes as stored; 0 where the filesystem does not say."""
+        with answering(f"traffic.path: {self.name}"):
+            return self.filesystem.size(self.path) or 0
+
+    def identity(self) -> list[str]:
+        """What changes when the content does, as far as the store says."""
+        with answering(f"traffic.path: {self.name}"):
+            info = self.filesystem.info(self.path)
+        return [
+            self.name,
+            *(
+                str(info.get(key))
+                for key in (
+                    "size",
+                    "mtime",
+                    "ETag",
+                    "md5Hash",
+                    "blob_id",
+                    "LastModified",
+                    "updated",
+                )
+            ),
+        ]
+
+
+class _Counted(io.RawIOBase):
+    """A stored file that counts what is read of it."""
+
+    def __init__(self, stored: IO[bytes], meter: Meter):
+        self.stored, self.meter = stored, meter
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = self.stored.read(len(buffer))
+        buffer[: len(data)] = data
+        self.meter.bytes += len(data)
+        return len(data)
+
+
+def _split(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
+    """The lines of a stream, blank ones too; None in place of one above `LONGEST_LINE`, which is never held whole."""
+    pieces: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            size += len(piece)
+            yield b"".join((*pieces, piece)) if size <= LONGEST_LINE else None
+            pieces.clear()
+            size = 0
+        size += len(rest)
+        pieces.append(rest)
+        if size > LONGEST_LINE:
+            pieces.clear()
+    yield b"".join(pieces) if size <= LONGEST_LINE else None
+
+
+def log_files(path: str | list[str]) -> list[LogFile]:
+    """Every file that `traffic.path` names, in the order of their names within each entry, each once."""
+    entries = [path] if isinstance(path, str) else path
+    if not entries:
+        raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
+    found = {file.name: file for entry in entries for file in _files_of(entry)}
+    return list(found.values())
+
+
+def _files_of(entry: str) -> list[LogFile]:
+    what = f"traffic.path = {entry!r}"
+    try:
+        with answering(what):
+            filesystem, paths, nothing = _found(entry)
+    except ImportError as error:
+        package = PACKAGES.get(entry.partition("://")[0], "the package that the protocol needs")
+        raise OutriderError(f"{what}: install {package} to read it ({error})") from None
+    except PermissionError:
+        raise OutriderError(f"{what}: no permission to read it") from None
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a store that refuses; an unknown protocol, or what is no name of a store's
+        raise OutriderError(f"{what}: {error}") from error
+    if not paths:
+        raise OutriderError(f"{what}: {nothing}")
+    return [
+        LogFile(filesystem.unstrip_protocol(path).removeprefix("file://"), filesystem, path)
+        for path in sorted(paths)
+    ]
+
+
+def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
+    """The filesystem of an entry, its files there, and what to say where there are none."""
+    filesystem, root = url_to_fs(entry)
+    if filesystem.isdir(root):
+        paths = _without_data_set_files([path for path in filesystem.find(root) if _is_log(path)])
+        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
+        return filesystem, paths, f"holds no file that ends in {endings}"
+    if filesystem.exists(root):
+        return filesystem, [root], ""
+    if any(character in entry for character in "*?["):
+        return (
+            filesystem,
+            [path for path in filesystem.glob(root) if filesystem.isfile(path)],
+            "matches no file",
+        )
+    nothing = "no such file or folder"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
+        nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
+    elif entry.startswith("hf://"):  # which answers so for what it does not show
+        nothing += "; a private or gated data set needs the variable HF_TOKEN"
+    return filesystem, [], nothing
+
+
+def _without_data_set_files(paths: list[str]) -> list[str]:
+    if not any(path.endswith((".arrow", ".parquet")) for path in paths):
+        return paths
+    return [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
+
+
+def _is_log(path: str) -> bool:
+    name = PurePosixPath(path).name
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return not name.startswith(".") and name.endswith(SUFFIXES)

@@ -1,0 +1,109 @@
+"""What a traffic summary says, in words: the same for the terminal and for the report.
+
+for name, text in facts(read_json(run / "traffic" / "summary.json")): print(name, text)
+"""
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.data.ingest.printable import printable
+
+NAMED = 8
+"""Models, tenants and values that are named; summary.json has more."""
+
+LONGEST_NAME = 60
+
+
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and text of each fact; those that nothing was counted for are left out."""
+    sampling, sessions = summary["sampling"], summary["sessions"]
+    named = (
+        ("rows", _rows(summary)),
+        ("formats", _counts(summary["formats"])),
+        ("models", _counts(summary["models"])),
+        ("tenants", _counts(summary["tenants"])),
+        ("routes", _counts(summary["routes"])),
+        ("fidelity", _shares(summary["fidelity"])),
+        (
+            "round trips",
+            _agreement(
+                summary["round_trips"], "exact completions are the same ids when tokenized again"
+            ),
+        ),
+        (
+            "token counts",
+            _agreement(
+                summary["completion_tokens_against_usage"],
+                "completions are as long as the engine counted",
+            ),
+        ),
+        ("temperature", _counts(sampling["temperature"])),
+        ("top_p", _counts(sampling["top_p"])),
+        ("time", _time(summary)),
+        (
+            "sessions",
+            f"{sessions['distinct']:,}, the longest of {counted(sessions['most_exchanges'], 'exchange')}",
+        ),
+        ("duplicates", _duplicates(summary["duplicates"])),
+    )
+    return [(name, text) for name, text in named if text]
+
+
+def date(time: float) -> str:
+    """Unix seconds as a minute of UTC."""
+    return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def counted(count: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _rows(summary: Mapping[str, Any]) -> str:
+    rows, choices, joined = (summary[key] for key in ("rows", "extra_choices", "joined"))
+    text = f"{rows:,}" + (f" + {choices:,} further choices" if choices else "")
+    text += f" = {summary['exchanges']:,} exchanges + {sum(summary['rejects'].values()):,} rejects"
+    return text + (f" + {joined:,} joined to others" if joined else "")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:NAMED]]
+    more = len(counts) - len(named)
+    return ", ".join(named) + (f", and {more} more" if more else "")
+
+
+def _shares(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in counts.items())
+
+
+def _agreement(counts: Mapping[str, int], what: str) -> str:
+    total = sum(counts.values())
+    return f"{counts.get('equal', 0):,} of {total:,} {what}" if total else ""
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    time = summary["time"]
+    if time is None:
+        return "not logged: rows count in the order of the log"
+    busiest = time["busiest_minute"]
+    text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; {time['exchanges_per_minute']:g} exchanges "
+    text += f"a minute, {busiest['exchanges']:,} in the busiest ({date(busiest['begins'])})"
+    without = summary["without_time"]
+    return text + (f"; {without:,} without a time stand behind the row before" if without else "")
+
+
+def _duplicates(duplicates: Mapping[str, Any]) -> str:
+    text = f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier one"
+    if duplicates["identical"]:
+        text += f" (the most frequent stands {duplicates['most_copies']:,} times)"
+    if near := duplicates.get("near"):
+        text += f"; of {near['compared']:,} different ones that were compared, {near['near_identical']:,} are near-identical to an earlier one"
+        text += f" (similarity {near['similarity']:g})"
+    return text
+
+
+def _short(name: str) -> str:
+    name = printable(" ".join(name.split()))
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."

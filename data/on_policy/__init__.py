@@ -1,0 +1,1 @@
+"""Checks that logged text was produced by the target."""

@@ -1,0 +1,203 @@
+"""Evidence: what the target said of the logged completions, as sums over each sequence, and what follows from them.
+
+For a token drawn from the target's own distribution, log p(x) less its expectation has mean zero and a known variance
+whatever stands before it (serving/token_scores.py), so three questions have plain answers for any group of sequences:
+
+- is the mean log-probability what sampling at the logged temperature gives? A z-score, for each sequence and for the group;
+- how many tokens would the target hardly have drawn? One minus their share, beyond what is expected, is a sequence's
+  `own_share`, the score by which sequences are set aside. On nano R1 it tells completions that answer another prompt from
+  its own traffic with an area under the curve of 1.000 (exact ids) and 0.997 (retokenized text); the mean log-probability
+  comes close (0.993) but a single odd token, as a retokenized word has, weighs as much in it as a foreign sentence;
+- which temperature fits best, by likelihood over a grid?
+
+    evidence = Evidence.of(FeatureStore.open(features), table)
+    evidence.own_share(), evidence.z(), evidence.fit_temperature(), evidence.summary()
+
+Shapes: S sequences, P the two parts of a completion (its first tokens, the rest), C columns of sums.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from outrider.data.features.feature_store import FeatureStore
+
+HEAD, REST = 0, 1
+
+ROUNDING_NATS = 0.02
+"""Standard deviation by which log-probabilities of two bf16 engines differ at one token (the self-check's mean difference on
+nano R1 is 0.01): beside it a deterministic text's variance of zero would turn rounding into any z."""
+
+Z_EDGES = (-6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+"""Between which the z of sequences are counted, with one bin beyond each end."""
+
+
+@dataclass(frozen=True)
+class TemperatureFit:
+    """The sampling temperature under which the logged tokens are likeliest, all else as logged."""
+
+    best: float
+    gain: float
+    """Log-likelihood over that of the logged temperatures, in nats."""
+    stray_share: float
+    """Share of the fitted tokens that top_p would leave out even at the best temperature: next to none where the temperature is
+    all that differs, and 0.5 % or more where anything else does. 0 where nothing is cut (top_p 1)."""
+    tokens: int
+    without_top_p: float | None
+    """The best temperature if nothing was cut, where that fits better still."""
+
+
+class Evidence:
+    """The sums of S sequences and how their logs say that they were sampled."""
+
+    def __init__(
+        self,
+        columns: list[str],
+        sums_SPC: np.ndarray,
+        temperature_S: np.ndarray,
+        top_p_S: np.ndarray,
+        retokenized_S: np.ndarray,
+    ) -> None:
+        self.columns = columns
+        self.sums_SPC = np.asarray(sums_SPC, np.float64)
+        self.temperature_S, self.top_p_S, self.retokenized_S = temperature_S, top_p_S, retokenized_S
+
+    @classmethod
+    def of(cls, store: "FeatureStore", table: "Dataset") -> "Evidence":
+        """Of every row of the table, in its order; the store must hold them."""
+        return cls(
+            store.score_columns,
+            np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]]),
+            np.round(np.array(table["temperature"], np.float64), 4),  # the table holds float32
+            np.round(np.array(table["top_p"], np.float64), 4),
+            np.array([fidelity == "retokenized" for fidelity in table["fidelity"]]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.sums_SPC)
+
+    def take(self, rows: np.ndarray) -> "Evidence":
+        """Of some sequences: indices, or one truth value a sequence."""
+        per_sequence = (self.sums_SPC, self.temperature_S, self.top_p_S, self.retokenized_S)
+        return Evidence(self.columns, *(values[rows] for values in per_sequence))
+
+    def of_each(self, column: str, part: int | None = None) -> np.ndarray:
+        """[S] sums of a column over each sequence, or over one part of its completion."""
+        sums_SP = self.sums_SPC[:, :, self.columns.index(column)]
+        return sums_SP.sum(1) if part is None else sums_SP[:, part]
+
+    def total(self, column: str, part: int | None = None) -> float:
+        """The sum of a column over all sequences."""
+        return float(self.of_each(column, part).sum())
+
+    def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
+        """A column's sum over another's; 0 where there is nothing to divide by."""
+        whole = self.total(of, part)
+        return self.total(column, part) / whole if whole else 0.0
+
+    def difference(self, part: int | None = None) -> float:
+        """Nats a token by which the text is likelier (above 0) or less likely than the target's own samples."""
+        return self.share("sampled_logprob", part=part) - self.share("expected", part=part)
+
+    def typical_difference(self, part: int) -> float:
+        """The median over the sequences of each one's own difference in that part, in nats a token."""
+        tokens_S = self.of_each("tokens", part)
+        difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
+        return (
+            float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0]))
+            if tokens_S.any()
+            else 0.0
+        )
+
+    def standard_error(self) -> float:
+        """Of `difference`, for text that the target drew."""
+        tokens = self.total("tokens")
+        return (
+            float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
+            if tokens
+            else 0.0
+        )
+
+    def missed(self, part: int | None = None) -> float:
+        """Share of the tokens of which the target is sure where the text has another, beyond what sampling explains."""
+        expected = self.share("sure_missed_expected", "sure", part)
+        return max(self.share("sure_missed", "sure", part) - expected, 0.0)
+
+    def z(self) -> np.ndarray:
+        """[S] each sequence's difference in standard errors: standard normal for text that the target drew."""
+        variance_S = self.of_each("variance") + ROUNDING_NATS**2 * self.of_each("tokens")
+        return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(
+            np.maximum(variance_S, 1e-12)
+        )
+
+    def own_share(self) -> np.ndarray:
+        """[S] one minus the share of tokens, beyond the expected one, that fall outside the target's likely ones: 1 for its own
+        text. Likely are the tokens of top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS)."""
+        excess_S = self.of_each("unlikely") - self.of_each("unlikely_expected")
+        return 1 - np.clip(excess_S / np.maximum(self.of_each("tokens"), 1), 0, 1)
+
+    def fit_temperature(self) -> TemperatureFit | None:
+        """None without a token at which temperatures differ."""
+        tokens = self.total("fitted")
+        if not tokens:
+            return None
+        grid = np.array(
+            [float(name.removeprefix("fit_")) for name in self.columns if name.startswith("fit_")]
+        )
+        fits, uncut = (
+            [self.total(f"{kind}_{temperature:g}") for temperature in grid]
+            for kind in ("fit", "uncut")
+        )
+        best, best_uncut = int(np.argmax(fits)), int(np.argmax(uncut))
+        without_top_p = (
+            float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
+        )
+        gain, stray = fits[best] - self.total("logged_fit"), self.total(f"stray_{grid[best]:g}")
+        return TemperatureFit(
+            float(grid[best]), float(gain), stray / tokens, int(tokens), without_top_p
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """For tables and machines: shares, means and their expected ranges."""
+        error, z_S, own_S, fit = (
+            self.standard_error(),
+            self.z(),
+            self.own_share(),
+            self.fit_temperature(),
+        )
+        expected = self.share("expected")
+        return {
+            "sequences": len(self),
+            "tokens": int(self.total("tokens")),
+            "mean_logprob": self.share("logprob"),
+            "sampled_mean_logprob": self.share("sampled_logprob"),
+            "expected_mean_logprob": expected,
+            "expected_range": [expected - 1.96 * error, expected + 1.96 * error],
+            "below_1e4": self.share("rare"),
+            "outside_top_p": self.share("outside"),
+            "unlikely": self.share("unlikely"),
+            "unlikely_expected": self.share("unlikely_expected"),
+            "top_1": self.share("top"),
+            "sure_missed": self.missed(),
+            "z": {
+                "pooled": self.difference() / error if error else 0.0,
+                "mean": float(z_S.mean()) if len(self) else 0.0,
+                "sd": float(z_S.std(ddof=1)) if len(self) > 1 else 0.0,
+                "beyond_3": float((np.abs(z_S) > 3).mean()) if len(self) else 0.0,
+                "histogram": np.histogram(z_S, [-np.inf, *Z_EDGES, np.inf])[0].tolist(),
+            },
+            "own_share": {"mean": float(own_S.mean()), "lowest": float(own_S.min())}
+            if len(self)
+            else None,
+            "temperature": None
+            if fit is None
+            else {
+                "logged": sorted({float(temperature) for temperature in self.temperature_S})[:5],
+                "fits_best": fit.best,
+                "tokens": fit.tokens,
+            },
+        }

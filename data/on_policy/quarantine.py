@@ -1,0 +1,45 @@
+"""Quarantine: sequences whose text is not the target's own, kept aside from training, replay and evaluation.
+
+Their states stay in the feature store and their rows in the table; quarantine.json beside the store lists them with their
+scores, and every stage after capture takes its parts through `load_parts`, the one place that leaves them out. The file
+also names the manifest that it judged, so that its digest stands for both.
+
+    write_quarantine(features, {"0-17": 0.41}, below=0.95)
+    parts = load_parts(run / "split", features)          # train, validation, heldout; general if any
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import file_digest, read_json, write_json
+from outrider.data.features.feature_store import MANIFEST
+from outrider.data.split.general_traffic import GENERAL
+from outrider.data.split.split import PARTS
+
+FILE = "quarantine.json"
+
+
+def write_quarantine(features_dir: Path, scores: Mapping[str, float]) -> None:
+    """Publishes the ids that are set aside, with the score that each was judged by; readable by their owner only."""
+    listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
+    manifest = file_digest(Path(features_dir) / MANIFEST)
+    write_json(
+        Path(features_dir) / FILE, {"manifest_sha256": manifest, "sequences": listed}, private=True
+    )
+
+
+def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
+    """parts.json without the sequences that are set aside; a part that loses all of its own is an error."""
+    parts = read_json(Path(split_dir) / "parts.json")
+    aside = read_json(Path(features_dir) / FILE)["sequences"]
+    for name in (name for name in (*PARTS, GENERAL) if name in parts):
+        kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
+        if not kept:
+            raise OutriderError(
+                f"{Path(features_dir) / FILE}: all {len(parts[name])} sequences of the {name} part are set aside, they are not the "
+                "target's own text; on_policy.json beside it says why. Mend the log, or lower traffic.min_on_policy (null: keep all)"
+            )
+        parts[name] = kept
+    return parts

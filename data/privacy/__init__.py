@@ -1,0 +1,1 @@
+"""Personal data in logs: detection, surrogates, regeneration."""

@@ -1,0 +1,288 @@
+"""Where in a text personal data stands: Presidio's recognisers, each only near what its kind cannot do without, and context.
+
+A recogniser is run on windows around an anchor (an `@`, a run of digits), which makes long prompts cheap and hostile ones bounded.
+A loose shape counts for more behind a word of its kind ("phone", "电话") among the four words before it on its line, as in
+Presidio; a telephone number also when it begins with + or is spelled (212) 555-0123. Numbers of a country without such a word
+are not looked at further: ten digits on a receipt are mostly an order's.
+
+    finder = Finder(PrivacyConfig(mode="report"))
+    finder.find("call +49 30 901820, or write to ada@lovelace.org")      # [Found("PHONE_NUMBER", 5, 19, 0.75), ...]
+"""
+
+import bisect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import PrivacyConfig
+from outrider.data.privacy.recognizers import NATIONAL, recognisers
+
+
+@dataclass(frozen=True)
+class Found:
+    """One value in a text."""
+
+    kind: str
+    start: int
+    end: int
+    score: float
+
+
+NEEDED = re.compile(r"[\d@:]|www\.", re.IGNORECASE)
+"""No kind is without one of these; most short texts and keys are."""
+
+ANCHORS = {
+    "EMAIL_ADDRESS": r"@",
+    "PHONE_NUMBER": r"(?<![\dA-Za-z])(?:\+[ ]?)?\(?\d(?:[ \t().\-/\u00a0]{0,3}\d){6,16}(?!\d)",
+    "CREDIT_CARD": r"\d(?:[ -]?\d){13}",
+    "IBAN_CODE": r"[A-Z]{2}\d{2}[ -]?[A-Z0-9]{4}",
+    "IP_ADDRESS": r"\d\.\d{1,3}\.\d|[0-9A-Fa-f]:[0-9A-Fa-f]{0,4}:",
+    "US_SSN": r"\d{3}[- .]?\d{2}[- .]?\d{4}",
+    "CRYPTO": r"(?:bc1|[13])[a-zA-HJ-NP-Z0-9]{25}",
+    "URL": r"://|[wW]{3}\.",
+    "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
+} | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
+
+WORDS = {
+    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline telefon telefonnummer handy handynummer mobil "
+    "téléphone portable teléfono móvil celular telefono cellulare telefone celular telefoon mobiel "
+    "电话 手机 号码 热线 联系方式 電話 携帯",
+    "CREDIT_CARD": "credit card visa mastercard amex kreditkarte carte tarjeta 卡号 信用卡 银行卡",
+    "IBAN_CODE": "iban bank",
+    "IP_ADDRESS": "ip ipv4 ipv6 address host client remote",
+    "US_SSN": "social security ssn",
+    "MAC_ADDRESS": "mac hardware ethernet",
+} | {
+    "AU_MEDICARE": "medicare",
+    "AU_TFN": "tfn tax",
+    "CA_SIN": "sin insurance",
+    "DE_SOCIAL_SECURITY": "rentenversicherungsnummer sozialversicherungsnummer rvnr svnr",
+    "DE_TAX_ID": "steuer steueridentifikationsnummer idnr tin",
+    "IN_AADHAAR": "aadhaar aadhar uidai",
+    "KR_RRN": "resident registration rrn 주민등록번호",
+    "PL_PESEL": "pesel",
+    "SE_PERSONNUMMER": "personnummer",
+    "TH_TNIN": "tnin citizen identification",
+    "TR_NATIONAL_ID": "tc kimlik",
+    "UK_NHS": "nhs",
+    "US_ITIN": "itin taxpayer",
+    "ZA_ID_NUMBER": "id identity",
+}
+VERSION = {"v", "ver", "version", "release", "build", "firmware", "section", "chapter"}
+"""Before four numbers with dots, these say that it is no address."""
+
+CONTEXT_BONUS = 0.35
+"""Presidio's, for a word of the kind before the value."""
+WORDS_BEFORE = 4
+CONTEXT_CHARACTERS = 60
+
+REACH = 80
+"""Characters around an anchor that its recogniser sees; then up to the next white space, at most REACH more."""
+WINDOW = 2000
+
+PHONE_SCORE = 0.4
+"""Presidio's, for digits that are a number of some region; alone below the default of privacy.min_score."""
+NORTH_AMERICAN = re.compile(
+    r"(?<!\d)(?:\([2-9]\d{2}\)[ ]?[2-9]\d{2}[ .-]\d{4}|[2-9]\d{2}([.-])[2-9]\d{2}\1\d{4})(?!\d)"
+)
+DATE = re.compile(
+    r"(?:19|20)\d{2}[-./ ]?(?:0[1-9]|1[0-2])[-./ ]?(?:0[1-9]|[12]\d|3[01])|\d{1,2}([-./])\d{1,2}\1(?:19|20)?\d{2}(?!\d)"
+)
+
+ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
+UNICODE_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+TRAILING = ".,;:!?'"
+
+
+class Finder:
+    """The recognisers of a configuration."""
+
+    def __init__(self, config: PrivacyConfig):
+        self.min_score = config.min_score
+        self.kinds = [kind for kind in config.entities if kind != "PHONE_NUMBER"]
+        self.recognisers = recognisers(config.entities)
+        self.regions = (
+            _known_regions(config.phone_regions) if "PHONE_NUMBER" in config.entities else ()
+        )
+        self.order = {kind: place for place, kind in enumerate(config.entities)}
+        self.anchors = {kind: re.compile(ANCHORS[kind]) for kind in config.entities}
+        self.words = {kind: frozenset(WORDS.get(kind, "").split()) for kind in config.entities}
+
+    def find(self, text: str, before: str = "") -> list[Found]:
+        """Every value in `text`, none overlapping another, in their order. `before` is what stands before the text, such as a key."""
+        if not NEEDED.search(text):
+            return []
+        # An escape of JSON that was written into a text would glue its letter to the value behind it.
+        plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
+        found = [one for kind in self.kinds for one in self._of_kind(kind, text, plain, before)]
+        if self.regions:
+            found += self._phones(text, plain, before)
+        sure = [one for one in found if one.score >= self.min_score and _stands_alone(plain, one)]
+        return _without_overlaps(sure, self.order)
+
+    def _of_kind(self, kind: str, text: str, plain: str, before: str) -> Iterator[Found]:
+        recogniser = self.recognisers[kind]
+        for start, end in _windows(plain, self.anchors[kind]):
+            for result in recogniser.analyze(plain[start:end], [kind]):
+                value = plain[start + result.start : start + result.end]
+                kept = value.rstrip(TRAILING) if kind == "URL" else value
+                place = start + result.start
+                score = self._score(kind, kept, result.score, text, place, before)
+                if score > 0:
+                    yield Found(kind, place, place + len(kept), score)
+
+    def _score(
+        self, kind: str, value: str, score: float, text: str, place: int, before: str
+    ) -> float:
+        context = _words_before(text, place, before)
+        if kind == "IP_ADDRESS" and ":" not in value:
+            if _goes_on(text, place, place + len(value)) or (
+                context[-1:] and context[-1] in VERSION
+            ):
+                return 0.0
+            if all(len(number) == 1 for number in value.split(".")):
+                score = 0.3  # 1.2.3.4 is mostly a version or a section
+        if kind in NATIONAL and not any(map(str.isalpha, value)):
+            score = PHONE_SCORE  # one number in ten has the check digit by chance
+        if score < 1 and not self.words[kind].isdisjoint(context):
+            score = min(score + CONTEXT_BONUS, 1.0)
+        return score
+
+    def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
+        """As Presidio's PhoneRecognizer finds and scores them, but asks only where the score can reach `min_score`."""
+        import phonenumbers
+
+        for anchor in self.anchors["PHONE_NUMBER"].finditer(plain):
+            number = anchor[0]
+            evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
+            named = not self.words["PHONE_NUMBER"].isdisjoint(
+                _words_before(text, anchor.start(), before)
+            )
+            score = PHONE_SCORE + (CONTEXT_BONUS if evident or named else 0)
+            if score < self.min_score or (DATE.match(number) and not evident):
+                continue
+            first, last = (
+                max(anchor.start() - 2, 0),
+                min(anchor.end() + 14, len(plain)),
+            )  # an extension may follow
+            window = plain[first:last]
+            # A number with + is one in every region or in none; ZZ is no region.
+            for region in ("ZZ",) if number.startswith("+") else self.regions:
+                if not _may_be_valid(number, region):
+                    continue
+                matches = phonenumbers.PhoneNumberMatcher(
+                    window, region, leniency=phonenumbers.Leniency.VALID
+                )
+                if match := next(
+                    (match for match in matches if first + match.start < anchor.end()), None
+                ):
+                    yield Found("PHONE_NUMBER", first + match.start, first + match.end, score)
+                    break
+
+
+def _may_be_valid(number: str, region: str) -> bool:
+    """The matcher's own question, ten times as fast. In a longer row of digits, a number beside something else, only it tells."""
+    import phonenumbers
+
+    if sum(map(str.isdigit, number)) > 11:
+        return True
+    try:
+        return phonenumbers.is_valid_number(phonenumbers.parse(number, region))
+    except phonenumbers.NumberParseException:
+        return False
+
+
+def _known_regions(regions: list[str]) -> tuple[str, ...]:
+    import phonenumbers
+
+    unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
+    if unknown:
+        raise OutriderError(
+            f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in capitals, such as US, GB, DE, CN"
+        )
+    return tuple(regions)
+
+
+def _windows(text: str, anchor: re.Pattern) -> Iterator[tuple[int, int]]:
+    """Stretches around the anchors that begin and end at white space if there is some near. Close ones are one stretch, up to a length:
+    Presidio compares all that it finds in one with each other. Stretches of a long row overlap, so that none cuts a value."""
+    start = end = -1
+    for match in anchor.finditer(text):
+        if match.end() + REACH <= end:
+            continue
+        left, right = max(match.start() - REACH, 0), min(match.end() + REACH, len(text))
+        if left <= end and right - start <= WINDOW:
+            end = right
+            continue
+        if end > 0:
+            yield _to_white_space(text, start, end)
+        start, end = left, right
+    if end > 0:
+        yield _to_white_space(text, start, end)
+
+
+def _to_white_space(text: str, start: int, end: int) -> tuple[int, int]:
+    left, right = max(start - REACH, 0), min(end + REACH, len(text))
+    while start > left and not text[start - 1].isspace():
+        start -= 1
+    while end < right and not text[end].isspace():
+        end += 1
+    return start, end
+
+
+def _words_before(text: str, place: int, before: str) -> list[str]:
+    """The last words before a value, in lower case: of its line, or of the line above where it begins its own. A longer number ends
+    them, so that one label does not count for a whole row of a table."""
+    head = text[max(place - CONTEXT_CHARACTERS, 0) : place]
+    if len(head) < CONTEXT_CHARACTERS:
+        head = before[-CONTEXT_CHARACTERS:] + head
+    if "\\" in head:
+        head = ESCAPE.sub("\n", UNICODE_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), head))
+    lines = head.rsplit("\n", 2)
+    line = lines[-1] if any(map(str.isalpha, lines[-1])) or len(lines) == 1 else lines[-2]
+    words: list[str] = []
+    for word in reversed(
+        re.findall(r"\d{5,}|[A-Z]?[a-zà-ɏ]+|[A-Z]+|[\u0400-\u04ff]+|[\u2e80-\ud7ff]+", line)
+    ):
+        if word.isdigit() or len(words) >= WORDS_BEFORE:
+            break
+        words.append(word.lower())
+    return [*_chinese_words(words), *reversed(words)]
+
+
+def _chinese_words(words: list[str]) -> Iterator[str]:
+    """Chinese does not part its words: every stretch of two to four characters may be one."""
+    for word in words:
+        if word[0] >= "\u2e80":
+            for length in (2, 3, 4):
+                yield from (word[place : place + length] for place in range(len(word) - length + 1))
+
+
+def _stands_alone(text: str, one: Found) -> bool:
+    """Not cut out of a longer number, or of a longer word where it has letters: some of Presidio's patterns have no boundaries."""
+    digits_only = not any(map(str.isalpha, text[one.start : one.end]))
+    glued = re.compile(r"\d" if digits_only else r"[A-Za-z0-9]")
+    return not (
+        glued.match(text[one.start - 1 : one.start]) or glued.match(text[one.end : one.end + 1])
+    )
+
+
+def _goes_on(text: str, start: int, end: int) -> bool:
+    """Whether a number with dots is part of a longer one, such as an OID."""
+    return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
+        re.search(r"\d\.$", text[max(start - 2, 0) : start])
+    )
+
+
+def _without_overlaps(found: list[Found], order: dict[str, int]) -> list[Found]:
+    """Of values that overlap the surest, then the longest, then the kind that the recipe names first."""
+    kept: list[Found] = []  # in their order, none overlapping
+    for one in sorted(
+        found, key=lambda one: (-one.score, one.start - one.end, order[one.kind], one.start)
+    ):
+        place = bisect.bisect(kept, one.start, key=lambda other: other.start)
+        clear_of_left = place == 0 or kept[place - 1].end <= one.start
+        if clear_of_left and (place == len(kept) or one.end <= kept[place].start):
+            kept.insert(place, one)
+    return kept

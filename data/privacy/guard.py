@@ -1,0 +1,276 @@
+"""The privacy guard: every exchange passes it between its reader and the tokenizer.
+
+It counts what is personal in an exchange (`report`), or also puts surrogates in the prompt (`surrogate`), the same for a value in
+every spelling and wherever in the log it stands. A response that holds or repeats a value can not be changed and learned from, for its
+tokens would no longer be the target's: the exchange is left out, or with `regenerate` its response gets surrogates too and is marked, so
+that the target answers anew (regenerate.py). Logged prompt ids are dropped where the prompt's text was changed, and then alone.
+
+    guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one a process
+    outcome = guard.apply(exchange)                                  # an Exchange, or the Reject to count
+    guard.take_tally()                                               # adds up over parts and processes
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish
+from outrider.data.config import PrivacyConfig
+from outrider.data.exchange import Exchange, Reject
+from outrider.data.privacy.tally import PrivacyTally
+
+KEY_FILE = "privacy.key"
+KEY_BYTES = 16
+"""Least length of a key."""
+
+REGENERATE = "privacy_regenerate"
+"""Reject: the response holds a personal value, so it must be generated anew before it can be trained on."""
+IDS_ONLY = "privacy_ids_only"
+"""Reject: the prompt holds one and is logged as token ids alone."""
+UNREADABLE = "privacy_unreadable"
+"""Reject: whether it holds one cannot be told."""
+LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
+"""Reasons that say nothing about the quality of the log: they do not count towards `traffic.max_reject_fraction`."""
+
+METADATA = ("session", "tenant", "route")
+COMPLETION = tuple(
+    field.name
+    for field in dataclasses.fields(Exchange)
+    if field.name in ("reasoning", "content", "tool_calls")
+)
+Texts = list[tuple[str, str]]
+"""(what stands before it, a text)"""
+
+
+class PrivacyGuard:
+    """What the recipe's `privacy` section says, done to one exchange at a time.
+
+    `key` is needed for surrogates (`surrogate_key`). `decode` turns token ids into their text; without it, logged ids are taken to say
+    what the logged text says, and an exchange of ids alone cannot be looked at.
+    """
+
+    def __init__(
+        self,
+        config: PrivacyConfig,
+        key: bytes | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+    ):
+        self.config = config
+        self.decode = decode
+        self.tally = PrivacyTally()
+        if config.mode == "off":
+            return
+        from outrider.data.privacy.detection import Finder
+        from outrider.data.privacy.surrogates import Surrogates
+
+        self._finder = Finder(config)
+        if config.mode == "surrogate":
+            if key is None:
+                raise ValueError("privacy.mode: surrogate needs a key")
+            self._surrogates = Surrogates(key, config.phone_regions)
+
+    def apply(self, exchange: Exchange) -> Exchange | Reject:
+        """The exchange as it may be stored, or why it may not."""
+        if self.config.mode == "off":
+            return exchange
+        self.tally.exchanges += 1
+        try:
+            outcome = self._looked_at(exchange)
+        except RecursionError:
+            outcome = Reject(UNREADABLE, "nested too deeply")
+        if isinstance(outcome, Reject):
+            outcome.place = exchange.place
+            self.tally.left_out[outcome.reason] += 1
+        return outcome
+
+    def take_tally(self) -> PrivacyTally:
+        """The counts since it was last asked, for one part of a log."""
+        taken, self.tally = self.tally, PrivacyTally()
+        return taken
+
+    def _looked_at(self, exchange: Exchange) -> Exchange | Reject:
+        fields = {"prompt": self._prompt(exchange), "completion": self._completion(exchange)}
+        if None in fields.values():
+            self.tally.without_text += 1
+            if self.config.mode == "surrogate":
+                return Reject(UNREADABLE, "logged as token ids alone")
+        fields["metadata"] = [("", getattr(exchange, name) or "") for name in METADATA]
+        values = {
+            field: [
+                value for before, text in texts or [] for value in self._find(field, before, text)
+            ]
+            for field, texts in fields.items()
+        }
+        if not any(values.values()):
+            return exchange
+        self.tally.with_any += 1
+        if self.config.mode == "surrogate":
+            return self._replaced(
+                exchange, fields, [value for field in values.values() for value in field]
+            )
+        texts = [text for _, text in fields["completion"] or []]
+        repeated = any(
+            value in text for field in values.values() for _, value in field for text in texts
+        )
+        self.tally.in_completion += repeated
+        return exchange
+
+    def _replaced(
+        self, exchange: Exchange, fields: dict[str, Texts], values: list[tuple[str, str]]
+    ) -> Exchange | Reject:
+        from outrider.data.privacy.surrogates import Replacements
+
+        found = set(values)
+        logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
+        if logged_as_text and exchange.prompt_token_ids is not None:
+            # The ids were looked at; the text that takes their place was not.
+            found |= {
+                value
+                for before, text in _prompt_texts(exchange)
+                for value in self._find(None, before, text)
+            }
+        in_order = sorted(found, key=lambda value: (self.config.entities.index(value[0]), value[1]))
+        replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
+        holds = {
+            name: any(replacements.hold(text) for _, text in texts)
+            for name, texts in fields.items()
+        }
+        changes: dict[str, Any] = {
+            name: replacements.sub(getattr(exchange, name))
+            for name in METADATA
+            if getattr(exchange, name)
+        }
+        if holds["completion"]:
+            self.tally.in_completion += 1
+            if not self.config.regenerate:
+                kinds = sorted({kind for kind, _ in found})
+                return Reject(
+                    REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})"
+                )
+            changes |= self._to_regenerate(exchange, replacements.sub)
+        if holds["prompt"]:
+            if not logged_as_text:
+                return Reject(
+                    IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for"
+                )
+            self.tally.ids_dropped += exchange.prompt_token_ids is not None
+            changes |= {
+                "prompt_token_ids": None,
+                "messages": _mapped(exchange.messages, replacements.sub),
+            }
+            changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)
+            changes["template_arguments"] = _mapped(exchange.template_arguments, replacements.sub)
+        self.tally.replaced += 1
+        self.tally.to_regenerate += changes.get("regenerate", False)
+        return dataclasses.replace(exchange, **changes)
+
+    def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
+        """The response with surrogates, and nothing that says how many tokens the logged one had or what string ended it."""
+        if exchange.completion_token_ids is not None and self.decode is not None:
+            reasoning, content, calls = (
+                None,
+                change(self.decode(exchange.completion_token_ids)),
+                None,
+            )
+        else:
+            reasoning, content, calls = (
+                _mapped(value, change)
+                for value in (exchange.reasoning, exchange.content, exchange.tool_calls)
+            )
+        if calls:
+            content = (content or "") + json.dumps(calls, ensure_ascii=False)
+        return {
+            "regenerate": True,
+            "completion_token_ids": None,
+            "reasoning": reasoning,
+            "content": content,
+            "tool_calls": None,
+            "completion_tokens": None,
+            "stop_reason": None,
+            "stop_strings": (),
+        }
+
+    def _prompt(self, exchange: Exchange) -> Texts | None:
+        """What is stored of the prompt; None where that cannot be read."""
+        if exchange.prompt_token_ids is not None and self.decode is not None:
+            return [("", self.decode(exchange.prompt_token_ids))]
+        if exchange.messages is None and exchange.prompt_text is None:
+            return None
+        return list(_prompt_texts(exchange))
+
+    def _completion(self, exchange: Exchange) -> Texts | None:
+        if exchange.completion_token_ids is not None and self.decode is not None:
+            return [("", self.decode(exchange.completion_token_ids))]
+        texts = [text for name in COMPLETION for text in _texts(getattr(exchange, name))]
+        return texts or (None if exchange.completion_token_ids is not None else [])
+
+    def _find(self, field: str | None, before: str, text: str) -> Iterator[tuple[str, str]]:
+        """(kind, value) of all that is found; counted under `field`."""
+        found = self._finder.find(text, before)
+        if field is not None:
+            self.tally.characters += len(text)
+            self.tally.found.update(f"{one.kind}.{field}" for one in found)
+        return ((one.kind, text[one.start : one.end]) for one in found)
+
+
+def surrogate_key(config: PrivacyConfig, own: Path) -> bytes | None:
+    """The key of `privacy.key_file`, else the run's own at `own`, made at first use; None where no surrogate is asked for."""
+    if config.mode != "surrogate":
+        return None
+    path = own if config.key_file is None else Path(config.key_file).expanduser()
+    if config.key_file is None and not own.exists():
+        with publish(own) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(os.urandom(32))
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise OutriderError(
+            f"privacy.key_file = {config.key_file!r}: cannot be read ({error.strerror}); name a file that holds at least "
+            f"{KEY_BYTES} random bytes, or leave the key out for one of the run's own"
+        ) from None
+    if len(key) < KEY_BYTES:
+        raise OutriderError(
+            f"{path}: {len(key)} bytes are too short for a key, whose surrogates could be guessed; privacy.key_file needs at least "
+            f"{KEY_BYTES}, such as `head -c 32 /dev/urandom` gives"
+        )
+    return key
+
+
+def _prompt_texts(exchange: Exchange) -> Iterator[tuple[str, str]]:
+    yield from _texts(exchange.messages)
+    yield from _texts(exchange.template_arguments)
+    yield from _texts(exchange.prompt_text)
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, whole numbers and keys too, with the key that it stands under."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield "", name
+            yield from _texts(inner, f"{name}: ")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str) or _may_be_personal(value):
+        yield key, str(value)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The same JSON value with every text, number and key that `_texts` names changed."""
+    if isinstance(value, dict):
+        return {change(name): _mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_mapped(inner, change) for inner in value]
+    if isinstance(value, str):
+        return change(value)
+    return int(change(str(value))) if _may_be_personal(value) else value
+
+
+def _may_be_personal(value: Any) -> bool:
+    """A whole number as long as a telephone's or a card's."""
+    return type(value) is int and 10**6 <= value < 10**19

@@ -1,0 +1,1 @@
+"""Training, validation and held-out parts, by session and in time."""

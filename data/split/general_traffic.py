@@ -1,0 +1,68 @@
+"""General traffic beside the customer's: some of it is trained on, the latest of it measures what a speculator has forgotten.
+
+add_general(parts, summary, customers, general, share=0.1, split=SplitConfig())     # parts["train"] grows, parts["general"] appears
+"""
+
+import random
+from typing import Any
+
+from datasets import Dataset
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import SplitConfig
+from outrider.data.split.near_duplicates import SimilarPrompts
+
+GENERAL = "general"
+PREFIX = "g"
+"""Ids of general sequences begin with it, the customer's with a digit."""
+
+HELDOUT_SHARE = 0.2
+"""Most of the general traffic that is kept for measuring."""
+
+
+def add_general(
+    parts: dict[str, Any],
+    summary: dict[str, Any],
+    customers: Dataset,
+    general: Dataset,
+    share: float,
+    split: SplitConfig,
+) -> None:
+    """Adds ids of general sequences: to the training part until they are `share` of it, and as a part of their own the latest ones,
+    whose sessions and near-identical prompts are not trained on. What was added is noted in the summary."""
+    ids, sessions, times, prompts = (
+        general[name][:] for name in ("sequence_id", "session", "time", "prompt_text")
+    )
+    first_times: dict[str, float] = {}
+    for row in sorted(range(len(ids)), key=times.__getitem__):
+        first_times.setdefault(sessions[row], times[row])
+    order = sorted(
+        range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
+    )
+    kept = max(1, min(split.max_general_sequences, int(HELDOUT_SHARE * len(order))))
+    heldout, rest = order[-kept:], order[:-kept]
+    straddling = {sessions[row] for row in heldout}
+    rest = [row for row in rest if sessions[row] not in straddling]
+    wanted = round(share / (1 - share) * len(parts["train"]))
+    chosen = random.Random(f"{split.seed} general").sample(rest, min(wanted, len(rest)))
+    place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
+    customers_prompts = customers["prompt_text"]
+    trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]
+    trained += [prompts[row] for row in chosen]
+    seen = SimilarPrompts(
+        trained, split.near_duplicate_similarity, [*trained, *(prompts[row] for row in heldout)]
+    )
+    measured = [row for row in heldout if not seen.holds(prompts[row])]
+    if not measured:
+        raise OutriderError(
+            f"traffic.general: of its {len(ids)} sequences none is left to measure on, for all of the latest are near-identical to "
+            "training prompts; give more or other general traffic, or leave traffic.general out"
+        )
+    parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
+    parts[GENERAL] = [ids[row] for row in measured]
+    summary[GENERAL] = {
+        "sequences": len(ids),
+        "trained_on": len(chosen),
+        "wanted": wanted,
+        "measured_on": len(measured),
+    }

@@ -1,0 +1,195 @@
+"""The split: training, then validation, then the held-out part, by session and in time.
+
+A speculator serves the traffic that comes after it was trained, so it is chosen on later traffic than it learned from,
+and measured on later traffic still: two cuts in time, sessions by their first exchange. Whatever an earlier session does
+after a cut is left out, so that nothing on one side is later than anything on the next. Near-identical prompts of the
+training side are left out of the other two; inside the training side copies stay, up to `traffic.max_copies` of one prompt.
+
+    python -m outrider.data.split.split runs/resume_screening/traffic/sequences /tmp/parts
+"""
+
+import bisect
+import hashlib
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.data.config import SplitConfig
+from outrider.data.sequences import load_sequences
+from outrider.data.split.general_traffic import GENERAL, add_general
+from outrider.data.split.near_duplicates import SimilarPrompts
+from outrider.data.split.slices import name_slices, write_slices
+
+PARTS = ("train", "validation", "heldout")
+"""Of the customer's traffic; where a recipe names general traffic, `parts.json` has a part of it as well."""
+
+
+def split(
+    sequences_dir: Path,
+    split: SplitConfig,
+    out_dir: Path,
+    max_copies: int | None = None,
+    general_dir: Path | None = None,
+    general_share: float = 0.0,
+) -> dict[str, Any]:
+    """Writes and returns `parts.json`: the ids of each part in the order of time, `left_out` {id: reason}, `summary`.
+
+    `max_copies` and `general_share` are `traffic`'s; `general_dir` is the table of general traffic (general.py). The slices of every later table are named beside it (slices.json), once for all, from the
+    whole traffic.
+    """
+    table = load_sequences(sequences_dir)
+    parts, left_out = divide(table, split, max_copies=max_copies)
+    ids = table["sequence_id"][:]
+    result = {
+        **{part: [ids[row] for row in parts[part]] for part in PARTS},
+        "left_out": {ids[row]: left_out[row] for row in sorted(left_out)},
+        "summary": describe(table, parts, left_out),
+    }
+    slices = name_slices(table)
+    if general_dir is not None:
+        general = load_sequences(general_dir)
+        add_general(result, result["summary"], table, general, general_share, split)
+        slices["traffic"] = {"customer": ids, GENERAL: general["sequence_id"][:]}
+    write_slices(slices, out_dir)
+    write_json(Path(out_dir) / "parts.json", result)
+    return result
+
+
+def ids_of(parts: Mapping[str, Any]) -> list[str]:
+    """Every sequence of every part: what is captured and judged."""
+    return [sequence_id for part in (*PARTS, GENERAL) for sequence_id in parts.get(part, ())]
+
+
+def divide(
+    table: Dataset, split: SplitConfig, drop_seen: bool = True, max_copies: int | None = None
+) -> tuple[dict[str, list[int]], dict[int, str]]:
+    """The rows of each part in the order of time, and why each other row is left out.
+
+    `drop_seen`: look for near-identical prompts, 2 ms and 20 kB of memory each.
+    """
+    times = table["time"][:]
+    order = sorted(
+        range(len(times)), key=lambda row: times[row]
+    )  # stable: equal times stay in the log's order
+    parts, left_out = _by_time(order, table["session"][:], times, split)
+    limits = (
+        split.max_train_sequences,
+        split.max_validation_sequences,
+        split.max_heldout_sequences,
+    )
+    if max_copies is not None:
+        _drop_copies(table, parts, max_copies, left_out)
+    _sample(parts, "train", limits[0], split.seed, left_out)
+    if drop_seen:
+        _drop_seen(table, parts, split.near_duplicate_similarity, left_out)
+    for part, limit in zip(PARTS[1:], limits[1:], strict=True):
+        _sample(parts, part, limit, split.seed, left_out)
+    for part in PARTS:
+        if not parts[part]:
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in Counter(left_out.values()).most_common()
+            )
+            raise OutriderError(
+                f"nothing is left for the {part} part ({len(times)} sequences; left out: {reasons or 'none'}). "
+                "Give more traffic with times and sessions, change split.validation_fraction or split.heldout_fraction, "
+                "or raise split.near_duplicate_similarity"
+            )
+    return parts, left_out
+
+
+def _by_time(
+    order: list[int], sessions: list[str], times: list[float], split: SplitConfig
+) -> tuple[dict[str, list[int]], dict[int, str]]:
+    first_times: dict[str, float] = {}
+    for row in order:
+        first_times.setdefault(sessions[row], times[row])
+    starts = list(first_times.values())  # of the sessions, in the order of time
+    if len(starts) < len(PARTS):
+        raise OutriderError(
+            f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}"
+        )
+    heldout = max(round(len(starts) * split.heldout_fraction), 1)
+    validation = max(round(len(starts) * split.validation_fraction), 1)
+    cuts = [starts[max(len(starts) - heldout - validation, 0)], starts[len(starts) - heldout]]
+    parts: dict[str, list[int]] = {part: [] for part in PARTS}
+    left_out = {}
+    for row in order:
+        of_session, of_row = (
+            bisect.bisect_right(cuts, time) for time in (first_times[sessions[row]], times[row])
+        )
+        if of_session == of_row:
+            parts[PARTS[of_row]].append(row)
+        else:
+            left_out[row] = "session_began_in_an_earlier_part"
+    return parts, left_out
+
+
+def _sample(
+    parts: dict[str, list[int]], part: str, limit: int | None, seed: int, left_out: dict[int, str]
+) -> None:
+    """Keeps `limit` rows of a part, drawn with the seed, still in the order of time."""
+    rows = parts[part]
+    if limit is None or len(rows) <= limit:
+        return
+    kept = set(random.Random(f"{seed} {part}").sample(rows, limit))
+    parts[part] = [row for row in rows if row in kept]
+    left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
+
+
+def _drop_copies(
+    table: Dataset, parts: dict[str, list[int]], limit: int, left_out: dict[int, str]
+) -> None:
+    """Keeps the latest `limit` training rows of each prompt."""
+    prompts = table["prompt_text"]
+    kept: Counter[bytes] = Counter()
+    for row in reversed(parts["train"]):
+        prompt = hashlib.sha256(prompts[row].encode()).digest()
+        kept[prompt] += 1
+        if kept[prompt] > limit:
+            left_out[row] = "max_copies"
+    parts["train"] = [row for row in parts["train"] if row not in left_out]
+
+
+def _drop_seen(
+    table: Dataset, parts: dict[str, list[int]], similarity: float, left_out: dict[int, str]
+) -> None:
+    prompts = table["prompt_text"]
+    seen = SimilarPrompts([prompts[row] for row in parts["train"]], similarity, prompts)
+    for part in PARTS[1:]:
+        dropped = {row for row in parts[part] if seen.holds(prompts[row])}
+        left_out.update((row, "near_identical_to_a_training_prompt") for row in dropped)
+        parts[part] = [row for row in parts[part] if row not in dropped]
+
+
+def describe(
+    table: Dataset, parts: dict[str, list[int]], left_out: dict[int, str]
+) -> dict[str, Any]:
+    """Sequences, sessions, tokens and times of each part, and how many rows were left out for which reason."""
+    sessions, starts, times = table["session"][:], table["completion_start"][:], table["time"][:]
+    lengths = [len(ids) for ids in table["token_ids"]]
+    described = {
+        part: {
+            "sequences": len(rows),
+            "sessions": len({sessions[row] for row in rows}),
+            "tokens": sum(lengths[row] for row in rows),
+            "completion_tokens": sum(lengths[row] - starts[row] for row in rows),
+            "first_time": times[rows[0]],
+            "last_time": times[rows[-1]],
+        }
+        for part, rows in parts.items()
+    }
+    return {**described, "left_out": dict(Counter(left_out.values()).most_common())}
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(split(Path(sys.argv[1]), SplitConfig(), Path(sys.argv[2]))["summary"], indent=2)
+    )

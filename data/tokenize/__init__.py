@@ -1,0 +1,1 @@
+"""From an exchange to the token ids that the engine saw and produced."""

@@ -1,0 +1,163 @@
+"""From an exchange to the tokens that the engine saw and produced.
+
+Logged ids are used untouched (`exact`). Otherwise the conversation goes through the target's own chat template (template.py) and the
+response is put together again as R1 emitted it (emitted.py): `retokenized`.
+
+    builder = SequenceBuilder(target_dir)
+    sequence = builder.build(exchange)      # or raises Reject
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.exchange import Exchange, Reject
+from outrider.data.tokenize.chat_template import ChatTemplate
+from outrider.data.tokenize.emitted_text import END_THINK, endings, opening_of, readings
+
+REGENERATE = "regenerate"
+"""See `TokenSequence.fidelity`."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One training sequence; only the completion is trained on."""
+
+    token_ids: list[int]
+    completion_start: int
+    fidelity: str
+    """`exact`: the engine's own ids. `retokenized`: rendered and tokenized again. `regenerate`: the completion is none of the target's, which
+    answers anew before anything is learned from it (regenerate.py)."""
+    prompt_text: str
+    """What the engine saw, special tokens as text."""
+    temperature: float
+    top_p: float
+    agrees_with_usage: bool | None
+    """Whether the completion has as many tokens as the engine counted; None where it was not logged."""
+
+
+class SequenceBuilder:
+    """Builds token sequences for one target; needs its tokenizer and config.json, not its weights."""
+
+    def __init__(self, target_dir: Path):
+        from transformers import AutoTokenizer  # seconds to import
+
+        target_dir = Path(target_dir)
+        config = read_json(target_dir / "config.json")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(target_dir)
+        except (OSError, ValueError) as error:
+            raise OutriderError(
+                f"{target_dir}: no usable tokenizer ({error}); the target needs tokenizer.json"
+            ) from None
+        if not self.tokenizer.chat_template:
+            raise OutriderError(
+                f"{target_dir}: the tokenizer has no chat template (chat_template in tokenizer_config.json)"
+            )
+        self.template = ChatTemplate(self.tokenizer)
+        self._encoder = self.tokenizer.backend_tokenizer
+        self._eos = self.tokenizer.eos_token_id  # slow to ask for
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        self.vocabulary = config["vocab_size"]
+        # One position is left for the token that the engine must generate when it replays a sequence.
+        self.longest = config["max_position_embeddings"] - 1
+        generation = target_dir / "generation_config.json"
+        defaults = read_json(generation) if generation.exists() else {}
+        # A request without these is sampled with the target's defaults, as vLLM does.
+        self.temperature = defaults.get("temperature", 1.0)
+        self.top_p = defaults.get("top_p", 1.0)
+
+    def build(self, exchange: Exchange) -> TokenSequence:
+        """The exchange's tokens; raises `Reject` where they cannot be known or do not fit the target."""
+        prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
+        exact = prompt_ids is not None and completion_ids is not None
+        if prompt_ids is None:
+            prompt_text = self.render(exchange)
+            prompt_ids = self._encode(
+                prompt_text, exchange.messages is None and exchange.prompt_is_raw
+            )
+        else:
+            self._check_vocabulary(prompt_ids)
+            prompt_text = self.tokenizer.decode(
+                prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        if exchange.regenerate:
+            completion_ids = self._encode(
+                END_THINK.join(filter(None, (exchange.reasoning, exchange.content)))
+            )
+        elif completion_ids is None:
+            completion_ids = self.retokenize(exchange, prompt_text)
+        else:
+            self._check_vocabulary(completion_ids)
+        if not completion_ids or not prompt_ids:
+            raise Reject("empty_response" if prompt_ids else "empty_prompt")
+        length = len(prompt_ids) + len(completion_ids)
+        if length > self.longest:
+            raise Reject("longer_than_target", f"{length} tokens, the target takes {self.longest}")
+        temperature = self.temperature if exchange.temperature is None else exchange.temperature
+        top_p = self.top_p if exchange.top_p is None else exchange.top_p
+        if temperature < 0 or not 0 < top_p <= 1:
+            raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
+        counted = exchange.completion_tokens
+        return TokenSequence(
+            token_ids=[*prompt_ids, *completion_ids],
+            completion_start=len(prompt_ids),
+            fidelity=REGENERATE if exchange.regenerate else "exact" if exact else "retokenized",
+            prompt_text=prompt_text,
+            temperature=temperature,
+            top_p=top_p,
+            agrees_with_usage=None if counted is None else counted == len(completion_ids),
+        )
+
+    def render(self, exchange: Exchange) -> str:
+        """The prompt as the target's chat template writes it, or as it was logged."""
+        if exchange.messages is None and exchange.prompt_text is not None:
+            return exchange.prompt_text
+        if exchange.messages is None:
+            raise Reject("no_messages")
+        return self.template.render(exchange.messages, exchange.template_arguments)
+
+    def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
+        """The completion's tokens from its text, its end token included."""
+        if exchange.tool_calls:
+            calls = self.template.tool_calls(
+                exchange.messages or [], exchange.template_arguments, exchange.tool_calls
+            )
+            exchange = dataclasses.replace(exchange, content=(exchange.content or "") + calls)
+        if exchange.reasoning is None and exchange.content is None:
+            raise Reject("empty_response")
+        texts, only_if_counted = readings(exchange, opening_of(exchange, prompt_text))
+        counted = exchange.completion_tokens
+        likeliest = None
+        for text in texts:
+            for stop_string, ends in endings(exchange):
+                ids = self._encode(text + stop_string) + (self._end_token(exchange) if ends else [])
+                if len(ids) == counted or (counted is None and not only_if_counted):
+                    return ids
+                likeliest = likeliest or ids
+        if only_if_counted:
+            raise Reject(
+                "reasoning_missing",
+                "the template opens <think>, the response has neither reasoning nor </think>",
+            )
+        return likeliest or []
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        # Without offsets, which is a third faster than `encode`.
+        return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _end_token(self, exchange: Exchange) -> list[int]:
+        if exchange.stop_reason is None:
+            return [self._eos]
+        self._check_vocabulary([exchange.stop_reason])
+        return [exchange.stop_reason]
+
+    def _check_vocabulary(self, token_ids: list[int]) -> None:
+        if max(token_ids, default=0) >= self.vocabulary or min(token_ids, default=0) < 0:
+            raise Reject(
+                "token_out_of_vocabulary",
+                f"id {max(token_ids)}, the target has {self.vocabulary}: logged from another model?",
+            )

@@ -1,0 +1,1 @@
+"""Speed and acceptance measured on real vLLM servers."""

@@ -1,0 +1,198 @@
+"""Open loop: none, base and custom under the customer's own arrivals, at rates from idle to overrun.
+
+    measure_rates(steps, fleet, load, "eager", traffic, sampling, evaluation, say=print)
+    table = summarise_rates(steps, "eager", traffic, evaluation, noise)
+
+The same requests at the same times go to each variant in turn. Below saturation every variant delivers what is asked for, so tokens/s of
+all requests together says nothing about a speculator there; what it changes is how long a request takes. So the speed-up is that of
+a request's own tokens/s, its tokens over the time from sending it to its last token, in whatever company the rate gives it.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.eval.bench.arrivals import customers_arrivals
+from outrider.eval.bench.closed_loop import record_of, warm_up
+from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.metrics import RATIOS, VARIANTS, Noise, pooled
+from outrider.eval.bench.scenarios import Traffic
+from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.config import EvalConfig
+from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
+from outrider.serving.client import Sampling
+
+if TYPE_CHECKING:
+    from outrider.serving.load_generator import LoadGenerator
+
+KEPT_UP = 0.9
+"""Share of the offered rate below which the achieved one must fall before a block can count as saturated."""
+
+WAIT_GROWTH = 2.0
+"""Times by which the wait for the first token must grow from the first third of a block's requests to the last."""
+
+
+def measure_rates(
+    steps: Steps,
+    fleet: Fleet,
+    load: "LoadGenerator",
+    mode: str,
+    traffic: Sequence[Traffic],
+    sampling: Sampling,
+    evaluation: EvalConfig,
+    say: Callable[[str], None],
+) -> None:
+    """Measures what is not measured yet, a step for each block. Variants that compare within one engine are measured together or not
+    at all; their order rotates."""
+    sampling = replace(sampling, seed=None)
+    for repeat in range(evaluation.rate_repeats):
+        for group in fleet.groups[:: -1 if repeat % 2 else 1]:
+            for place, (asked, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
+                names = {variant: _step(mode, asked, rate, repeat, variant) for variant in group}
+                if all(map(steps.done, names.values())):
+                    continue
+                turn, records = (repeat + place) % len(group), {}
+                for variant in group[turn:] + group[:turn]:
+                    url = warm_up(fleet, variant, load, asked.texts, sampling, evaluation, say)
+                    say(f"{asked.name}, {rate:g} requests/s, {variant}")
+                    records[variant] = _timed_block(
+                        url, load, asked, rate, repeat, sampling, evaluation
+                    )
+                for variant, record in records.items():
+                    steps.put(names[variant], record)
+
+
+def rates_done(steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig) -> bool:
+    """Whether every block of the mode is measured."""
+    repeats = range(evaluation.rate_repeats)
+    wanted = itertools.product(traffic, evaluation.rates, repeats, VARIANTS)
+    return all(steps.done(_step(mode, *block)) for block in wanted)
+
+
+def summarise_rates(
+    steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig, closed_loop: Noise
+) -> dict[str, dict[str, Any]]:
+    """By scenario and rate, a `rate_row`. How much blocks differ by chance is seen where each is repeated; else it is taken to be what
+    `closed_loop` shows, the least that it can be: near saturation a queue makes more of it."""
+    blocks = {
+        (asked.name, f"{rate:g}"): {
+            variant: [
+                steps.get(_step(mode, asked, rate, repeat, variant))
+                for repeat in range(evaluation.rate_repeats)
+            ]
+            for variant in VARIANTS
+        }
+        for asked, rate in itertools.product(traffic, evaluation.rates)
+    }
+    noise = {
+        name: block_noise(_pairs(own[over], own[under]) for own in blocks.values())
+        or closed_loop[name]
+        for name, (over, under) in RATIOS.items()
+    }
+    table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
+    for (name, rate), own in blocks.items():
+        table[name][rate] = rate_row(own, evaluation, noise)
+    return table
+
+
+def rate_row(
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
+) -> dict[str, Any]:
+    """Of one scenario and rate, from each variant's blocks, one a repeat: each variant's figures (`variant_figures`), the ratios of a
+    request's own tokens/s, paired by request, and how requests arrived."""
+    row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
+    for name, (over, under) in RATIOS.items():
+        pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
+        row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
+    return {**row, "arrivals": {name: blocks["none"][0][name] for name in ("source", "spread")}}
+
+
+def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`pooled` over one variant's blocks of a rate, and beside it: `offered` and `achieved` requests/s, `saturated` (in most of its
+    blocks), `request_tokens_per_s` (a request's own), `acceptance_length` by the engine's counters (1 without drafts), and
+    `late_ms`, the most by which the generator sent a request after its time."""
+    seen = [offered_and_achieved(block) for block in blocks]
+    drafts, accepted = (
+        sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens")
+    )
+    late = [
+        start - arrival
+        for block in blocks
+        for start, arrival in zip(block["request_start_s"], block["arrivals_s"], strict=True)
+    ]
+    return {
+        **pooled(blocks),
+        "offered": float(np.mean([offered for offered, _ in seen])),
+        "achieved": float(np.mean([achieved for _, achieved in seen])),
+        "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,
+        "request_tokens_per_s": sum(map(sum, (b["request_tokens"] for b in blocks)))
+        / sum(map(sum, (b["request_seconds"] for b in blocks))),
+        "acceptance_length": 1 + accepted / drafts if drafts else 1.0,
+        "late_ms": 1000 * max(late),
+    }
+
+
+def offered_and_achieved(block: Mapping[str, Any]) -> tuple[float, float]:
+    """Requests a second that came and that were completed: the gaps between the first and the last one's over the time between them.
+
+    Both ends are of the same kind, so a server that keeps up achieves what is offered. Completed requests over the block's whole time
+    would not: that has one more answer's time in it, which in a short block is a good part.
+    """
+    arrivals = block["arrivals_s"]
+    ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
+    gaps = len(arrivals) - 1
+    return gaps / (arrivals[-1] - arrivals[0]), gaps / float(max(ends.max() - ends.min(), 1e-9))
+
+
+def saturated(block: Mapping[str, Any]) -> bool:
+    """Whether the rate overran the server: it achieved less than KEPT_UP of what was offered, and the median wait for the first token
+    grew by WAIT_GROWTH from the first third of the requests to the last, as it does behind a queue that only grows.
+
+    Either alone misleads: one long answer at the end lowers the achieved rate, and one burst lengthens waits. A block that ends
+    before the engine's seats (`serving.engine.max_num_seqs`) are taken has no queue to show.
+    """
+    offered, achieved = offered_and_achieved(block)
+    third = max(len(block["ttft_ms"]) // 3, 1)
+    early, late = np.median(block["ttft_ms"][:third]), np.median(block["ttft_ms"][-third:])
+    return bool(achieved < KEPT_UP * offered and late >= WAIT_GROWTH * early)
+
+
+def _step(mode: str, asked: Traffic, rate: float, repeat: int, variant: str) -> str:
+    return f"rate_{mode}_{asked.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
+
+
+def _timed_block(
+    url: str,
+    load: "LoadGenerator",
+    asked: Traffic,
+    rate: float,
+    repeat: int,
+    sampling: Sampling,
+    evaluation: EvalConfig,
+) -> dict[str, Any]:
+    """The scenario's requests in the log's order, from the first in every repeat; again from the first where the rate wants more."""
+    count = evaluation.rate_requests(rate)
+    arrivals = customers_arrivals(asked.times, count, rate, evaluation.seed + repeat)
+    texts = list(itertools.islice(itertools.cycle(asked.texts), count))
+    block = load.run_timed(url, texts, arrivals.seconds, sampling, asked.max_tokens)
+    return {
+        **record_of(block),
+        "arrivals_s": arrivals.seconds,
+        "request_start_s": [request.start_s for request in block.requests],
+        "source": arrivals.source,
+        "spread": arrivals.spread,
+    }
+
+
+def _pairs(
+    over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
+) -> list[np.ndarray]:
+    """A request's own tokens and seconds, paired by request within a repeat, as `speed_ratio` takes them."""
+    names = ("request_tokens", "request_seconds")
+    return [
+        np.array([block[name] for block in both for name in names], dtype=np.float64).T
+        for both in zip(over, under, strict=True)
+    ]

@@ -1,0 +1,57 @@
+"""Which held-out prompts are sent, and how they are sampled.
+
+sampling = customers_sampling(heldout)
+verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+"""
+
+import collections
+import random
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.eval.config import EvalConfig
+from outrider.eval.lossless.verification import Prompt
+from outrider.serving.client import Sampling
+from outrider.serving.config import ServingConfig
+
+
+def customers_sampling(heldout: Any) -> Sampling:
+    """How most of the held-out requests were sampled."""
+    pairs = collections.Counter(
+        (round(float(t), 4), round(float(p), 4))
+        for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
+    )
+    ((temperature, top_p), _), *_ = pairs.most_common()
+    return Sampling(temperature, top_p)
+
+
+def evaluation_prompts(
+    heldout: Any, evaluation: EvalConfig, serving: ServingConfig
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Held-out prompts in an order drawn by the seed: those of the verification pass, and the others for timing (all, where few)."""
+    room = (
+        serving.engine.max_model_len
+        - max(evaluation.verification_max_tokens, evaluation.max_tokens)
+        - 1
+    )
+    order = [*range(len(heldout))]
+    random.Random(evaluation.seed).shuffle(order)
+    prompts = [
+        Prompt(
+            row["sequence_id"],
+            row["session"],
+            list(row["token_ids"][: row["completion_start"]]),
+            row["prompt_text"],
+        )
+        for row in (heldout[index] for index in order)
+        if row["completion_start"] <= room
+    ]
+    if not prompts:
+        raise OutriderError(
+            f"evaluate: no held-out prompt leaves room for eval.verification_max_tokens = {evaluation.verification_max_tokens} in "
+            f"serving.engine.max_model_len = {serving.engine.max_model_len}; lower the one or raise the other"
+        )
+    few = len(prompts) < 2 * evaluation.verification_requests
+    return prompts[: evaluation.verification_requests], prompts if few else prompts[
+        evaluation.verification_requests :
+    ]

@@ -1,0 +1,1 @@
+"""Checks that speculation changes speed and nothing else."""

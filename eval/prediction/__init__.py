@@ -1,0 +1,1 @@
+"""Choosing K, and predicting throughput and cost."""

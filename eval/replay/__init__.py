@@ -1,0 +1,1 @@
+"""Acceptance by exact replay of logged traffic, without the engine."""

@@ -1,0 +1,235 @@
+"""Draft parity: does the unroll that trains and replays draft what the engine drafts, at every depth?
+
+The engine answers prompts greedily with a speculator and its proposals are recorded, with the drafter's log-probability of each draft.
+The same states, captured from the same tokens, go through `unroll` in float32, each chain fed the engine's own drafts, so a difference
+at one depth does not carry over to the next. What is left to differ is bf16 against float32: a token may change where two are nearly
+as likely.
+
+    python -m outrider.eval.replay.draft_parity recipes/nano_r1/target runs/resume_screening/speculator 4 prompts.jsonl   # token id lists
+
+Shapes: B anchors of a batch, T tokens, H hidden, V vocabulary, K depths.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.errors import OutriderError
+from outrider.eval.config import ParityConfig
+from outrider.serving.config import EngineConfig, TargetConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.serving.engine import Engine
+
+ANCHORS_A_BATCH = 16
+
+CAUSES = (
+    "usual causes: a state fed back before the final norm instead of after it, tokens or positions off by one, weights that were not "
+    "loaded or belong to another checkpoint, another chat template or tokenizer than the target's, a quantization that only one side has"
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The engine's steps over its own greedy responses."""
+
+    steps: list[dict[str, Any]]
+    """`request`, `anchor` (the last token that the target had read), `token_ids` up to the last draft, `drafts` [K], `logprobs` [K]."""
+    hidden: list["torch.Tensor"]
+    """[T, H] of each response with its prompt."""
+
+
+def engine_parity(
+    target: TargetConfig,
+    engine_config: EngineConfig,
+    speculators: Mapping[str, Path],
+    k: int,
+    prompts: Sequence[Sequence[int]],
+    parity: ParityConfig,
+    dtype: str = "float32",
+) -> dict[str, dict[str, Any]]:
+    """`draft_parity` of each speculator, recorded in one eager engine, the first one's, into which the others are loaded in turn. The
+    engine has ended when the unroll starts, so that both fit on a GPU."""
+    from outrider.serving.engine import open_engine
+    from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+
+    eager = engine_config.model_copy(update={"mode": "eager"})
+    first = next(iter(speculators.values()))
+    with open_engine(target, eager, first, k, extension=DRAFT_EXTENSION) as engine:
+        recordings = record_each(engine, speculators, prompts, parity)
+    return compare_each(recordings, speculators, target, k, parity, dtype)
+
+
+def record_each(
+    engine: "Engine",
+    speculators: Mapping[str, Path],
+    prompts: Sequence[Sequence[int]],
+    parity: ParityConfig,
+) -> dict[str, Recording]:
+    """A recording of each speculator, in an engine that was opened with some speculator, k drafts and the draft extension."""
+    recordings = {}
+    for name, directory in speculators.items():
+        engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
+        recordings[name] = record(engine, prompts, parity.max_tokens)
+    return recordings
+
+
+def compare_each(
+    recordings: Mapping[str, Recording],
+    speculators: Mapping[str, Path],
+    target: TargetConfig,
+    k: int,
+    parity: ParityConfig,
+    dtype: str,
+) -> dict[str, dict[str, Any]]:
+    """`draft_parity` of each recording."""
+    return {
+        name: draft_parity(recording, speculators[name], target.directory(), k, parity, dtype)
+        for name, recording in recordings.items()
+    }
+
+
+def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) -> Recording:
+    """What the engine's drafter proposes while the engine answers, and the states of what it answered."""
+    from vllm import SamplingParams
+
+    engine.llm.collective_rpc("drafts_start")
+    outputs = engine.llm.generate(
+        [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+        SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False),
+        use_tqdm=False,
+    )
+    (records, *_) = engine.llm.collective_rpc("drafts_stop")
+    rows = [
+        [*prompt, *output.outputs[0].token_ids]
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    hidden = [h for _, h in engine.prefill([(str(index), row) for index, row in enumerate(rows)])]
+    request_of = {output.request_id: index for index, output in enumerate(outputs)}
+    steps = []
+    for proposal in records:
+        request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
+        row = rows[request]
+        # An unfinished chunk of a prompt proposes too, to no avail; and a step after the last token is one too late.
+        if (
+            len(prompts[request]) <= anchor + 1 < len(row)
+            and row[anchor + 1] == proposal["next_token"]
+        ):
+            tokens = [*row[: anchor + 2], *proposal["drafts"]]
+            kept = {name: proposal[name] for name in ("anchor", "drafts", "logprobs")}
+            steps.append({"request": request, "token_ids": tokens, **kept})
+    return Recording(steps, hidden)
+
+
+def draft_parity(
+    recording: Recording,
+    speculator_dir: Path,
+    target_dir: Path,
+    k: int,
+    parity: ParityConfig,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """The unroll's drafts against the recorded ones, over at most `parity.anchors` steps drawn by seed.
+
+    `per_depth[s]`: `n`, `agreement` (share of equal draft tokens), `near_ties` (share of those that differ within `parity.near_tie_nats`), `difference` (mean absolute difference of the draft's log-probability,
+    nats) and of the differing drafts the largest log-probability `gap` between the unroll's own and the engine's, under the unroll.
+    `agreement`, `near_ties` and `difference` pool the depths.
+    """
+    import torch
+
+    from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+    from outrider.speculators.unroll import unroll_anchors
+
+    steps = recording.steps
+    if not steps:
+        raise OutriderError(
+            "draft parity: the engine drafted for no token; are the prompts' answers a single token?"
+        )
+    steps = random.Random(0).sample(steps, min(parity.anchors, len(steps)))
+    steps.sort(key=lambda step: step["anchor"])  # rows of like length share a batch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    number = getattr(torch, dtype)
+    speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
+    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    agreed, near, differences, gaps = [0] * k, [0] * k, [0.0] * k, [0.0] * k
+    for start in range(0, len(steps), ANCHORS_A_BATCH):
+        batch = steps[start : start + ANCHORS_A_BATCH]
+        width = max(len(step["token_ids"]) for step in batch)
+        token_BT = torch.zeros(len(batch), width, dtype=torch.long)
+        sequence_BT = torch.full((len(batch), width), -1)
+        anchor_BT = torch.zeros(len(batch), width, dtype=torch.bool)
+        hidden_BTH = torch.zeros(len(batch), width, ends.lm_head_VH.shape[1])
+        for row, step in enumerate(batch):
+            tokens, anchor = step["token_ids"], step["anchor"]
+            token_BT[row, : len(tokens)] = torch.tensor(tokens)
+            sequence_BT[row, : len(tokens)] = row
+            anchor_BT[row, anchor] = True
+            hidden_BTH[row, : anchor + 1] = recording.hidden[step["request"]][: anchor + 1].float()
+        position_BT = torch.arange(width).expand(len(batch), -1)
+        row_tensors = (token_BT, hidden_BTH.to(number), sequence_BT, position_BT, anchor_BT)
+        with torch.no_grad():
+            _, states = unroll_anchors(
+                speculator, ends, *(tensor.to(device) for tensor in row_tensors), depth=k
+            )
+        for depth, state_BH in enumerate(states):
+            log_q_BV = ends.logits(state_BH).float().log_softmax(-1).cpu()
+            engine_B = torch.tensor([step["drafts"][depth] for step in batch])
+            engine_logprob_B = torch.tensor([step["logprobs"][depth] for step in batch])
+            logprob_B = log_q_BV.gather(1, engine_B[:, None])[:, 0]
+            gap_B = log_q_BV.max(-1).values - logprob_B
+            agreed[depth] += int((gap_B == 0).sum())
+            near[depth] += int(((gap_B > 0) & (gap_B <= parity.near_tie_nats)).sum())
+            differences[depth] += float((logprob_B - engine_logprob_B).abs().sum())
+            gaps[depth] = max(gaps[depth], float(gap_B.max()))
+    n = len(steps)
+    return {
+        "steps": n,
+        "agreement": sum(agreed) / (k * n),
+        "near_ties": sum(near) / (k * n),
+        "difference": sum(differences) / (k * n),
+        "per_depth": [
+            {"n": n, "agreement": a / n, "near_ties": t / n, "difference": d / n, "gap": g}
+            for a, t, d, g in zip(agreed, near, differences, gaps, strict=True)
+        ],
+    }
+
+
+def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
+    """Why this is no parity, in one sentence; None where it is."""
+    if (
+        found["agreement"] + found["near_ties"] >= parity.min_agreement
+        and found["difference"] <= parity.max_difference
+    ):
+        return None
+    depths = ", ".join(
+        f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1)
+    )
+    return (
+        f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of {found['steps']} x {len(found['per_depth'])} draft "
+        f"tokens ({depths}; {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their log-probabilities to "
+        f"{found['difference']:.3f} nats on average; demanded are {parity.min_agreement:.1%} (eval.parity.min_agreement) and {parity.max_difference:g} (eval.parity.max_difference); {CAUSES}"
+    )
+
+
+def main() -> None:
+    target, speculator, k, path = sys.argv[1:]
+    prompts = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    found = engine_parity(
+        TargetConfig(model=target),
+        EngineConfig(),
+        {"speculator": Path(speculator)},
+        int(k),
+        prompts,
+        ParityConfig(),
+    )
+    print(json.dumps(found["speculator"], indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Exact replay of stored traffic: expected engine steps of a speculator on responses that the target wrote, for every k at once.
+
+Reads states from a feature store, unrolls the speculator over several sequences at a time, and propagates the chain of
+speculators/acceptance.py. Nothing is served and nothing sampled: the only noise left is which responses were drawn.
+
+    sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
+    sums.acceptance_length()          # k = 1..4, pooled over requests
+    compare(base, custom, k=3, samples=2000, seed=0)     # custom / base with its interval over sessions
+
+Shapes: R responses, K depth, T tokens of a batch, N anchors; the chain's in speculators/acceptance.py.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from outrider.common.errors import OutriderError
+from outrider.eval.stats.bootstrap import Estimate, bootstrap
+from outrider.serving.client import Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH_TOKENS = 8192
+
+
+class StatesByToken(Protocol):
+    """What replay reads from: the feature store of data/, or anything like it."""
+
+    def read(self, sequence_id: str) -> Any:
+        """token_ids [T], hidden [T, H], completion_start."""
+
+
+@dataclass(frozen=True)
+class ReplaySums:
+    """Expected counts per response; see `ReplayChain` for what each means. Index k - 1 of the first K axis is the number of drafts.
+    Tokens and steps by region (`regions.py`) where regions were asked for, else G = 0."""
+
+    sequence_ids: list[str]
+    sessions: list[str]
+    tokens_R: np.ndarray
+    steps_RK: np.ndarray
+    accepted_RKK: np.ndarray
+    offered_RKK: np.ndarray
+    region_tokens_RG: np.ndarray
+    region_steps_RGK: np.ndarray
+    regions: Sequence[tuple[str, str]] = ()
+    """(dimension, name) of the G regions."""
+
+    @property
+    def depth(self) -> int:
+        """The largest k."""
+        return self.steps_RK.shape[1]
+
+    def acceptance_length(self) -> list[float]:
+        """Delivered tokens per step for k = 1..K, pooled: the sum of tokens over the sum of steps."""
+        return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
+
+    def cumulative(self, k: int) -> list[float]:
+        """Share of steps whose drafts 1..j were all accepted, j = 1..k (the engine's per-position acceptance rate)."""
+        return [
+            float(v)
+            for v in self.accepted_RKK[:, k - 1, :k].sum(axis=0) / self.steps_RK[:, k - 1].sum()
+        ]
+
+    def conditional(self, k: int) -> list[float]:
+        """Share of the drafts at position j that were accepted, among steps in which all before it were, j = 1..k; 0 where none was."""
+        accepted_K, offered_K = (
+            counts[:, k - 1, :k].sum(axis=0) for counts in (self.accepted_RKK, self.offered_RKK)
+        )
+        return np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0).tolist()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; counts to six decimals."""
+        arrays = {name: np.round(getattr(self, name), 6).tolist() for name in _ARRAYS}
+        names = [list(region) for region in self.regions]
+        return {
+            "sequence_ids": self.sequence_ids,
+            "sessions": self.sessions,
+            **arrays,
+            "regions": names,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
+        """What `as_dict` made."""
+        arrays = (np.array(value[name]) for name in _ARRAYS)
+        regions = [(dimension, name) for dimension, name in value["regions"]]
+        return cls(value["sequence_ids"], value["sessions"], *arrays, regions=regions)
+
+
+_CHAIN = ("tokens_R", "steps_RK", "accepted_RKK", "offered_RKK")
+_ARRAYS = (*_CHAIN, "region_tokens_RG", "region_steps_RGK")
+
+
+def replay(
+    speculator_dir: Path,
+    target_dir: Path,
+    feature_store: StatesByToken,
+    rows: Iterable[Mapping[str, Any]],
+    depth: int,
+    draft_sample_method: str = "greedy",
+    sampling: Sampling | None = None,
+    dtype: str = "float32",
+    by_region: bool = False,
+) -> ReplaySums:
+    """Replays `rows` (sequence_id, session, temperature, top_p). `sampling` overrides the rows' own.
+
+    Responses of one token have no speculative step and are left out. Runs on a GPU where there is one.
+    """
+    import torch
+
+    from outrider.eval.replay.response_segments import NAMES, Regions
+    from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    number = getattr(torch, dtype)
+    speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
+    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    regions = Regions.of_target(target_dir) if by_region else None
+    chains, tokens_by_region, steps_by_region, ids, sessions = [], [], [], [], []
+    for batch in batches(feature_store, rows, sampling):
+        chain = _replay_batch(
+            speculator, ends, batch, depth, draft_sample_method == "probabilistic", device
+        )
+        chains.append(chain)
+        for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
+            if regions:
+                member_AG = regions.members(
+                    response.token_ids_T, response.completion_start
+                ).double()
+                tokens_by_region.append(member_AG.sum(dim=0))
+                steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
+        ids += [response.sequence_id for response in batch]
+        sessions += [response.session for response in batch]
+    if not chains:
+        raise OutriderError(
+            "exact replay: no sequence has a response of two tokens or more; is the held-out part empty?"
+        )
+
+    def stack(name: str) -> np.ndarray:
+        return torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+
+    if not regions:
+        nothing = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
+        return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *nothing)
+    by_region_R = (torch.stack(counts).numpy() for counts in (tokens_by_region, steps_by_region))
+    return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *by_region_R, regions=NAMES)
+
+
+def compare(
+    base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int
+) -> dict[str, Estimate]:
+    """Acceptance lengths of base and custom and their ratio at k, with intervals over sessions, paired by response."""
+    if base.sequence_ids != custom.sequence_ids:
+        raise ValueError("base and custom were replayed on different sequences")
+    sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
+    statistics = {
+        "base": lambda s: s[..., 0] / s[..., 1],
+        "custom": lambda s: s[..., 0] / s[..., 2],
+        "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
+    }
+    return {
+        name: bootstrap(sums_RM, base.sessions, statistic, samples=samples, seed=seed)
+        for name, statistic in statistics.items()
+    }
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response and what its replay reads: token ids [T], the target's states [T, H], where the response starts."""
+
+    sequence_id: str
+    session: str
+    token_ids_T: "torch.Tensor"
+    hidden_TH: "torch.Tensor"
+    completion_start: int
+    sampling: Sampling
+
+
+def batches(
+    store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
+) -> Iterator[list[Response]]:
+    """The rows' responses of two tokens and more, about BATCH_TOKENS at a time."""
+    batch: list[Response] = []
+    tokens = 0
+    for row in rows:
+        features = store.read(row["sequence_id"])
+        length = len(features.token_ids)
+        # The first step needs a state before its anchor: a prompt of at least one token.
+        if length - features.completion_start < 2 or features.completion_start < 1:
+            continue
+        if batch and tokens + length > BATCH_TOKENS:
+            yield batch
+            batch, tokens = [], 0
+        own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]))
+        batch.append(
+            Response(
+                row["sequence_id"],
+                row["session"],
+                features.token_ids,
+                features.hidden,
+                features.completion_start,
+                own,
+            )
+        )
+        tokens += length
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """Draft states of every anchor of a batch, whose sequences stand one after the other in a single row of T slots (B = 1)."""
+
+    states: "list[torch.Tensor]"
+    """u[s] [N, H], which predicts the token s + 1 after the anchor"""
+    token_ids_BT: "torch.Tensor"
+    hidden_BTH: "torch.Tensor"
+    anchor_N: "torch.Tensor"
+    """Slot of each anchor: the last known token of a step that may start there"""
+    response_N: "torch.Tensor"
+    """Which of the batch's responses it belongs to"""
+    last_N: "torch.Tensor"
+    """Slot of that response's last token"""
+    anchors_R: "torch.Tensor"
+    """Anchors of each response"""
+
+
+def unroll_responses(
+    speculator: Any, ends: Any, batch: Sequence[Response], depth: int, device: str
+) -> Unrolled:
+    """Drafts `depth` tokens at every anchor of the responses; no attention crosses from one to the next."""
+    import torch
+
+    from outrider.speculators.unroll import unroll_anchors
+
+    lengths = torch.tensor([len(response.token_ids_T) for response in batch])
+    starts = lengths.cumsum(0) - lengths
+    first_R = starts + torch.tensor(
+        [response.completion_start for response in batch]
+    )  # the token that the prefill delivered
+    sequence_T = torch.repeat_interleave(torch.arange(len(batch)), lengths)
+    index_T = torch.arange(len(sequence_T))
+    position_T = index_T - starts[sequence_T]
+    last_T = (starts + lengths - 1)[sequence_T]
+    # A step may start at every token of the response but its last; its chain reads the state one token earlier.
+    anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
+    chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
+    chain_T[anchor_N - 1] = True
+
+    token_ids_BT = torch.cat([response.token_ids_T for response in batch]).long()[None].to(device)
+    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(
+        device, ends.lm_head_VH.dtype
+    )
+    with torch.no_grad():
+        _, states = unroll_anchors(
+            speculator,
+            ends,
+            token_ids_BT,
+            hidden_BTH,
+            sequence_T[None].to(device),
+            position_T[None].to(device),
+            chain_T[None].to(device),
+            depth,
+        )
+    return Unrolled(
+        states,
+        token_ids_BT,
+        hidden_BTH,
+        anchor_N.to(device),
+        sequence_T[anchor_N].to(device),
+        last_T[anchor_N].to(device),
+        (starts + lengths - 1 - first_R).to(device),
+    )
+
+
+def acceptances(
+    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """a of `speculators.acceptance` at the requests' own sampling, [N, K] of the batch's anchors one response after another, and how many
+    anchors each response has, [R]."""
+    import torch
+
+    from outrider.speculators.acceptance import accept_matrix
+
+    drafted = unroll_responses(speculator, ends, batch, depth, device)
+    per_response = torch.tensor(
+        [[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device
+    )
+    temperature_N, top_p_N = per_response[drafted.response_N].unbind(dim=1)
+    a_NK = accept_matrix(
+        drafted.states,
+        ends.lm_head_VH,
+        drafted.token_ids_BT,
+        drafted.hidden_BTH,
+        torch.zeros_like(drafted.anchor_N),
+        drafted.anchor_N,
+        drafted.last_N,
+        temperature_N,
+        top_p_N,
+        probabilistic=probabilistic,
+    )
+    return a_NK, drafted.anchors_R
+
+
+def _replay_batch(
+    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
+) -> Any:
+    from outrider.speculators.acceptance import pad_anchors, replay_chain
+
+    a_NK, anchors_R = acceptances(speculator, ends, batch, depth, probabilistic, device)
+    return replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)

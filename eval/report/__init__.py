@@ -1,0 +1,1 @@
+"""The report: schema, pages, charts, tables and comparisons."""

@@ -1,0 +1,1 @@
+"""Confidence intervals for acceptance and speed."""

@@ -1,0 +1,1 @@
+"""The recipe schema and how a recipe is loaded and checked."""

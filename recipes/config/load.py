@@ -1,0 +1,246 @@
+"""From the name of a recipe and a command line's overrides to a checked `Recipe`.
+
+    loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
+    loaded.recipe.training.epochs, loaded.files
+
+A recipe may `extends:` another (a path beside it, or a shipped name): sections are merged key by key, lists and values replaced.
+"""
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from outrider.common.errors import OutriderError
+from outrider.recipes.config.config_errors import explain
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
+
+SHIPPED = Path(__file__).resolve().parents[1]
+EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
+
+OPTIONS = (
+    *(
+        "--recipe",
+        "--dry-run",
+        "--stages",
+        "--runs",
+        "--force",
+        "--speculator",
+        "--to",
+        "--first",
+        "--samples",
+        "--json",
+        "--gpu-memory",
+    ),
+    "--help",
+)
+"""Of all commands; a misspelt one arrives here as an override."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRecipe:
+    """A checked recipe and the files it was read from, the named one first."""
+
+    recipe: Recipe
+    files: tuple[Path, ...]
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package, such as `resume_screening` and `r1/resume_screening`."""
+    return sorted(
+        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml")
+    )
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
+    """Reads, merges, overrides and checks; a mistake is an `OutriderError` that says where it stands and how to mend it."""
+    path = find_recipe(name)
+    values, origins, files = _read_chain(path, ())
+    values.setdefault("name", path.stem)
+    origins[()] = str(path)
+    return _checked(values, origins, files, overrides or [])
+
+
+def load_overrides(overrides: list[str]) -> LoadedRecipe:
+    """The recipe that a command line spells without a file: for logs that there is no recipe for yet."""
+    return _checked({"name": "traffic"}, {(): "command line"}, (), overrides)
+
+
+def _checked(
+    values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]
+) -> LoadedRecipe:
+    for keys, value, text in parse_overrides(overrides):
+        _set(values, origins, keys, value, f"command line, {text}")
+        _resolve_paths(values, origins, Path.cwd(), only=keys)
+    try:
+        return LoadedRecipe(Recipe.model_validate(values), files)
+    except ValidationError as error:
+        raise OutriderError(explain(error, Recipe, origins)) from None
+
+
+def find_recipe(name: str, beside: Path | None = None) -> Path:
+    """The file that a name means: a path (relative to `beside` first), else a shipped recipe, with or without `.yaml`."""
+    given = Path(name).expanduser()
+    folders = [beside, Path.cwd()] if beside else [Path.cwd()]
+    for folder in folders:
+        if (folder / given).is_file():
+            return folder / given if beside else given
+    shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
+    if shipped in shipped_recipes():
+        return SHIPPED / f"{shipped}.yaml"
+    if given.is_dir():
+        raise OutriderError(f"{name}: a directory, not a recipe; name a YAML file in it")
+    near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "there is none of this name."
+    raise OutriderError(
+        f"{name}: no such recipe; {hint} Give the path of a YAML file or a shipped name: {', '.join(shipped_recipes())}"
+    )
+
+
+def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
+    """`section.key=value`, `--section.key=value` and `--section.key value` as (keys, value, as written)."""
+    parsed = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        option = word.startswith("--")
+        key, equals, text = word.removeprefix("--").partition("=")
+        written = word
+        keys = tuple(key.split("."))
+        if option and len(keys) == 1 and key not in Recipe.model_fields:
+            raise OutriderError(_no_such_option(word))
+        if not equals:
+            if not option:
+                raise OutriderError(
+                    f"{word}: not an override; write section.key=value, such as training.epochs=3"
+                )
+            if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
+                raise OutriderError(f"{word}: needs a value behind it, such as {word} 3")
+            text = remaining.pop(0)
+            written = f"{word} {text}"
+        if not all(keys):
+            raise OutriderError(
+                f"{word}: not a key; write section.key=value, such as training.epochs=3"
+            )
+        parsed.append((keys, _override_value(text, written), written))
+    return parsed
+
+
+def _read_chain(
+    path: Path, below: tuple[Path, ...]
+) -> tuple[dict[str, Any], Origins, tuple[Path, ...]]:
+    values, origins = read_yaml(path)
+    _resolve_paths(values, origins, path.resolve().parent)
+    base_name = values.pop("extends", None)
+    if base_name is None:
+        return values, origins, (path,)
+    here = origins[("extends",)]
+    if not isinstance(base_name, str):
+        raise OutriderError(
+            f"{here}: extends = {base_name!r}: name one recipe, a path or a shipped name"
+        )
+    try:
+        base_path = find_recipe(base_name, beside=path.resolve().parent)
+    except OutriderError as error:
+        raise OutriderError(f"{here}: extends: {error}") from None
+    chain = (*below, path)
+    if base_path.resolve() in [p.resolve() for p in chain]:
+        raise OutriderError(
+            f"{here}: extends: {' -> '.join(map(str, (*chain, base_path)))} never ends; break the circle"
+        )
+    base_values, base_origins, base_files = _read_chain(base_path, chain)
+    base_values.pop("name", None)
+    return _merge(base_values, values), base_origins | origins, (path, *base_files)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _no_such_option(word: str) -> str:
+    near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "--help lists the options."
+    return f"{word}: no such option; {hint} A recipe's key is written --section.key value or section.key=value"
+
+
+def _override_value(text: str, written: str) -> Any:
+    try:
+        return read_value(text)
+    except yaml.YAMLError as error:
+        raise OutriderError(
+            f"{written}: {text!r} is not a YAML value; quote it for the shell: {error}"
+        ) from None
+
+
+def _set(
+    values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value: Any, origin: str
+) -> None:
+    section = values
+    for depth, key in enumerate(keys[:-1]):
+        origins.setdefault(keys[: depth + 1], origin)
+        child = section.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise OutriderError(
+                f"{origin}: {'.'.join(keys[: depth + 1])} is a value, not a section"
+            )
+        section = child
+    section[keys[-1]] = value
+    origins[keys] = origin
+
+
+def _resolve_paths(
+    values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None
+) -> None:
+    """Makes relative traffic paths, those of the privacy key and of known answers, and target directories absolute: beside the recipe, else
+    below the current directory."""
+    traffic, target = values.get("traffic"), values.get("target")
+    for key in ("path", "general"):
+        if isinstance(traffic, dict) and only in (None, ("traffic", key)):
+            path = traffic.get(key)
+            if isinstance(path, str):
+                traffic[key] = _traffic_path(path, folder)
+            elif isinstance(path, list):
+                traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
+    for name, key in (("privacy", "key_file"), ("eval", "answers")):
+        section = values.get(name)
+        if (
+            isinstance(section, dict)
+            and only in (None, (name, key))
+            and isinstance(section.get(key), str)
+        ):
+            section[key] = _traffic_path(section[key], folder)
+    if isinstance(target, dict) and only in (None, ("target", "model")):
+        model = target.get("model")
+        if isinstance(model, str):
+            local = next(
+                (
+                    base / model
+                    for base in (folder, Path.cwd())
+                    if (base / model / "config.json").is_file()
+                ),
+                None,
+            )
+            target["model"] = str(local.resolve()) if local else model
+
+
+def _traffic_path(path: str, folder: Path) -> str:
+    if "://" in path:
+        return path
+    embedded = EMBEDDED_TRAFFIC / f"{path.removeprefix('nano_r1/')}.jsonl.gz"
+    if path.startswith("nano_r1/") and (embedded.is_file() or not (folder / path).exists()):
+        return str(embedded)
+    expanded = Path(path).expanduser()
+    here, there = folder / expanded, Path.cwd() / expanded
+    return str(here if expanded.is_absolute() or _exists(here) else there)
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or any(Path("/").glob(str(path).lstrip("/")))

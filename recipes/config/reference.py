@@ -1,0 +1,160 @@
+"""Writes docs/recipes.md, every key of a recipe, from the docstrings of the configuration.
+
+python -m outrider.recipes.config.reference            # `make reference`; a test says when the page is out of date
+"""
+
+import ast
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from pathlib import Path
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from outrider.recipes.config.load import shipped_recipes
+from outrider.recipes.config.recipe import Recipe
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+
+HEAD = """# Recipes
+
+<!-- Written by `make reference` from the docstrings of the configuration; change those. -->
+
+A recipe is a YAML file. What it does not say has the default given here; a key that does not exist is an error. `extends:` names
+another recipe, a path beside it or a shipped name: sections are merged key by key, lists and values replaced. Any key can be set on
+the command line, `training.epochs=3` or `--training.epochs 3`, with a value in YAML. `--dry-run` writes the whole recipe with every
+key filled in to `runs/NAME/recipe.resolved.yaml`.
+
+Relative paths in `traffic.path` and `target.model` are looked for beside the recipe that names them, then where the command starts.
+
+"""
+
+Section = type[BaseModel]
+
+
+def reference() -> str:
+    """The page."""
+    shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
+    parts = [HEAD, f"Shipped recipes: {shipped}.\n"]
+    _write_section("", Recipe, parts)
+    return "\n".join(parts)
+
+
+def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
+    if prefix:
+        parts.append(f"## `{prefix}`\n")
+        parts.append(f"{inspect.cleandoc(section.__doc__ or '')}\n")
+    docs = field_docs(section)
+    inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
+    named = {
+        name: child
+        for name, field in section.model_fields.items()
+        if (child := _named_section(field.annotation))
+    }
+    plain = [name for name in section.model_fields if inner[name] is None]
+    if plain:
+        parts.append("| key | type | default | |\n|---|---|---|---|")
+        for name in plain:
+            key = f"{prefix}.{name}" if prefix else name
+            field = section.model_fields[name]
+            text = " ".join(docs[name].split()).replace("|", "\\|")
+            parts.append(f"| `{key}` | {_type(field)} | {_default(field)} | {text} |")
+        parts.append("")
+    for name, child in inner.items():
+        if child:
+            _write_section(f"{prefix}.{name}" if prefix else name, child, parts)
+    for name, child in named.items():
+        _write_section(f"{prefix}.{name}.NAME", child, parts)
+
+
+def field_docs(section: Section) -> dict[str, str]:
+    """The string that stands under each field of a model, from its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body
+    docs = {}
+    for field, text in itertools.pairwise(body):
+        is_text = (
+            isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        )
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+            docs[field.target.id] = text.value.value
+    missing = [f"{section.__name__}.{name}" for name in section.model_fields if name not in docs]
+    if missing:
+        raise SystemExit(f"no docstring under {', '.join(missing)}")
+    return docs
+
+
+def _section_of(annotation: typing.Any) -> Section | None:
+    return (
+        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    )
+
+
+def _named_section(annotation: typing.Any) -> Section | None:
+    """Of sections by names of the recipe's own."""
+    return (
+        _section_of(typing.get_args(annotation)[1])
+        if typing.get_origin(annotation) is dict
+        else None
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    return " ".join([_type_name(field.annotation), *_limits(field.metadata)])
+
+
+def _limits(metadata: typing.Iterable[typing.Any]) -> list[str]:
+    signs = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+    return [
+        f"{signs[type(limit)][0]} {getattr(limit, signs[type(limit)][1])}"
+        for limit in metadata
+        if type(limit) in signs
+    ]
+
+
+def _type_name(annotation: typing.Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return " ".join([_type_name(arguments[0]), *_limits(arguments[1:])])
+    if origin is typing.Literal:
+        return " or ".join(f"`{a}`" for a in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(a) for a in arguments)
+    if origin is tuple:
+        return f"[{', '.join(_type_name(a) for a in arguments)}]"
+    if _section_of(annotation):
+        return "section"
+    if origin in (list, dict):
+        return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
+    return (
+        "null"
+        if annotation is type(None)
+        else {"str": "text", "bool": "`true` or `false`"}.get(
+            annotation.__name__, annotation.__name__
+        )
+    )
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return "`null`" if default is None else f"`{default}`".replace("'", "")
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(reference(), encoding="utf-8")
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

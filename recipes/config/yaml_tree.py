@@ -1,0 +1,87 @@
+"""A YAML file as plain values, with the file and line that each key came from, so that an error can point at it.
+
+values, origins = read_yaml(Path("resume_screening.yaml"))
+origins[("training", "epochs")]      # "resume_screening.yaml:14"
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.common.errors import OutriderError
+
+Keys = tuple[str | int, ...]
+Origins = dict[Keys, str]
+"""Where each key of a tree was written, by its path from the root."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-4 as text; a learning rate written so is a number here."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
+    """The mapping in a file and where each of its keys stands; anything else is an `OutriderError` that names file and line."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError:
+        raise OutriderError(f"{path}: no such recipe") from None
+    except IsADirectoryError:
+        raise OutriderError(f"{path}: a directory, not a recipe; name a YAML file in it") from None
+    except UnicodeDecodeError as error:
+        raise OutriderError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise OutriderError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    origins: Origins = {}
+    if root is None:
+        return {}, origins
+    if not isinstance(root, yaml.MappingNode):
+        raise OutriderError(
+            f"{path}:1: a recipe is a mapping of sections (`training:` and so on), not a {root.id}"
+        )
+    return _value(root, (), path, origins), origins
+
+
+def read_value(text: str) -> Any:
+    """The value that a command line's `key=value` spells, by YAML's rules: 3, 1e-4, true, null, [1, 4], text."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
+    if keys:
+        origins.setdefault(keys, f"{path}:{node.start_mark.line + 1}")
+    if isinstance(node, yaml.MappingNode):
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, here = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
+            if key in values:
+                raise OutriderError(
+                    f"{here}: `{'.'.join(map(str, (*keys, key)))}` stands twice; keep one"
+                )
+            origins[(*keys, key)] = here
+            values[key] = _value(value_node, (*keys, key), path, origins)
+        return values
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _value(child, (*keys, index), path, origins) for index, child in enumerate(node.value)
+        ]
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        raise OutriderError(
+            f"{path}:{node.start_mark.line + 1}: {node.value!r} is not a value YAML knows: {error}"
+        ) from None
+    finally:
+        loader.dispose()

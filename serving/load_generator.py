@@ -1,0 +1,324 @@
+"""Load on a server by vLLM's own generator (`vllm bench serve`), block after block from one child process.
+
+Importing that generator takes seconds, more than a short block lasts, and its garbage-collection and event loop should
+not share a process with anything else; so a child imports it once and then runs one block a line of its input.
+
+    with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
+        block = load.run_block(server.url, prompts, concurrency=4, sampling=Sampling(), max_tokens=256)
+        print(block.tokens_per_s)
+        timed = load.run_timed(server.url, prompts, arrivals=[0.0, 0.3, 1.1, 1.2], sampling=Sampling(), max_tokens=256)
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.serving.client import Sampling
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.counters import SpeculationCounters, read_counters
+from outrider.serving.engine import engine_environment
+from outrider.serving.processes import Family
+
+WARM_UP_TOKENS = 32
+"""Longest response of a block that only warms a server up."""
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """One request of a block, in the prompts' order."""
+
+    output_tokens: int
+    ttft_ms: float
+    """Time to first token."""
+    itl_ms: tuple[float, ...]
+    """Times between two deliveries; under speculation one delivery may bring several tokens."""
+    start_s: float = 0.0
+    """When it was sent, in seconds after the block's first."""
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first; None when there is no second."""
+        return sum(self.itl_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def latency_s(self) -> float:
+        """From sending it to its last token."""
+        return (self.ttft_ms + sum(self.itl_ms)) / 1000
+
+    @property
+    def tokens_per_delivery(self) -> float | None:
+        """Tokens after the first over deliveries after the first: the mean burst, and the request's own acceptance length as its reader
+        sees it; None with fewer than two deliveries.
+
+        A step delivers once, so without a queue this is (tokens - 1) / steps. A server whose output waits for a slow reader merges
+        several steps into one delivery: then it is larger, also without speculation, where every step brings one token.
+        """
+        return (self.output_tokens - 1) / len(self.itl_ms) if self.itl_ms else None
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of one kind of latency over a block, in milliseconds; 0 where there is none."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What one block of requests showed."""
+
+    concurrency: int | None
+    """Requests in flight at once; None where each was sent at its own time."""
+    completed: int
+    output_tokens: int
+    seconds: float
+    """From the first request's start to the last token."""
+    tokens_per_s: float
+    """Output tokens a second, all requests together."""
+    requests_per_s: float
+    """Requests completed a second, over the whole block."""
+    ttft_ms: Percentiles
+    itl_ms: Percentiles
+    tpot_ms: Percentiles
+    requests: tuple[RequestResult, ...]
+    counters: SpeculationCounters
+    """The engine's counts of this block alone."""
+
+
+class LoadGenerator:
+    """The child process that makes the load, as a context."""
+
+    def __init__(self, target: TargetConfig, log_path: Path, model_name: str | None = None) -> None:
+        """`model_name`: under which the server knows the target; the last part of its name if not given."""
+        self._tokenizer = target.directory()
+        self._model_name = model_name or Path(target.model).name
+        self._log_path = Path(log_path)
+
+    def __enter__(self) -> "LoadGenerator":
+        self._stack = contextlib.ExitStack()
+        family = self._stack.enter_context(Family())
+        self._folder = Path(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
+        )
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path.touch(mode=0o600)
+        log = self._stack.enter_context(self._log_path.open("ab"))
+        environment = (
+            engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
+        )
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "outrider.serving.load_generator"],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        self._stack.close()
+        self._child.wait()
+        self._child.stdout.close()
+
+    def run_block(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        concurrency: int,
+        sampling: Sampling,
+        max_tokens: int,
+    ) -> BlockResult:
+        """Closed loop: sends `prompts` (rendered text, special tokens as text) to the server at `url`, `concurrency` at a time.
+
+        With a seed every request of the block draws with that same seed: vLLM's generator sends one body for all.
+        """
+        return self._run(url, prompts, sampling, max_tokens, concurrency, None)
+
+    def run_timed(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        arrivals: Sequence[float],
+        sampling: Sampling,
+        max_tokens: int,
+    ) -> BlockResult:
+        """Open loop: sends each prompt at its own time, in seconds after the block's start, whether or not earlier ones are answered.
+
+        `arrivals` must not fall. What the server cannot take at once waits in the server, and the wait is in the time to first token.
+        """
+        if len(arrivals) != len(prompts) or any(
+            later < earlier for earlier, later in itertools.pairwise(arrivals)
+        ):
+            raise ValueError("run_timed: arrivals must be as many as prompts, and must not fall")
+        return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
+
+    def _run(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        max_tokens: int,
+        concurrency: int | None,
+        arrivals: list[float] | None,
+    ) -> BlockResult:
+        dataset = self._folder / "prompts.jsonl"
+        dataset.write_text(
+            "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
+        )
+        body: dict[str, Any] = {"add_special_tokens": False}
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        options = {
+            "backend": "vllm",
+            "base-url": url,
+            "endpoint": "/v1/completions",
+            "model": self._model_name,
+            "tokenizer": self._tokenizer,
+            "dataset-name": "custom",
+            "dataset-path": dataset,
+            "custom-output-len": max_tokens,
+            "num-prompts": len(prompts),
+            "temperature": sampling.temperature,
+            "top-p": sampling.top_p,
+            "extra-body": json.dumps(body),
+            "ready-check-timeout-sec": 0,  # the check would send a request of its own, and be counted
+        }
+        if concurrency is not None:
+            options["max-concurrency"] = concurrency
+        words = [
+            "--skip-chat-template",
+            "--disable-shuffle",
+            "--no-oversample",
+            "--disable-tqdm",
+            "--save-detailed",
+        ]
+        words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        before = read_counters(url)
+        result = self._ask({"words": words, "arrivals": arrivals})
+        return _block(result, concurrency, len(prompts), read_counters(url) - before)
+
+    def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
+        try:
+            print(json.dumps(block), file=self._child.stdin, flush=True)
+            line = self._child.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            end = "\n".join(self._log_path.read_text(errors="replace").splitlines()[-25:])
+            raise OutriderError(
+                f"the load generator ended with code {self._child.wait()}; {self._log_path} ends:\n{end}"
+            )
+        return json.loads(line)
+
+
+def _block(
+    result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters
+) -> BlockResult:
+    import numpy as np
+
+    if result["completed"] != prompts:
+        errors = [error for error in result["errors"] if error]
+        raise OutriderError(
+            f"{prompts - result['completed']} of {prompts} requests failed; the first: {errors[:1]}"
+        )
+    begin = min(result["start_times"])
+    columns = (result[name] for name in ("output_lens", "ttfts", "itls", "start_times"))
+    requests = tuple(
+        RequestResult(tokens, 1000 * ttft, tuple(1000 * itl for itl in itls), start - begin)
+        for tokens, ttft, itls, start in zip(*columns, strict=True)
+    )
+
+    def percentiles(values: list[float]) -> Percentiles:
+        return (
+            Percentiles(*map(float, np.percentile(values, (50, 90, 99))))
+            if values
+            else Percentiles(0.0, 0.0, 0.0)
+        )
+
+    return BlockResult(
+        concurrency,
+        result["completed"],
+        result["total_output_tokens"],
+        result["duration"],
+        result["total_output_tokens"] / result["duration"],
+        result["completed"] / result["duration"],
+        percentiles([request.ttft_ms for request in requests]),
+        percentiles([itl for request in requests for itl in request.itl_ms]),
+        percentiles([request.tpot_ms for request in requests if request.tpot_ms is not None]),
+        requests,
+        counters,
+    )
+
+
+def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
+    """In place of the generator's `get_samples`: the same requests, each with its time.
+
+    vLLM 0.32 sends requests at their own times only for its timed traces, which stand for token counts: it would fill the prompts
+    with random tokens and ignore the end of each answer, and neither drafts like a customer's text. Its schedule takes any request
+    that carries a `timestamp`, so the customer's prompts get theirs here, after the options were checked.
+    """
+    load = serve.get_samples
+
+    def samples(arguments: argparse.Namespace, tokenizer: Any) -> list[Any]:
+        requests = load(arguments, tokenizer)
+        for request, arrival in zip(requests, arrivals, strict=True):
+            request.timestamp = arrival
+        arguments.self_timed = True
+        return requests
+
+    return samples
+
+
+def _child() -> None:
+    """Runs blocks: a JSON object a line in (`words`, the options of `vllm bench serve`, and `arrivals`, seconds or null), its JSON
+    result a line out."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the generator prints its tables to stdout: those belong in the log
+    from vllm.benchmarks import serve
+
+    parser, plain = argparse.ArgumentParser(), serve.get_samples
+    serve.add_cli_args(parser)
+    for line in sys.stdin:
+        block = json.loads(line)
+        serve.get_samples = plain
+        if block["arrivals"] is not None:
+            serve.get_samples = _sent_at(serve, block["arrivals"])
+        result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
+        kept = (
+            "completed",
+            "total_output_tokens",
+            "duration",
+            "output_lens",
+            "ttfts",
+            "itls",
+            "start_times",
+            "errors",
+        )
+        print(json.dumps({name: result[name] for name in kept}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _child()

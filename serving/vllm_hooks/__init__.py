@@ -1,0 +1,1 @@
+"""Everything that reaches into vLLM's private interfaces."""

@@ -1,0 +1,173 @@
+"""Hidden states out of vLLM: what the target's head sees, and the MTP layer is fed, at every prompt token.
+
+The state is taken from the model runner after each step, where it is the model's output, AFTER the final norm; so no
+layer needs a hook and torch.compile and CUDA graphs stay on. Which rows belong to which request is read from the
+scheduler's output, which says how many tokens of each request ran and from which position on: a prompt prefilled in
+chunks, preempted, or batched with others lands in the right places. Prefix caching must be off (a cached position is
+never computed). With tensor parallelism every rank holds the same states and rank 0 keeps them.
+
+A request may bring a claim, what a log says of it; then the target's own view of its completion is summed on the way
+(logged_text.py), with the engine's head, on the device where the states are.
+
+vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by `collective_rpc`:
+
+    llm.collective_rpc("capture_start"); llm.generate(...); llm.collective_rpc("capture_stop")
+    states = read_states(llm.collective_rpc("capture_write", args=(folder,))[0])
+    hidden_TH, sums_PC = states.take(request_id, token_ids)
+"""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+
+
+class _Prompt:
+    """One request's states while its prompt is being prefilled."""
+
+    def __init__(self, token_ids: Sequence[int], hidden_size: int) -> None:
+        self.digest = _digest(token_ids)
+        self.hidden_TH = torch.empty(len(token_ids), hidden_size, dtype=torch.bfloat16)
+        self.filled = 0
+
+    def put(self, start: int, hidden_NH: torch.Tensor) -> None:
+        if start > self.filled:
+            raise RuntimeError(
+                f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
+            )
+        end = min(start + len(hidden_NH), len(self.hidden_TH))
+        self.hidden_TH[start:end] = hidden_NH[: end - start]
+        self.filled = max(self.filled, end)
+
+
+class CaptureExtension:
+    """Methods that vLLM's worker gains; `model_runner` and `is_driver_worker` are the worker's own."""
+
+    def capture_start(self) -> None:
+        """Keeps the states of every prompt prefilled from now on."""
+        runner = self.model_runner
+        self._capture_prompts: dict[str, _Prompt] = {}
+        self._capture_texts: dict[str, LoggedText] = {}
+        self._capture_wrapped = runner.execute_model
+        runner.execute_model = self._capture_execute_model
+
+    def capture_stop(self) -> None:
+        """Runs the model as before; what was kept stays until `capture_write`."""
+        self.model_runner.execute_model = self._capture_wrapped
+
+    def capture_write(self, folder: str) -> dict[str, Any] | None:
+        """Writes what was kept, one request after the other, to a new file in `folder`, and forgets it."""
+        prompts, self._capture_prompts = self._capture_prompts, {}
+        texts, self._capture_texts = self._capture_texts, {}
+        if not self.is_driver_worker:
+            return None
+        index: dict[str, Any] = {
+            "path": str(Path(folder) / f"{uuid.uuid4().hex}.bf16"),
+            "hidden_size": 0,
+            "requests": {},
+        }
+        descriptor = os.open(index["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        offset = 0
+        with os.fdopen(descriptor, "wb") as file:
+            for request_id, prompt in prompts.items():
+                tokens, index["hidden_size"] = prompt.hidden_TH.shape
+                if prompt.filled < tokens:
+                    raise RuntimeError(
+                        f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                    )
+                file.write(prompt.hidden_TH.view(torch.int16).numpy())
+                sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
+                index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
+                offset += tokens
+        return index
+
+    def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._capture_wrapped(scheduler_output, *args, **kwargs)
+        state = self.model_runner.execute_model_state
+        if state is None:  # nothing was scheduled
+            return result
+        cached = scheduler_output.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request in scheduler_output.scheduled_new_reqs:
+            starts[request.req_id] = request.num_computed_tokens
+            self._capture_expect(request, state.hidden_states.shape[-1])
+        keep = self.is_driver_worker
+        hidden_NH = state.hidden_states.to("cpu", torch.bfloat16) if keep else None
+        steps, row = [], 0
+        for request_id in _batch_order(self.model_runner, state):
+            tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
+            prompt = self._capture_prompts.get(request_id)
+            if prompt is not None and start < len(prompt.hidden_TH):
+                prompt.put(start, hidden_NH[row : row + tokens])
+            if request_id in self._capture_texts:
+                steps.append(Step(self._capture_texts[request_id], row, start, tokens))
+            row += tokens
+        head, vocabulary = (
+            self.model_runner.model.compute_logits,
+            self.model_config.get_vocab_size(),
+        )
+        score_step(steps, state.hidden_states, head, vocabulary, keep)
+        return result
+
+    def _capture_expect(self, request: Any, hidden_size: int) -> None:
+        if self.is_driver_worker and request.req_id not in self._capture_prompts:
+            self._capture_prompts[request.req_id] = _Prompt(request.prompt_token_ids, hidden_size)
+        claim = Claim.from_request_argument(request.sampling_params.extra_args)
+        if claim is not None and request.req_id not in self._capture_texts:
+            self._capture_texts[request.req_id] = LoggedText(request.prompt_token_ids, claim)
+
+
+class States:
+    """The states of a batch of requests, read from the file that the worker left."""
+
+    def __init__(self, index: dict[str, Any]) -> None:
+        self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
+        self._hidden_NH = torch.from_numpy(np.fromfile(index["path"], np.int16)).view(
+            torch.bfloat16
+        )
+        self._hidden_NH = self._hidden_NH.view(-1, index["hidden_size"])
+
+    def take(
+        self, request_id: str, token_ids: Sequence[int]
+    ) -> tuple[torch.Tensor, list[list[float]] | None]:
+        """hidden [T, H] of the request that `LLM.generate` calls `request_id`, if it held exactly `token_ids`, and the sums of
+        its claim [2, C], if it brought one."""
+        offset, tokens, digest, sums = self._rows.pop(request_id)
+        if digest != _digest(token_ids):
+            raise OutriderError(
+                f"captured request {request_id}: the engine prefilled other tokens than it was given; this vLLM numbers "
+                "its requests in a way that Outrider does not know"
+            )
+        return self._hidden_NH[offset : offset + tokens], sums
+
+
+def read_states(index: dict[str, Any]) -> States:
+    """Reads and removes the file that `capture_write` left."""
+    try:
+        return States(index)
+    finally:
+        Path(index["path"]).unlink()
+
+
+def _batch_order(runner: Any, state: Any) -> list[str]:
+    # The V2 runner keeps the step's batch with its state, in an order of its own; V1 has one batch for good.
+    return (
+        state.input_batch.req_ids if hasattr(state, "input_batch") else runner.input_batch.req_ids
+    )
+
+
+def external_id(request_id: str) -> str:
+    """The id that `LLM.generate` gave out; inside the engine a request is called "<id given out>-<hash>"."""
+    return request_id.rpartition("-")[0] or request_id
+
+
+def _digest(token_ids: Sequence[int]) -> str:
+    return hashlib.sha256(np.asarray(token_ids, np.int32).tobytes()).hexdigest()

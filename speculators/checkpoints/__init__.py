@@ -1,0 +1,1 @@
+"""Drafter and target checkpoints: reading, writing, checking."""

@@ -1,0 +1,1 @@
+"""Layers of drafters, in plain torch, as the serving engine computes them."""

@@ -1,0 +1,130 @@
+"""Capture with a real engine, from log to feature store."""
+
+import json
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import CaptureConfig, SplitConfig, TrafficConfig
+from outrider.data.features.capture import capture, capture_ids, capture_table
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.self_check import require, self_check
+from outrider.data.ingest.ingest import ingest
+from outrider.data.sequences import load_sequences
+from outrider.data.split.split import split
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import open_engine
+from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from tests.data.logs import pair, screenings, write_log
+
+ENGINE = EngineConfig(max_num_batched_tokens=512)  # prompts are prefilled in chunks and together
+SMALL_SHARDS = CaptureConfig(shard_megabytes=0.5, batch_tokens=2000)
+
+
+@pytest.fixture(scope="module")
+def traffic(nano_r1, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traffic")
+    rows = [
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s{index}",
+            response__created=1000 + index,
+        )
+        for index, (messages, reasoning, answer) in enumerate(screenings(24))
+    ]
+    log = write_log(folder / "log.jsonl.gz", rows)
+    ingest(nano_r1, TrafficConfig(path=str(log)), folder)
+    split(folder / "sequences", SplitConfig(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(nano_r1):
+    with open_engine(TargetConfig(model=str(nano_r1)), ENGINE) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def rows(traffic):
+    table = load_sequences(traffic / "sequences")
+    return [(row["sequence_id"], row["token_ids"], row["completion_start"]) for row in table]
+
+
+@pytest.mark.engine
+def test_every_sequence_is_captured_and_the_states_check_out(
+    engine, nano_r1, traffic, rows, tmp_path
+):
+    table = load_sequences(traffic / "sequences")
+    head = load_target_ends(nano_r1).lm_head_VH
+    summary = capture_table(engine, table, head, {"target": "nano"}, SMALL_SHARDS, tmp_path)
+    store = FeatureStore.open(tmp_path)
+    store.verify()
+    assert store.sequence_ids == [row_id for row_id, _, _ in rows]
+    assert summary["sequences"] == len(rows) and summary["shards"] > 1
+    for row_id, token_ids, completion_start in rows:
+        features = store.read(row_id)
+        assert (features.token_ids.tolist(), features.completion_start) == (
+            token_ids,
+            completion_start,
+        )
+        assert features.hidden.isfinite().all()
+    assert summary["self_check"]["p99_difference"] < 0.1
+    others = {path.name for path in tmp_path.iterdir() if not path.name.startswith("shard-")}
+    assert others == {"manifest.json", "summary.json"}
+
+
+def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp_path):
+    parts = json.loads((traffic / "parts.json").read_text())
+    short = EngineConfig(max_model_len=64)
+    with pytest.raises(
+        OutriderError, match=r"serving.engine.max_model_len = 64: \d+ of \d+ sequences do not fit"
+    ):
+        capture(
+            TargetConfig(model=str(nano_r1)),
+            traffic / "sequences",
+            parts,
+            SMALL_SHARDS,
+            short,
+            tmp_path,
+        )
+
+
+class Interrupted:
+    """The engine, stopped by the user after `batches` batches."""
+
+    def __init__(self, engine, batches):
+        self.llm, self.engine, self.batches = engine.llm, engine, batches
+
+    def prefill(self, rows, batch_tokens):
+        self.batches -= 1
+        if self.batches < 0:
+            raise KeyboardInterrupt
+        return self.engine.prefill(rows, batch_tokens)
+
+
+@pytest.mark.engine
+def test_an_interrupted_capture_goes_on_and_ends_the_same(engine, rows, tmp_path):
+    whole = capture_ids(engine, rows, tmp_path / "whole", SMALL_SHARDS)
+    with pytest.raises(KeyboardInterrupt):
+        capture_ids(Interrupted(engine, 3), rows, tmp_path / "features", SMALL_SHARDS)
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
+    assert kept
+    store = capture_ids(engine, rows, tmp_path / "features", SMALL_SHARDS)
+    for name, written in kept.items():
+        assert (tmp_path / "features" / name).stat().st_mtime_ns == written
+    assert store.sequence_ids == whole.sequence_ids == [row_id for row_id, _, _ in rows]
+    for row_id in store.sequence_ids:
+        resumed, at_once = store.read(row_id).hidden.float(), whole.read(row_id).hidden.float()
+        cosine = torch.nn.functional.cosine_similarity(resumed, at_once, dim=-1)
+        assert cosine.mean() > 0.999  # another batch, another rounding; a router flips now and then
+
+
+@pytest.mark.engine
+def test_the_check_tells_right_states_from_wrong_ones(engine, rows, nano_r1):
+    head = load_target_ends(nano_r1).lm_head_VH
+    require(self_check(engine, rows[:4], head), CaptureConfig())
+    with pytest.raises(OutriderError, match="Usual causes"):
+        require(self_check(engine, rows[:4], head.roll(1, 0)), CaptureConfig())

@@ -1,0 +1,100 @@
+"""Kill -9 at random moments of a capture: nothing that reached the disk is captured twice, and the store ends the same.
+
+    python -m pytest tests/data/features/test_capture_kills.py -m slow        # twenty kills
+
+The engine is a stand-in whose states are a function of the sequence and that notes what it was asked for; the rest is the
+capture's own code in a process of its own.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from outrider.data.features.feature_store import JOURNAL, MANIFEST, FeatureStore
+
+SEQUENCES = 400
+
+RUN = f"""
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from outrider.data.features.capture import capture_ids
+from outrider.data.config import CaptureConfig
+
+directory, asked = map(Path, sys.argv[1:])
+rows = [(f"0-{{index}}", list(range(index, index + 3 + index % 5)), 1) for index in range({SEQUENCES})]
+
+class Engine:
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(get_hidden_size=lambda: 8)))
+
+    def prefill(self, batch, batch_tokens):
+        for row_id, token_ids in batch:
+            with asked.open("a") as log:
+                log.write(row_id + "\\n")
+            time.sleep(0.002)
+            yield row_id, torch.tensor(token_ids).float()[:, None].expand(-1, 8).bfloat16()
+
+capture_ids(Engine(), rows, directory, CaptureConfig(shard_megabytes=600 / 2**20, batch_tokens=64))
+"""
+
+
+def start(directory: Path, asked: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(directory), str(asked)], stderr=subprocess.DEVNULL
+    )
+
+
+def on_disk(directory: Path) -> set[str]:
+    """Sequences of the shards that the journal, or in the end the manifest, vouches for."""
+    if (directory / MANIFEST).exists():
+        return {row["id"] for row in json.loads((directory / MANIFEST).read_text())["sequences"]}
+    if not (directory / JOURNAL).exists():
+        return set()
+    whole = (directory / JOURNAL).read_text().split("\n")[:-1]
+    return {row["id"] for line in whole[1:] for row in json.loads(line)["sequences"]}
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(2), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
+def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
+    kills: int, tmp_path: Path
+) -> None:
+    whole, killed, chance = tmp_path / "whole", tmp_path / "killed", random.Random(kills)
+    assert start(whole, tmp_path / "asked-whole").wait() == 0
+    asked: Counter = Counter()
+    durable: set[str] = set()
+    done, run = 0, 0
+    while True:
+        log, run = tmp_path / f"asked-{run}", run + 1
+        process = start(killed, log)
+        if done < kills:
+            while not log.exists() and process.poll() is None:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.002 * 2 * SEQUENCES / kills))
+            process.kill()
+            done += 1
+        code = process.wait()
+        # The last line may be torn: that sequence was not yet on its way to the disk.
+        again = log.read_text().split("\n")[:-1] if log.exists() else []
+        assert not durable & set(again), "captured twice"
+        asked.update(again)
+        durable = on_disk(killed)
+        if code == 0:
+            break
+    store, expected = FeatureStore.open(killed), FeatureStore.open(whole)
+    store.verify()
+    assert store.manifest == expected.manifest, "other shards, or their bytes differ"
+    assert store.sequence_ids == [f"0-{index}" for index in range(SEQUENCES)]
+    assert not list(killed.glob(".*")), "a kill left a file behind"
+    print(
+        f"{done} kills, {sum(asked.values()) - SEQUENCES} of {SEQUENCES} sequences were on their way and asked for again"
+    )

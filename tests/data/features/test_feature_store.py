@@ -1,0 +1,197 @@
+import json
+import multiprocessing
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.data.features.feature_store import JOURNAL, FeatureStore, FeatureWriter
+
+HIDDEN = 8
+SOURCE = {"target": "t", "sequences": "s"}
+
+
+def sequence(index):
+    generator = torch.Generator().manual_seed(index)
+    length = 3 + index % 5
+    return (
+        torch.randint(0, 4096, (length,), generator=generator, dtype=torch.int32),
+        torch.randn(length, HIDDEN, generator=generator).to(torch.bfloat16),
+        index % 3,
+    )
+
+
+def fill(directory, indices, source=SOURCE, shard_megabytes=300 / 2**20):
+    with FeatureWriter(directory, HIDDEN, source, shard_megabytes) as writer:
+        for index in indices:
+            if f"0-{index}" not in writer.done:
+                writer.write(f"0-{index}", *sequence(index))
+    return writer
+
+
+def assert_whole(store, indices):
+    assert store.sequence_ids == [f"0-{index}" for index in indices]
+    for index in reversed(indices):
+        token_ids, hidden, completion_start = sequence(index)
+        features = store.read(f"0-{index}")
+        assert (
+            torch.equal(features.token_ids, token_ids) and features.token_ids.dtype == torch.int32
+        )
+        assert torch.equal(features.hidden, hidden) and features.hidden.dtype == torch.bfloat16
+        assert features.completion_start == completion_start
+        assert store.length(f"0-{index}") == len(token_ids)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    fill(tmp_path / "features", range(20))
+    store = FeatureStore.open(tmp_path / "features")
+    assert_whole(store, range(20))
+    assert len(store.manifest["shards"]) > 2
+    assert store.hidden_size == HIDDEN
+    store.verify()
+
+
+def test_reading_one_sequence_maps_its_shard_and_opens_no_other(tmp_path):
+    fill(tmp_path / "features", range(20))
+    store = FeatureStore.open(tmp_path / "features")
+    features = store.read("0-19")
+    mapped = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(tmp_path) in line
+    }
+    assert mapped == {str(tmp_path / "features" / store.manifest["shards"][-1]["file"])}
+    assert torch.equal(features.hidden, sequence(19)[1])
+
+
+def test_only_the_owner_can_read_it(tmp_path):
+    fill(tmp_path / "features", range(5))
+    assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "features").iterdir()} == {
+        0o600
+    }
+
+
+def interrupted(directory, indices):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20) as writer,
+    ):
+        for index in indices:
+            writer.write(f"0-{index}", *sequence(index))
+        while len(writer.shards) < 2:
+            pass
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
+    interrupted(tmp_path / "features", range(10))
+    with pytest.raises(OutriderError, match="unfinished capture"):
+        FeatureStore.open(tmp_path / "features")
+    with (tmp_path / "features" / JOURNAL).open("a") as journal:
+        journal.write('{"file": "shard-000')  # the machine died here
+    before = (tmp_path / "features" / "shard-00001.safetensors").stat().st_mtime_ns
+    writer = fill(tmp_path / "features", range(20))
+    assert not writer.restarted
+    assert (tmp_path / "features" / "shard-00001.safetensors").stat().st_mtime_ns == before
+    store = FeatureStore.open(tmp_path / "features")
+    assert_whole(store, range(20))
+    store.verify()
+
+
+def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_path):
+    fill(tmp_path / "features", range(10))
+    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(
+        b"what an earlier kill left behind"
+    )
+    before = {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
+    }
+    with FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer:
+        assert not writer.restarted
+        assert writer.done == {f"0-{index}" for index in range(10)}
+    assert {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
+    } == before
+    assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
+    assert not list((tmp_path / "features").glob(".*"))
+
+
+def test_other_inputs_start_anew(tmp_path):
+    interrupted(tmp_path / "features", range(10))
+    for source in (
+        {"target": "another"},
+        {"target": "a third"},
+    ):  # over an unfinished store, over a finished one
+        writer = fill(tmp_path / "features", range(3), source=source)
+        assert writer.restarted
+        assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
+
+
+def test_a_damaged_shard_is_made_again_on_resume(tmp_path):
+    interrupted(tmp_path / "features", range(10))
+    with (tmp_path / "features" / "shard-00001.safetensors").open("r+b") as file:
+        file.seek(-3, 2)
+        file.write(b"\0\1\2")
+    fill(tmp_path / "features", range(10))
+    store = FeatureStore.open(tmp_path / "features")
+    store.verify()
+    assert_whole(store, range(10))
+
+
+def test_an_error_of_the_thread_reaches_the_caller(tmp_path):
+    with (
+        pytest.raises(OSError),
+        FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 100 / 2**20) as writer,
+    ):
+        (tmp_path / "features" / JOURNAL).unlink()
+        (tmp_path / "features").rmdir()
+        (tmp_path / "features").write_text("a file where the folder was")
+        for index in range(1000):
+            writer.write(f"0-{index}", *sequence(index))
+
+
+def test_states_that_do_not_fit_are_refused(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"states \(2, 8\) for 3 tokens"),
+        FeatureWriter(tmp_path, HIDDEN, SOURCE) as writer,
+    ):
+        writer.write("0-0", torch.arange(3), torch.zeros(2, HIDDEN), 1)
+
+
+def test_damage_and_versions_are_told_apart(tmp_path):
+    fill(tmp_path / "features", range(5))
+    shard = tmp_path / "features" / "shard-00000.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutriderError, match="bytes changed since capture"):
+        FeatureStore.open(tmp_path / "features").verify()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(OutriderError, match="the manifest says"):
+        FeatureStore.open(tmp_path / "features")
+    manifest = tmp_path / "features" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    with pytest.raises(OutriderError, match="version 99, this program reads 1 and 2"):
+        FeatureStore.open(tmp_path / "features")
+    with pytest.raises(OutriderError, match="no feature store"):
+        FeatureStore.open(tmp_path / "elsewhere")
+
+
+def _sum(store, sequence_id):
+    return store.read(sequence_id).hidden.float().sum().item()
+
+
+def test_several_processes_read_it(tmp_path):
+    fill(tmp_path / "features", range(8))
+    store = FeatureStore.open(tmp_path / "features")
+    expected = [_sum(store, sequence_id) for sequence_id in store.sequence_ids]
+    store = pickle.loads(pickle.dumps(store))
+    assert [_sum(store, sequence_id) for sequence_id in store.sequence_ids] == expected
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert (
+            pool.starmap(_sum, [(store, sequence_id) for sequence_id in store.sequence_ids])
+            == expected
+        )

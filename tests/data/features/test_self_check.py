@@ -1,0 +1,101 @@
+"""The gate against states that are wrong in the ways in which such states go wrong; the head is a real one, of random weights."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import CaptureConfig
+from outrider.data.features.self_check import rebuilt_logprobs, require, self_check
+
+VOCAB, HIDDEN, LENGTH = 50, 16, 300
+GENERATOR = torch.Generator().manual_seed(0)
+HEAD = torch.randn(VOCAB, HIDDEN, generator=GENERATOR).to(torch.bfloat16)
+STATES = {
+    f"0-{index}": torch.randn(LENGTH, HIDDEN, generator=GENERATOR).to(torch.bfloat16)
+    for index in range(3)
+}
+ROWS = [
+    (row_id, torch.randint(0, VOCAB, (LENGTH,), generator=GENERATOR).tolist(), 100)
+    for row_id in STATES
+]
+
+
+def literal(hidden_TH, token_ids):
+    """Position by position, in plain arithmetic."""
+    logprobs, tops = [], []
+    for position in range(len(token_ids) - 1):
+        logits = [
+            torch.tensor(
+                sum(h * w for h, w in zip(hidden_TH[position].tolist(), row.tolist(), strict=True))
+            )
+            .to(torch.bfloat16)
+            .item()
+            for row in HEAD
+        ]
+        total = math.log(sum(math.exp(logit) for logit in logits))
+        logprobs.append(logits[token_ids[position + 1]] - total)
+        tops.append(max(range(VOCAB), key=logits.__getitem__))
+    return torch.tensor(logprobs), torch.tensor(tops, dtype=torch.int32)
+
+
+class Engine:
+    """Answers as a vLLM engine whose true states are STATES; `captured` says what its capture hands out."""
+
+    def __init__(self, captured):
+        self.captured = captured
+
+    def prefill(self, prompts):
+        return ((row_id, self.captured(STATES[row_id])) for row_id, _ in prompts)
+
+    def prompt_logprobs(self, prompts):
+        answers = [literal(STATES[row_id], token_ids) for row_id, token_ids in prompts]
+        return [
+            SimpleNamespace(logprobs=logprobs.numpy(), top_tokens=tops.numpy())
+            for logprobs, tops in answers
+        ]
+
+
+def test_rebuilt_log_probabilities_are_the_literal_ones():
+    for row_id, token_ids, _ in ROWS:
+        logprobs, tops = rebuilt_logprobs(STATES[row_id], torch.tensor(token_ids), HEAD.float())
+        expected, expected_tops = literal(STATES[row_id], token_ids)
+        assert torch.equal(tops.int(), expected_tops)
+        torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=0)
+
+
+def test_right_states_pass():
+    check = self_check(Engine(lambda hidden: hidden), ROWS, HEAD)
+    require(check, CaptureConfig())
+    assert check.max_difference < 1e-4 and check.top1_agreement == 1.0
+    assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
+    on_completion = torch.cat(
+        [literal(STATES[row_id], token_ids)[0][99:] for row_id, token_ids, _ in ROWS]
+    )
+    assert check.completion_mean_logprob == pytest.approx(on_completion.mean().item(), abs=1e-4)
+
+
+def test_a_few_tokens_whose_routing_flipped_pass():
+    def flipped(hidden):
+        return torch.cat([torch.zeros(1, HIDDEN, dtype=hidden.dtype), hidden[1:]])
+
+    check = self_check(Engine(flipped), ROWS, HEAD)
+    assert check.max_difference > 1
+    require(check, CaptureConfig())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda hidden: hidden * 1.7,  # before the final norm
+        lambda hidden: hidden.roll(1, 0),  # one position off
+        lambda hidden: hidden + 0.3 * hidden.roll(1, 1),  # other weights
+        lambda hidden: hidden * float("nan"),
+    ],
+)
+def test_wrong_states_stop_the_capture(wrong):
+    check = self_check(Engine(wrong), ROWS, HEAD)
+    with pytest.raises(OutriderError, match="before the final norm"):
+        require(check, CaptureConfig())

@@ -1,0 +1,114 @@
+"""FP8 states: what is lost is bounded, what is kept is counted, and a store says which it is."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.features.capture import capture_ids
+from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.state_dtype import decode, encode
+
+SOURCE = {"target": "t"}
+
+
+def states(tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
+    """As a target's: entries of about 1, a few channels thirty times as large, and tokens of very different size."""
+    torch.manual_seed(seed)
+    h_TH = torch.randn(tokens, hidden) * torch.logspace(-3, 3, tokens)[:, None]
+    h_TH[:, :3] *= 30
+    return h_TH.bfloat16()
+
+
+def test_each_value_is_off_by_at_most_half_a_step_of_e4m3():
+    """3 bits of mantissa: half a step is 1/16 of the value; below 2^-6 (scaled to 448) the step is 2^-9. bf16 adds 2^-9 of it."""
+    h_TH = states(64, 256)
+    back_TH = decode(encode(h_TH, "fp8"))
+    assert back_TH.dtype == torch.bfloat16
+    largest_T1 = h_TH.float().abs().amax(-1, keepdim=True)
+    bound_TH = (h_TH.float().abs() / 16).maximum(
+        largest_T1 / 448 * 2**-10
+    ) + back_TH.float().abs() * 2**-8
+    error_TH = (back_TH.float() - h_TH.float()).abs()
+    assert (error_TH <= bound_TH).all()
+    assert (error_TH > h_TH.float().abs() / 40).any(), "the bound would hold of anything"
+    assert torch.equal(back_TH.abs().amax(-1), h_TH.abs().amax(-1)), (
+        "each token's largest value is exact"
+    )
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
+    h_TH = states(4, 32)
+    h_TH[1] = 0
+    h_TH[2, 5] = float("nan")
+    h_TH[3, 6] = float("inf")
+    back_TH = decode(encode(h_TH, "fp8"))
+    assert torch.equal(back_TH[1], torch.zeros(32).bfloat16())
+    assert not back_TH[2].isfinite().all() and not back_TH[3].isfinite().all()
+    assert back_TH[0].isfinite().all()
+
+
+def write(directory, dtype, lengths=(40, 3, 200), hidden=256):
+    with FeatureWriter(directory, hidden, SOURCE, dtype=dtype) as writer:
+        for index, length in enumerate(lengths):
+            writer.write(f"s{index}", torch.arange(length), states(length, hidden, index), 1)
+    return FeatureStore.open(directory)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "stored"), [("bf16", 1, "bfloat16"), ("fp8", 2, "float8_e4m3fn")]
+)
+def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(
+    tmp_path, dtype, version, stored
+):
+    store = write(tmp_path, dtype)
+    assert (store.manifest["version"], store.manifest["dtype"]) == (version, stored)
+    store.verify()
+    [shard] = store.manifest["shards"]
+    header = 400
+    assert 0 <= shard["bytes"] - 243 * bytes_per_token(256, dtype) < header
+    for index, length in enumerate((40, 3, 200)):
+        features = store.read(f"s{index}")
+        assert torch.equal(features.hidden, decode(encode(states(length, 256, index), dtype)))
+        assert torch.equal(features.token_ids, torch.arange(length, dtype=torch.int32))
+
+
+def test_r1_takes_14_3_kilobytes_a_token_or_half():
+    assert bytes_per_token(7168, "bf16") == pytest.approx(14_340)
+    assert bytes_per_token(7168, "fp8") / bytes_per_token(7168, "bf16") == pytest.approx(
+        0.5, abs=0.001
+    )
+
+
+def test_states_of_the_other_type_are_captured_anew(tmp_path):
+    """The same sequences, another `capture.dtype`: nothing of the old store is taken for it."""
+
+    class FakeEngine:
+        prefills = 0
+
+        class llm:
+            class llm_engine:
+                class model_config:
+                    get_hidden_size = staticmethod(lambda: 256)
+
+        def prefill(self, prompts, batch_tokens):
+            self.prefills += 1
+            return ((name, states(len(ids), 256)) for name, ids in prompts)
+
+    engine, rows = FakeEngine(), [("a", [1, 2, 3, 4], 2)]
+    for dtype, prefills in (("bf16", 1), ("bf16", 1), ("fp8", 2), ("fp8", 2)):
+        store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
+        assert engine.prefills == prefills
+        assert store.manifest["dtype"] == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
+    assert math.isclose(
+        store.read("a").hidden.float().norm(), states(4, 256).float().norm(), rel_tol=0.03
+    )
+
+
+def test_a_bf16_store_is_what_it_was_before_there_was_fp8(tmp_path):
+    write(tmp_path, "bf16")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(manifest) == {"version", "hidden_size", "dtype", "source", "shards", "sequences"}
+    assert manifest["version"] == 1

@@ -1,0 +1,149 @@
+import gzip
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.common.errors import OutriderError
+from outrider.data.formats.rows import parse_row
+from outrider.data.ingest import framing, sources
+from outrider.data.ingest.framing import rows
+from outrider.data.ingest.sources import LogFile, log_files
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+VALUES = [
+    {"a": 1},
+    {"b": 'quote " brace } bracket ] backslash \\ newline \n', "c": [[], {}, [1, {"d": "]"}]]},
+    {"e": "ü\u2028"},
+]
+
+
+def file_of(tmp_path, content: bytes, name="log.json") -> LogFile:
+    path = tmp_path / name
+    path.write_bytes(content)
+    (file,) = log_files(str(path))
+    return file
+
+
+def read(file):
+    return [None if row is None else parse_row(row) for _, row in rows(file)]
+
+
+FRAMINGS = {
+    "lines": "\n".join(json.dumps(value) for value in VALUES),
+    "lines, blank ones between": "\n\n".join(json.dumps(value) for value in VALUES) + "\n\n",
+    "windows": "\r\n".join(json.dumps(value) for value in VALUES),
+    "array": json.dumps(VALUES),
+    "array and a newline": json.dumps(VALUES) + "\n",
+    "array, pretty": json.dumps(VALUES, indent=2),
+    "array, an element a line": "[\n" + ",\n".join(json.dumps(value) for value in VALUES) + "\n]\n",
+    "array, not ascii": json.dumps(VALUES, ensure_ascii=False, indent=1),
+    "objects, pretty": "\n".join(json.dumps(value, indent=2) for value in VALUES),
+    "objects, pretty with tabs": "\n".join(json.dumps(value, indent="\t") for value in VALUES),
+    "two arrays": json.dumps(VALUES[:1], indent=2) + json.dumps(VALUES[1:], indent=2),
+}
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_every_way_to_write_rows(tmp_path, name, mark):
+    file = file_of(tmp_path, (mark + FRAMINGS[name]).encode())
+    assert read(file) == VALUES
+    assert file.meter.rows == 3 and file.meter.bytes == file.size()
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_chunks_may_end_anywhere(tmp_path, monkeypatch, name, chunk):
+    monkeypatch.setattr(framing, "CHUNK", chunk)
+    monkeypatch.setattr(sources, "CHUNK", chunk)
+    assert read(file_of(tmp_path, FRAMINGS[name].encode())) == VALUES
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_an_array_of_any_objects_comes_apart_at_its_commas(tmp_path, data):
+    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+        ['"', "\\", "]}", '{"', "\n"]
+    )
+    json_values = st.recursive(
+        st.none() | st.integers() | text,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+        max_leaves=6,
+    )
+    values = data.draw(
+        st.lists(st.dictionaries(text, json_values, max_size=3), min_size=1, max_size=5)
+    )
+    indent = data.draw(st.sampled_from([None, 0, 1, "\t"]))
+    file = file_of(
+        tmp_path, json.dumps(values, indent=indent, ensure_ascii=data.draw(st.booleans())).encode()
+    )
+    assert read(file) == values
+
+
+def test_what_stands_between_the_elements_is_a_row_too(tmp_path):
+    file = file_of(tmp_path, b'[{"a": 1}, 3, "x",\n{"b": [}, {"c": 2}')
+    assert [row for _, row in rows(file)] == [b'{"a": 1}', b', 3, "x",\n', b'{"b": [}, {"c": 2}']
+
+
+def test_a_broken_line_damages_nothing_but_itself(tmp_path):
+    lines = [b'{"a": {"b": [1, ', b'{"a": 1}', b'{"a": ', b'{"b": 2}']
+    assert [row for _, row in rows(file_of(tmp_path, b"\n".join(lines)))] == lines
+
+
+@pytest.mark.parametrize("limit_at", ["line", "element"])
+def test_a_row_above_the_limit_is_never_held(tmp_path, monkeypatch, limit_at):
+    for module in (sources, framing):
+        monkeypatch.setattr(module, "LONGEST_LINE", 5_000)
+        monkeypatch.setattr(module, "CHUNK", 512)
+    values = [{"a": 1}, {"a": "x" * 10_000}, {"b": 2}]
+    content = (
+        "\n".join(map(json.dumps, values)) if limit_at == "line" else json.dumps(values, indent=1)
+    )
+    assert read(file_of(tmp_path, content.encode())) == [{"a": 1}, None, {"b": 2}]
+
+
+def test_compressed_files_and_their_damage(tmp_path):
+    lines = "\n".join(json.dumps({"n": number, "text": "x" * 50}) for number in range(500)).encode()
+    half = len(lines) // 2
+    checked = {zstd.CompressionParameter.checksum_flag: 1}  # as the command writes them
+    packed = {
+        # In two members or frames each, as a writer leaves them that came back to append.
+        ".gz": gzip.compress(lines[:half]) + gzip.compress(lines[half:]),
+        ".zst": zstd.compress(lines[:half], options=checked)
+        + zstd.compress(lines[half:], options=checked),
+    }
+    for suffix, content in packed.items():
+        assert len(read(file_of(tmp_path, content, f"log.jsonl{suffix}"))) == 500
+        for damaged in (
+            content[:-5],
+            content[: len(content) // 3],
+            content[:40] + b"\0\0\0\0" + content[44:],
+        ):
+            with pytest.raises(
+                OutriderError, match=rf"log.jsonl{suffix}: damaged or cut-off (gzip|zstd)"
+            ):
+                list(rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
+
+
+def test_parquet(tmp_path):
+    table = pa.table({"a": [1, 2, 3], "messages": [[{"role": "user", "content": "x"}]] * 3})
+    pa.parquet.write_table(table, tmp_path / "log.parquet")
+    (file,) = log_files(str(tmp_path))
+    assert list(rows(file)) == [
+        (number, {"a": number, "messages": [{"role": "user", "content": "x"}]})
+        for number in (1, 2, 3)
+    ]
+    damaged = file_of(tmp_path, (tmp_path / "log.parquet").read_bytes()[:-9], "cut.parquet")
+    with pytest.raises(OutriderError, match=r"cut\.parquet: damaged Parquet"):
+        list(rows(damaged))

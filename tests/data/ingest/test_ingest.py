@@ -1,0 +1,312 @@
+import json
+import stat
+
+import pytest
+from transformers import AutoTokenizer
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import PrivacyConfig, TrafficConfig
+from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.sources import log_files
+from outrider.data.sequences import load_sequences
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.data.logs import pair, screenings, write_log
+
+SECRET = "Ada Lovelace, born 1815"
+
+
+def good_rows(count=20):
+    return [
+        pair(
+            messages,
+            reasoning + "\n",
+            "\n\n" + answer,
+            request__metadata__session_id=f"s{index // 2}",
+            response__created=1000 + index,
+        )
+        for index, (messages, reasoning, answer) in enumerate(screenings(count))
+    ]
+
+
+MESSAGES = [{"role": "user", "content": SECRET}]
+BAD = {
+    "not_json": b'{"request": {"messages": [{"role": "user", "content": "' + SECRET.encode() + b'"',
+    "not_utf8": b'{"request": "\xff\xfe"}',
+    "not_an_object": b"[1, 2]",
+    "incomplete_pair": {"request": {"messages": MESSAGES}, "response": None},
+    "error_response": {
+        "request": {"messages": MESSAGES},
+        "response": {"error": {"message": SECRET}},
+    },
+    "no_choices": {"request": {"messages": MESSAGES}, "response": {"choices": []}},
+    "duplicate_key": b'{"request": {"messages": [], "messages": []}, "response": {}}',
+    "nested_too_deeply": b'{"request": {}, "response": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "no_messages": pair([], "r", "a"),
+    "not_text": pair(
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "r", "a"
+    ),
+    "wrong_type": pair(MESSAGES, "r", "a", response__created="a while ago"),
+    "not_finished": pair(MESSAGES, "r", "a", response__choices__0__finish_reason=None),
+    "empty_response": pair(MESSAGES, None, None),
+    "tool_calls_without_ids": pair(
+        MESSAGES, "r", None, response__choices__0__message__tool_calls=[{"id": "1"}]
+    ),
+    "own_chat_template": pair(MESSAGES, "r", "a", request__chat_template="{{ messages }}"),
+    "reasoning_missing": pair(MESSAGES, None, SECRET),
+    "token_out_of_vocabulary": pair(
+        MESSAGES, "r", "a", response__prompt_token_ids=[0], response__choices__0__token_ids=[128000]
+    ),
+    "longer_than_target": pair(MESSAGES, SECRET * 1000, "a"),
+    "template_refuses": pair([*MESSAGES, {"role": "assistant", "tool_calls": [{}]}], "r", "a"),
+}
+
+
+def run(target, tmp_path, rows, **config):
+    log = write_log(tmp_path / "log.jsonl", rows)
+    return ingest(target, TrafficConfig(path=str(log), **config), tmp_path / "out")
+
+
+def rejects(tmp_path):
+    return [
+        json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    ]
+
+
+def test_good_rows_become_sequences(text_target, tmp_path):
+    summary = run(text_target, tmp_path, good_rows())
+    assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (20, 20, {})
+    table = load_sequences(tmp_path / "out" / "sequences")
+    row = table[3]
+    assert (
+        row["sequence_id"] == "0-4"
+        and row["session"] == "s1"
+        and row["tenant"] == "acme"
+        and row["time"] == 1003.0
+    )
+    assert row["temperature"] == pytest.approx(0.7) and row["top_p"] == pytest.approx(0.95)
+    assert (
+        row["finish_reason"] == "stop" and row["fidelity"] == "retokenized" and row["weight"] == 1.0
+    )
+    assert row["prompt_text"].endswith("<｜Assistant｜><think>\n")
+    tokenizer = SequenceBuilder(text_target).tokenizer
+    _, reasoning, answer = list(screenings(20))[3]
+    written = tokenizer.decode(row["token_ids"][row["completion_start"] :])
+    assert written == f"{reasoning}\n</think>\n\n{answer}<｜end▁of▁sentence｜>"
+    assert load_sequences(tmp_path / "out" / "sequences", ["0-7", "0-2"])["sequence_id"][:] == [
+        "0-7",
+        "0-2",
+    ]
+    with pytest.raises(OutriderError, match="1 of 2 sequences are not in the table"):
+        load_sequences(tmp_path / "out" / "sequences", ["0-7", "9-9"])
+
+
+def test_each_bad_row_is_kept_with_its_reason_and_without_its_text(text_target, tmp_path):
+    rows = good_rows()
+    for index, bad in enumerate(BAD.values()):
+        rows.insert(2 * index, bad)
+    summary = run(text_target, tmp_path, rows, max_reject_fraction=0.9)
+    assert summary["rejects"] == dict.fromkeys(BAD, 1)
+    assert summary["exchanges"] == 20
+    assert [(reject["reason"], reject["line"]) for reject in rejects(tmp_path)] == [
+        (reason, 2 * index + 1) for index, reason in enumerate(BAD)
+    ]
+    text = (tmp_path / "out" / "rejects.jsonl").read_text()
+    assert "Ada" not in text and "1815" not in text
+
+
+def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
+    rows = [*good_rows(), *[BAD["not_json"]] * 2, BAD["no_choices"]]
+    with pytest.raises(OutriderError) as caught:
+        run(text_target, tmp_path, rows)
+    message = str(caught.value)
+    assert (
+        str(tmp_path / "log.jsonl") in message
+        and "3 of 23 rows rejected (not_json 2, no_choices 1)" in message
+    )
+    assert "traffic.max_reject_fraction = 0.05" in message
+    assert len(rejects(tmp_path)) == 3
+    assert (
+        not (tmp_path / "out" / "sequences").exists()
+        and not (tmp_path / "out" / "summary.json").exists()
+    )
+    assert run(text_target, tmp_path, rows, max_reject_fraction=0.2)["exchanges"] == 20
+
+
+@pytest.mark.parametrize(
+    "rows", [[b"no json at all"] * 5, [b'{"prompt": "of another format"}'], [BAD["no_choices"]] * 3]
+)
+def test_a_log_without_a_usable_row_is_an_error(text_target, tmp_path, rows):
+    with pytest.raises(
+        OutriderError, match=rf"no usable row. {len(rows)} of {len(rows)} rows rejected"
+    ):
+        run(text_target, tmp_path, rows, max_reject_fraction=0.9)
+
+
+def test_an_empty_log_is_an_error(text_target, tmp_path):
+    with pytest.raises(OutriderError, match="no rows"):
+        run(text_target, tmp_path, [b"", b"  "])
+
+
+def test_other_models_are_left_out_without_counting_as_damage(text_target, tmp_path):
+    rows = [*good_rows(), *(pair(MESSAGES, "r", "a", response__model="another") for _ in range(10))]
+    summary = run(text_target, tmp_path, rows, model="nano-r1")
+    assert (summary["exchanges"], summary["rejects"]) == (20, {"other_model": 10})
+
+
+def test_logged_ids_are_exact_and_compared_with_a_round_trip(text_target, tmp_path):
+    tokenizer = SequenceBuilder(text_target).tokenizer
+    rows = good_rows()
+    for index, row in enumerate(rows[:10]):
+        message = row["response"]["choices"][0]["message"]
+        ids = tokenizer.encode(
+            message["reasoning"] + "</think>" + message["content"], add_special_tokens=False
+        )
+        ids.append(tokenizer.eos_token_id)
+        if index == 0:
+            ids[:1] = tokenizer.convert_tokens_to_ids(list(tokenizer.convert_ids_to_tokens(ids[0])))
+        row["response"]["choices"][0]["token_ids"] = ids
+        prompt = tokenizer.apply_chat_template(
+            row["request"]["messages"], add_generation_prompt=True, return_dict=False
+        )
+        holder = row["response"] if index % 2 else row["response"]["choices"][0]
+        holder["prompt_token_ids"] = prompt
+    summary = run(text_target, tmp_path, rows)
+    assert summary["fidelity"] == {"exact": 10, "retokenized": 10}
+    assert summary["round_trips"] == {"different": 1, "equal": 9}
+    table = load_sequences(tmp_path / "out" / "sequences")
+    assert (
+        table[5]["token_ids"][table[5]["completion_start"] :]
+        == rows[5]["response"]["choices"][0]["token_ids"]
+    )
+    assert table[5]["prompt_text"] == tokenizer.apply_chat_template(
+        rows[5]["request"]["messages"], add_generation_prompt=True, tokenize=False
+    )
+
+
+def test_times_sessions_and_their_stand_ins(text_target, tmp_path):
+    turns = [{"role": "user", "content": "one"}]
+    longer = [*turns, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]
+    bare = {"request__metadata": {}, "response__created": None}
+    rows = [
+        pair(turns, "r", "a", timestamp="2024-05-01T12:00:00Z"),
+        pair(turns, "r", "a", **bare),
+        pair(longer, "r", "a", **bare, request__user="u7"),
+        pair(longer, "r", "a", **bare, session_id="row", timestamp=1714564900000),
+        pair([{"role": "user", "content": "other"}], "r", "a", **bare),
+        pair(longer, "r", "a", **bare),
+    ]
+    summary = run(text_target, tmp_path, rows)
+    table = load_sequences(tmp_path / "out" / "sequences")
+    assert table["time"][:] == pytest.approx(
+        [1714564800, 1714564800.001, 1714564800.002, 1714564900, 1714564900.001, 1714564900.002]
+    )
+    sessions = table["session"][:]
+    assert (sessions[0], sessions[2], sessions[3]) == ("s-1", "u7", "row")
+    assert sessions[1] == sessions[5] != sessions[4]  # the turns of one conversation
+    assert summary["without_time"] == 4
+
+
+def test_folders_globs_gzip_and_urls(text_target, tmp_path):
+    rows = good_rows(6)
+    logs = tmp_path / "logs"
+    (logs / "2024" / "05").mkdir(parents=True)
+    write_log(logs / "a.jsonl", rows[:2])
+    write_log(logs / "2024" / "05" / "b.jsonl.gz", rows[2:5])
+    write_log(logs / "c.log", rows[5:])
+    (logs / "notes.txt").write_text("not a log")
+
+    def count(path):
+        return ingest(text_target, TrafficConfig(path=path), tmp_path / "out")["exchanges"]
+
+    assert count(str(logs)) == 6
+    assert count([str(logs), str(logs / "c.log"), str(logs / "a.jsonl")]) == 6
+    assert count(str(logs / "*.log")) == 1
+    assert count(f"file://{logs}/2024/05/b.jsonl.gz") == 3
+    assert [file.name for file in log_files(str(logs))] == [
+        str(logs / name) for name in ("2024/05/b.jsonl.gz", "a.jsonl", "c.log")
+    ]
+
+
+def test_paths_that_cannot_be_read(text_target, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path, message in [
+        (tmp_path / "nowhere.jsonl", "no such file or folder"),
+        (tmp_path / "empty", "holds no file that ends in .jsonl"),
+        (tmp_path / "*.jsonl", "matches no file"),
+        ("nosuch://bucket/x", "nosuch"),
+        ("az://bucket/x", "install adlfs to read it"),
+    ]:
+        with pytest.raises(OutriderError, match=message):
+            log_files(str(path))
+    cut = write_log(tmp_path / "cut.jsonl.gz", good_rows(10))
+    cut.write_bytes(cut.read_bytes()[:-100])
+    with pytest.raises(OutriderError, match=r"cut.jsonl.gz: damaged or cut-off gzip"):
+        ingest(text_target, TrafficConfig(path=str(cut)), tmp_path / "out")
+    with pytest.raises(OutriderError, match=r"choose auto or one of [a-z_]+, "):
+        run(text_target, tmp_path, good_rows(1), format="openai_pair")
+
+
+def test_only_the_owner_can_read_what_is_written(text_target, tmp_path):
+    run(text_target, tmp_path, [*good_rows(), BAD["not_json"]], max_reject_fraction=0.5)
+    out = tmp_path / "out"
+    assert (
+        stat.S_IMODE(out.stat().st_mode)
+        == stat.S_IMODE((out / "sequences").stat().st_mode)
+        == 0o700
+    )
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (out / "sequences").iterdir()} == {0o600}
+    assert stat.S_IMODE((out / "rejects.jsonl").stat().st_mode) == 0o600
+    assert sorted(path.name for path in out.iterdir()) == [
+        "rejects.jsonl",
+        "sequences",
+        "summary.json",
+    ]
+
+
+def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target, tmp_path):
+    rows = good_rows(4)
+    rows[1]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
+    rows[2]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
+    rows[2]["response"]["choices"][0]["message"]["content"] += (
+        " Written to ada.lovelace@analytical.org."
+    )
+    log = write_log(tmp_path / "log.jsonl", rows)
+    summary = ingest(
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "out",
+        privacy=PrivacyConfig(mode="surrogate"),
+    )
+    assert summary["exchanges"] == 3 and summary["rejects"] == {"privacy_regenerate": 1}
+    counts = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    assert (counts["exchanges"], counts["with_any"], counts["replaced"]) == (4, 2, 1)
+    texts = load_sequences(tmp_path / "out" / "sequences")["prompt_text"][:]
+    assert "Write to " in texts[1] and "ada.lovelace" not in "".join(texts)
+    regenerated = ingest(
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "anew",
+        privacy=PrivacyConfig(mode="surrogate", regenerate=True),
+    )
+    assert regenerated["exchanges"] == 4 and regenerated["fidelity"]["regenerate"] == 1
+    table = load_sequences(tmp_path / "anew" / "sequences")
+    decoded = AutoTokenizer.from_pretrained(text_target).batch_decode(table["token_ids"][:])
+    assert [fidelity == "regenerate" for fidelity in table["fidelity"]] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert "Written to " in decoded[2] and "lovelace" not in "".join(decoded)
+    assert json.loads((tmp_path / "anew" / "privacy.json").read_text())["to_regenerate"] == 1
+    reported = ingest(
+        text_target,
+        TrafficConfig(path=str(log)),
+        tmp_path / "told",
+        privacy=PrivacyConfig(mode="report"),
+    )
+    assert reported["exchanges"] == 4
+    assert "ada.lovelace" in "".join(
+        load_sequences(tmp_path / "told" / "sequences")["prompt_text"][:]
+    )
+    assert "ada.lovelace" not in (tmp_path / "told" / "privacy.json").read_text()

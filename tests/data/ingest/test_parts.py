@@ -1,0 +1,193 @@
+"""However often an ingest was interrupted and whatever the number of its workers, the result is the same."""
+
+import hashlib
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import TrafficConfig
+from outrider.data.ingest import chunks, ingest
+from outrider.data.ingest.chunks import ChunkWork
+from outrider.data.sequences import load_sequences
+from tests.data.logs import pair, write_log
+from tests.data.ingest.test_ingest import BAD, good_rows
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_RECORDS", 7)
+
+
+@pytest.fixture
+def log(tmp_path):
+    rows = good_rows(40)
+    for index, bad in enumerate(BAD.values()):
+        rows.insert(2 * index, bad)
+    rows[3]["response"]["created"] = rows[9]["response"]["created"] = (
+        None  # stand after the row before, in another chunk
+    )
+    return write_log(tmp_path / "log.jsonl", rows)
+
+
+def run(target, log, out, workers=0, **config):
+    ingest.ingest(
+        target, TrafficConfig(path=str(log), max_reject_fraction=0.9, **config), out, workers
+    )
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+    text_target, log, tmp_path, small_chunks, monkeypatch
+):
+    alone = run(text_target, log, tmp_path / "alone")
+    monkeypatch.undo()  # one chunk
+    assert run(text_target, log, tmp_path / "whole")["rejects.jsonl"] == alone["rejects.jsonl"]
+    whole = load_sequences(tmp_path / "whole" / "sequences")
+    assert whole.to_list() == load_sequences(tmp_path / "alone" / "sequences").to_list()
+    # Chunks are cut in this process, so its workers need no patch.
+    monkeypatch.setattr(chunks, "CHUNK_RECORDS", 7)
+    assert run(text_target, log, tmp_path / "two", workers=2) == alone
+
+
+def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks, monkeypatch):
+    expected = run(text_target, log, tmp_path / "expected")
+    done = []
+
+    def interrupted_after(limit):
+        make = ChunkWork.do
+
+        def do(self, chunk):
+            if len(done) == limit:
+                raise KeyboardInterrupt
+            done.append(chunk.number)
+            make(self, chunk)
+
+        return do
+
+    for limit in (2, 5, 100):
+        with monkeypatch.context() as patch:
+            patch.setattr(ChunkWork, "do", interrupted_after(limit))
+            if limit < 100:
+                with pytest.raises(KeyboardInterrupt):
+                    run(text_target, log, tmp_path / "out")
+                assert not (tmp_path / "out" / "sequences").exists()
+            else:
+                assert run(text_target, log, tmp_path / "out") == expected
+    assert done == list(range(len(done))) and len(done) > 6  # each chunk once
+
+
+@pytest.mark.parametrize("change", ["log", "model", "target"])
+def test_parts_of_other_inputs_are_not_used(
+    text_target, log, tmp_path, small_chunks, monkeypatch, change
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "check", lambda *arguments: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            run(text_target, log, tmp_path / "out")
+    (before,) = (tmp_path / "out").glob(".parts-*")
+    config = {}
+    if change == "log":
+        log.write_bytes(log.read_bytes() + b"\n")
+    elif change == "model":
+        config = {"model": "nano-r1"}
+    else:
+        other = tmp_path / "target"
+        other.mkdir()
+        for path in text_target.iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+        (other / "generation_config.json").write_text('{"temperature": 0.5}')
+        text_target = other
+    made = []
+    make = ChunkWork.do
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            ChunkWork, "do", lambda self, chunk: (made.append(chunk.number), make(self, chunk))
+        )
+        run(text_target, log, tmp_path / "out", **config)
+    assert made and not before.exists()
+
+
+def test_a_refused_log_keeps_its_parts(text_target, log, tmp_path, small_chunks, monkeypatch):
+    traffic = TrafficConfig(path=str(log), max_reject_fraction=0.01)
+    with pytest.raises(OutriderError, match="max_reject_fraction"):
+        ingest.ingest(text_target, traffic, tmp_path / "out", 0)
+    monkeypatch.setattr(ChunkWork, "do", lambda self, chunk: pytest.fail("made again"))
+    assert "summary.json" in run(text_target, log, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "rejects.jsonl",
+        "sequences",
+        "summary.json",
+    ]
+
+
+def test_a_workers_mistake_reaches_the_user(tmp_path, log):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    with pytest.raises(OutriderError, match="no usable tokenizer"):
+        run(tmp_path / "target", log, tmp_path / "out", workers=1)
+
+
+def test_a_format_that_forgets_a_row_is_found_out(text_target, log, tmp_path, monkeypatch):
+    from outrider.data.formats import openai_pairs
+    from outrider.data.formats.rows import row_records
+
+    def forgetful(files, scratch):
+        return (item for number, item in enumerate(row_records(files, scratch)) if number != 5)
+
+    monkeypatch.setattr(openai_pairs, "records", forgetful)
+    with pytest.raises(AssertionError, match=r"rows read, \d+ in its records and rejects"):
+        run(text_target, log, tmp_path / "out")
+
+
+def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
+    names = [
+        "deepseek-ai/DeepSeek-R1",
+        "deepseek-r1",
+        "/models/deepseek-r1/",
+        None,
+        "DeepSeek-V3",
+        "DeepSeek-V3",
+    ]
+    rows = [
+        pair(
+            [{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None
+        )
+        for name in names
+    ]
+    log = write_log(tmp_path / "log.jsonl", rows)
+    with pytest.raises(OutriderError) as caught:
+        run(text_target, log, tmp_path / "out")
+    assert "2 models (DeepSeek-V3 2, " in str(caught.value) and "deepseek-ai/DeepSeek-R1 1" in str(
+        caught.value
+    )
+    assert "traffic.model" in str(caught.value)
+    run(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
+    table = load_sequences(tmp_path / "out" / "sequences")
+    assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]
+    run(text_target, log, tmp_path / "out", model=["deepseek-r1", "deepseek-v3"])
+    assert len(load_sequences(tmp_path / "out" / "sequences")) == 5
+
+
+def test_choices_and_joined_rows_balance(text_target, tmp_path):
+    two = pair([{"role": "user", "content": "x"}], "r", "a")
+    two["response"]["choices"] *= 3
+    write_log(tmp_path / "pairs.jsonl", [two])
+    asked = {"id": "1", "model": "nano-r1", "messages": [{"role": "user", "content": "y"}]}
+    write_log(tmp_path / "requests.jsonl", [asked])
+    write_log(tmp_path / "responses.jsonl", [two["response"] | {"id": "chatcmpl-1"}])
+    summary = ingest.ingest(text_target, TrafficConfig(path=str(tmp_path)), tmp_path / "out", 0)
+    counted = ("rows", "extra_choices", "exchanges", "joined", "rejects", "formats")
+    assert [summary[key] for key in counted] == [
+        3,
+        4,
+        6,
+        1,
+        {},
+        {"openai_pairs": 1, "openai_joined": 2},
+    ]
+    ids = load_sequences(tmp_path / "out" / "sequences")["sequence_id"][:]
+    assert ids == ["0-1", "0-1-1", "0-1-2", "2-1", "2-1-1", "2-1-2"]

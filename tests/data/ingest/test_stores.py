@@ -1,0 +1,120 @@
+"""Stores that do not answer: one message with the URL, whichever client it is that raises."""
+
+import errno
+import http.server
+import socket
+import sys
+import threading
+import types
+
+import pytest
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub import HfFileSystem, constants
+
+from outrider.common.errors import OutriderError
+from outrider.data.ingest.sources import LogFile, log_files
+from outrider.data.ingest.stores import answering
+from outrider.recipes.pipeline.fingerprints import source_identity
+
+FIX = "check the address, the network and the credentials .*copy the files here"
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """An address of this machine at which nothing listens; the Hub is there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        HfFileSystem.clear_instance_cache()
+        yield url
+    HfFileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://datasets/acme/hours", "hf://datasets/acme/hours/data/*.parquet"]
+)
+@pytest.mark.parametrize("ask", [log_files, source_identity])
+def test_the_hub_out_of_reach_is_one_message(refused, url, ask):
+    with pytest.raises(
+        OutriderError, match=rf"traffic.path = 'hf://datasets/acme/hours.*Connection refused.*{FIX}"
+    ):
+        ask(url)
+
+
+def test_so_is_any_address_at_which_nothing_listens(refused):
+    with pytest.raises(
+        OutriderError, match=rf"traffic.path = '{refused}/log.jsonl': the store does not answer"
+    ):
+        log_files(f"{refused}/log.jsonl")
+
+
+class Breaks(http.server.BaseHTTPRequestHandler):
+    """Answers with the first half of a file."""
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2000")
+        self.end_headers()
+
+    def do_GET(self):
+        self.do_HEAD()
+        self.wfile.write(b'{"row": 1}\n' * 50)
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_connection_that_breaks_within_a_file_names_the_file():
+    server = http.server.HTTPServer(("127.0.0.1", 0), Breaks)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/log.jsonl"
+        file = LogFile(url, *url_to_fs(url))
+        with pytest.raises(
+            OutriderError, match=rf"traffic.path: {url}: the store does not answer .*{FIX}"
+        ):
+            list(file.lines())
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class NoCredentialsError(Exception):
+    """As botocore has it: neither an OSError nor with a base that s3fs would translate."""
+
+
+class Bucket(MemoryFileSystem):
+    def info(self, *_, **__):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    exists = isdir = glob = open = size = info
+
+
+def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
+    monkeypatch.setattr(
+        "outrider.data.ingest.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://"))
+    )
+    file = LogFile("s3://bucket/log.jsonl", Bucket(), "bucket/log.jsonl")
+    asked = [lambda: log_files("s3://bucket/log.jsonl"), file.size, file.identity, file.head]
+    for ask in asked:
+        with pytest.raises(NoCredentialsError):  # nobody knows it yet
+            ask()
+    botocore = types.SimpleNamespace(BotoCoreError=NoCredentialsError)
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", botocore)
+    for ask in asked:
+        with pytest.raises(
+            OutriderError, match=r"s3://bucket/log.jsonl.*\(NoCredentialsError: Unable to locate"
+        ):
+            ask()
+
+
+def test_what_is_no_matter_of_the_store_is_left_alone():
+    for error in (OSError(errno.ENOSPC, "no space"), ValueError("a mistake"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), answering("a URL"):
+            raise error

@@ -1,0 +1,152 @@
+"""The profile of a small log against numbers worked out by hand from its table."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from outrider.data.config import TrafficConfig
+from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.traffic_profile import EDGES, MOST_NAMED, profile
+from outrider.data.sequences import load_sequences
+from tests.data.logs import pair, screenings, write_log
+
+NOON = 1_714_564_800
+"""Begins a minute."""
+
+
+def rows():
+    """Ten minutes, two exchanges in each but the fourth, which has five; the last three share one prompt; one was cut in its
+    reasoning."""
+    times = [NOON + 60 * minute + offset for minute in range(10) for offset in (0, 30)] + [
+        NOON + 181,
+        NOON + 182,
+        NOON + 183,
+    ]
+    conversations = list(screenings(len(times)))
+    conversations[-3:] = [conversations[0]] * 3
+    made = [
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s{index // 4}",
+            request__metadata__tenant="" if index == 1 else f"tenant-{index % 2}",
+            request__temperature=0.2 if index == 5 else 0.6,
+            timestamp=time,
+        )
+        for index, (time, (messages, reasoning, answer)) in enumerate(
+            zip(times, conversations, strict=True)
+        )
+    ]
+    made[7]["response"]["choices"][0] |= {
+        "message": {"role": "assistant", "reasoning": conversations[7][1], "content": None},
+        "finish_reason": "length",
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def ingested(text_target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    log = write_log(folder / "log.jsonl", rows())
+    return folder, ingest(text_target, TrafficConfig(path=str(log)), folder / "out", workers=0)
+
+
+def test_lengths_are_those_of_the_table(ingested, text_target):
+    folder, summary = ingested
+    table = load_sequences(folder / "out" / "sequences")
+    end_of_reasoning = profile_id(text_target)
+    completions = [row["token_ids"][row["completion_start"] :] for row in table]
+    expected = {
+        "prompt": table["completion_start"][:],
+        "completion": [len(completion) for completion in completions],
+        "reasoning": [
+            c.index(end_of_reasoning) if end_of_reasoning in c else len(c) for c in completions
+        ],
+    }
+    assert end_of_reasoning not in completions[7]
+    for name, lengths in expected.items():
+        told = summary["lengths"][name]
+        assert (
+            told["n"] == len(lengths)
+            and told["tokens"] == sum(lengths)
+            and told["max"] == max(lengths)
+        )
+        assert told["p50"] == sorted(lengths)[(len(lengths) - 1) // 2]
+        assert sum(count for *_, count in told["bins"]) == len(lengths)
+        for least, most, count in told["bins"]:
+            assert count == sum(least <= length <= most for length in lengths)
+
+
+def profile_id(target):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(target / "tokenizer.json")).token_to_id("</think>")
+
+
+def test_who_asked_when_how_and_twice(ingested):
+    _, summary = ingested
+    assert summary["tenants"] == {"tenant-0": 12, "tenant-1": 10, "not logged": 1}
+    assert summary["sampling"] == {"temperature": {"0.6": 22, "0.2": 1}, "top_p": {"0.95": 23}}
+    assert summary["sessions"] == {"distinct": 6, "most_exchanges": 4}
+    assert summary["duplicates"] == {
+        "prompts": 23,
+        "distinct": 20,
+        "identical": 3,
+        "most_copies": 4,
+    }
+    time = summary["time"]
+    assert (time["first"], time["last"]) == (NOON, NOON + 9 * 60 + 30)
+    assert time["busiest_minute"] == {"begins": NOON + 180, "exchanges": 5}
+    assert time["exchanges_per_minute"] == pytest.approx(23 / 9.5, abs=1e-3)
+
+
+def test_a_summary_holds_no_customer_text(ingested):
+    folder, _ = ingested
+    text = (folder / "out" / "summary.json").read_text()
+    words = {
+        word
+        for messages, *_ in screenings(5)
+        for word in messages[-1]["content"].split()
+        if len(word) > 8
+    }
+    assert words and not [word for word in words if word in text]
+
+
+def test_times_that_were_not_logged_say_nothing_about_arrivals(text_target, tmp_path):
+    bare = [pair(m, r, a, response__created=None) for m, r, a in screenings(4)]
+    log = write_log(tmp_path / "log.jsonl", bare)
+    assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"] is None
+    write_log(tmp_path / "log.jsonl", [*bare, pair(*next(screenings(1)), timestamp=NOON)])
+    assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"]["hours"] == 0
+
+
+def test_many_names_are_few_lines_and_none_is_lost(text_target, tmp_path):
+    made = [
+        pair(messages, reasoning, answer, request__metadata__tenant=f"t{min(index, 30)}")
+        for index, (messages, reasoning, answer) in enumerate(screenings(40))
+    ]
+    log = write_log(tmp_path / "log.jsonl", made)
+    tenants = Counter(
+        ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["tenants"]
+    )
+    assert (
+        len(tenants) == MOST_NAMED + 1
+        and tenants.total() == 40
+        and tenants["t30"] == 10
+        and tenants["others"] == 11
+    )
+
+
+def test_bins_leave_no_gap():
+    assert sorted(set(EDGES)) == EDGES and EDGES[0] == 0
+    ratios = np.divide(EDGES[9:-1], EDGES[8:-2])
+    assert ratios.min() > 1.19 and ratios.max() < 1.34
+
+
+def test_a_target_without_the_token_has_no_length_of_reasoning(ingested, tmp_path):
+    folder, _ = ingested
+    told = profile(folder / "out" / "sequences", tmp_path)
+    assert set(told["lengths"]) == {"prompt", "completion"} and json.dumps(told, allow_nan=False)

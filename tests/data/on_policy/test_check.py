@@ -1,0 +1,333 @@
+"""Nano R1 tells its own recorded traffic from everything that is not: from the log through an engine to the verdicts.
+
+One log holds groups of one kind each, as tenants: genuine exchanges, answers to other prompts, prompts of another template,
+temperatures that were not the sampler's, edited text. A perturbed target answers from the states that were captured.
+"""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
+from outrider.data.features.capture import capture_table
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.ingest.ingest import ingest
+from outrider.data.on_policy.causes import judge
+from outrider.data.on_policy.check import check_traffic
+from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.quarantine import load_parts
+from outrider.data.sequences import load_sequences
+from outrider.data.split.slices import name_slices, write_slices
+from outrider.data.split.split import PARTS
+from outrider.recipes.nano_r1 import __file__ as nano_r1_package
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import open_engine
+from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from tests.data.logs import write_log
+
+WORKLOADS = ("general", "document_extraction", "social_chat")
+GROUP = 20
+"""Exchanges of each kind."""
+SIZES = {"genuine": 40}
+"""Of a kind that has another number."""
+MIN_ON_POLICY = 0.95
+END = 1
+"""Nano R1's end token."""
+
+
+def recorded(workload):
+    """The workload's exchanges that have token ids."""
+    with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz") as log:
+        rows = [json.loads(line) for line in log]
+    return [row for row in rows if row["response"]["choices"][0].get("token_ids")]
+
+
+def genuine(rows):
+    return rows
+
+
+def other_prompts(rows):
+    """Each prompt with the answer of the next one."""
+    responses = [row["response"]["choices"] for row in rows]
+    return [
+        {**row, "response": {**row["response"], "choices": choices}}
+        for row, choices in zip(rows, responses[1:] + responses[:1], strict=True)
+    ]
+
+
+def other_template(rows):
+    """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
+    return [with_prompt(row, row["response"]["prompt_token_ids"][:-2]) for row in rows]
+
+
+def with_prompt(row, prompt_ids):
+    return {**row, "response": {**row["response"], "prompt_token_ids": prompt_ids}}
+
+
+def logged_at(temperature):
+    def changed(rows):
+        return [{**row, "request": {**row["request"], "temperature": temperature}} for row in rows]
+
+    return changed
+
+
+def edited(rows):
+    """Two tokens in a hundred are any others."""
+    rng = random.Random(0)
+
+    def edit(row):
+        choice = row["response"]["choices"][0]
+        ids = [
+            rng.randrange(100, 4000) if rng.random() < 0.02 else token
+            for token in choice["token_ids"]
+        ]
+        return {**row, "response": {**row["response"], "choices": [{**choice, "token_ids": ids}]}}
+
+    return [edit(row) for row in rows]
+
+
+def shifted_ids(rows):
+    """Token ids of a vocabulary that begins one later."""
+
+    def shift(row):
+        choice = row["response"]["choices"][0]
+        ids = [max(token - 1, 0) for token in choice["token_ids"]]
+        return {**row, "response": {**row["response"], "choices": [{**choice, "token_ids": ids}]}}
+
+    return [shift(row) for row in rows]
+
+
+KINDS = {
+    "genuine": genuine,
+    "other-prompts": other_prompts,
+    "other-template": other_template,
+    "logged-hot": logged_at(1.0),
+    "logged-cold": logged_at(0.3),
+    "edited": edited,
+    "shifted-ids": shifted_ids,
+}
+
+CAUSES = [
+    ("genuine", "own", "as likely as"),
+    ("other-prompts", "foreign", "it answers other prompts than those logged with it"),
+    ("other-template", "template", "another chat template"),
+    ("logged-hot", "temperature", "about 0.6, logged is 1"),
+    ("logged-cold", "temperature", "about 0.6, logged is 0.3"),
+    ("edited", "edited", "single places are far out"),
+    ("shifted-ids", "scrambled", "token ids shifted by one"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(nano_r1):
+    with open_engine(TargetConfig(model=str(nano_r1)), EngineConfig()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def sequences(nano_r1, tmp_path_factory):
+    """A run's folder with the log's sequences, all of three parts, and their slices."""
+    run = tmp_path_factory.mktemp("run")
+    pool = [row for rows in zip(*map(recorded, WORKLOADS), strict=False) for row in rows]
+    rows = []
+    for tenant, change in KINDS.items():
+        rows += [
+            {**row, "tenant": tenant}
+            for row in change([pool.pop(0) for _ in range(SIZES.get(tenant, GROUP))])
+        ]
+    log = write_log(run / "log.jsonl", rows)
+    summary = ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
+    assert summary["exchanges"] == summary["fidelity"]["exact"] == len(rows)
+    divide_by_turns(run)
+    return run
+
+
+def divide_by_turns(run):
+    """Parts and slices without the split's rules, which would leave rows out."""
+    table = load_sequences(run / "sequences")
+    ids = table["sequence_id"][:]
+    parts = {"train": ids[::2], "validation": ids[1::4], "heldout": ids[3::4]}
+    (run / "parts.json").write_text(json.dumps(parts))
+    write_slices(name_slices(table), run)
+
+
+def captured(engine, nano_r1, run, config=None):
+    table = load_sequences(run / "sequences")
+    head_VH = load_target_ends(nano_r1).lm_head_VH
+    return capture_table(
+        engine, table, head_VH, {"run": str(run)}, config or CaptureConfig(), run / "features"
+    )
+
+
+@pytest.fixture(scope="module")
+def judged(engine, nano_r1, sequences):
+    """The report's slices by tenant."""
+    captured(engine, nano_r1, sequences)
+    kept = check_traffic(sequences / "sequences", sequences, sequences / "features", MIN_ON_POLICY)
+    return kept, json.loads((sequences / "features" / "on_policy.json").read_text())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("tenant", "cause", "words"), CAUSES)
+def test_each_kind_is_told_from_genuine_traffic(judged, tenant, cause, words):
+    verdict = judged[1]["slices"]["tenant"][tenant]["verdict"]
+    assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
+    assert words in verdict["text"]
+
+
+@pytest.mark.engine
+def test_the_table_says_what_its_own_samples_would_have(judged):
+    tenants = judged[1]["slices"]["tenant"]
+    low, high = tenants["genuine"]["expected_range"]
+    assert low < tenants["genuine"]["sampled_mean_logprob"] < high
+    assert tenants["genuine"]["below_1e4"] < 0.001
+    assert abs(tenants["genuine"]["z"]["mean"]) < 0.5 and tenants["genuine"]["z"]["sd"] < 1.3
+    for tenant in ("other-prompts", "edited", "shifted-ids"):
+        assert tenants[tenant]["sampled_mean_logprob"] < tenants[tenant]["expected_range"][0] - 0.3
+        assert tenants[tenant]["below_1e4"] > 0.02
+
+
+@pytest.mark.engine
+def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequences):
+    kept, report = judged
+    tenants = report["slices"]["tenant"]
+    assert tenants["genuine"]["quarantined"] == 0
+    for tenant in ("other-prompts", "shifted-ids"):
+        assert tenants[tenant]["quarantined"] == GROUP
+    aside = json.loads((sequences / "features" / "quarantine.json").read_text())["sequences"]
+    assert (
+        len(aside)
+        == kept["quarantined"]
+        == sum(described["quarantined"] for described in tenants.values())
+    )
+    parts = load_parts(sequences, sequences / "features")
+    assert not set(aside) & {one for name in PARTS for one in parts[name]}
+    assert sum(len(parts[name]) for name in PARTS) == report["all"]["sequences"] - len(aside)
+
+
+class Interrupted:
+    """The engine, stopped by the user after `answers` batches of responses; notes whom it was asked for."""
+
+    def __init__(self, engine, answers=None):
+        self.engine, self.answers, self.asked = engine, answers, []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def answer(self, rows):
+        if self.answers == 0:
+            raise KeyboardInterrupt
+        self.answers = None if self.answers is None else self.answers - 1
+        self.asked += [row.row_id for row in rows]
+        return self.engine.answer(rows)
+
+
+def with_an_address(row):
+    """Asked with an address that the answer repeats; as text alone."""
+    messages, choice = row["request"]["messages"], row["response"]["choices"][0]
+    asked = [
+        *messages[:-1],
+        {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."},
+    ]
+    message = {
+        **choice["message"],
+        "content": (choice["message"]["content"] or "") + " Write to ada@lovelace.org.",
+    }
+    response = {
+        **row["response"],
+        "prompt_token_ids": None,
+        "choices": [{**choice, "message": message, "token_ids": None}],
+    }
+    return {**row, "request": {**row["request"], "messages": asked}, "response": response}
+
+
+@pytest.mark.engine
+def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
+    def length(row):
+        return len(row["response"]["choices"][0]["token_ids"])
+
+    rows = sorted((row for row in recorded("social_chat") if length(row) > 30), key=length)[:12]
+    log = write_log(tmp_path / "log.jsonl", [*map(with_an_address, rows[:8]), *rows[8:]])
+    privacy = PrivacyConfig(mode="surrogate", regenerate=True, entities=["EMAIL_ADDRESS"])
+    summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
+    assert summary["fidelity"] == {"regenerate": 8, "exact": 4}
+    divide_by_turns(tmp_path)
+    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: several batches
+    first, second, third = Interrupted(engine, answers=1), Interrupted(engine), Interrupted(engine)
+    with pytest.raises(KeyboardInterrupt):
+        captured(first, nano_r1, tmp_path, config)
+    result = captured(second, nano_r1, tmp_path, config)
+    assert (result["regenerated"], result["sequences"]) == (8, 12)
+    table, store = load_sequences(tmp_path / "sequences"), FeatureStore.open(tmp_path / "features")
+    marked = [row for row in table if row["fidelity"] == "regenerate"]
+    assert (
+        first.asked
+        and second.asked
+        and first.asked + second.asked == [row["sequence_id"] for row in marked]
+    )
+    captured(third, nano_r1, tmp_path, config)
+    assert third.asked == []
+    ended = 0
+    for row in table:
+        features = store.read(row["sequence_id"])
+        ids, start = features.token_ids.tolist(), row["completion_start"]
+        assert ids[:start] == row["token_ids"][:start] and features.completion_start == start
+        if row["fidelity"] == "exact":
+            assert ids == row["token_ids"]
+            continue
+        assert ids != row["token_ids"] and start < len(ids) <= len(row["token_ids"])
+        ended += ids[-1] == END
+        assert END not in ids[start:-1]
+    assert ended, "no answer ended by itself: the engine's end token is lost"
+    check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", MIN_ON_POLICY)
+    report = json.loads((tmp_path / "features" / "on_policy.json").read_text())
+    assert report["slices"]["fidelity"]["regenerate"]["verdict"]["own"] is True
+    assert report["slices"]["fidelity"]["regenerate"]["outside_top_p"] < 0.01
+
+
+def scored_by(head_VH, store, rows):
+    """What capture would have summed if the target served had another head, from the states that it kept."""
+    sums_SPC = []
+    for row in rows:
+        text = LoggedText(
+            row["token_ids"], Claim(row["completion_start"], row["temperature"], row["top_p"], 1024)
+        )
+        hidden_TH = store.read(row["sequence_id"]).hidden.float()
+        score_step(
+            [Step(text, 0, 0, len(hidden_TH))],
+            hidden_TH,
+            lambda h_NH: h_NH @ head_VH.T,
+            len(head_VH),
+            keep=True,
+        )
+        sums_SPC.append(text.sums_PC.numpy())
+    sampling = [np.round(np.array(rows[name], np.float64), 4) for name in ("temperature", "top_p")]
+    return Evidence(list(COLUMNS), np.array(sums_SPC), *sampling, np.zeros(len(rows), bool))
+
+
+@pytest.mark.engine
+def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano_r1, sequences):
+    table, store = (
+        load_sequences(sequences / "sequences"),
+        FeatureStore.open(sequences / "features"),
+    )
+    rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
+    head_VH = load_target_ends(nano_r1).lm_head_VH.float()
+    same, by_engine = scored_by(head_VH, store, rows), Evidence.of(store, rows)
+    assert judge(same).own is True
+    # The engine's head answers in bf16.
+    difference = same.share("sampled_logprob") - by_engine.share("sampled_logprob")
+    assert abs(difference) < 0.01 and same.total("tokens") == by_engine.total("tokens")
+    noise_VH = (
+        torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
+    )
+    verdict = judge(scored_by(head_VH + 0.3 * noise_VH, store, rows))
+    assert (verdict.own, verdict.cause) == (False, "revision_or_settings"), verdict.text
+    assert "another revision or quantization of the target wrote it" in verdict.text

@@ -1,0 +1,134 @@
+"""Evidence in closed form: three sequences whose sums are written down."""
+
+import numpy as np
+import pytest
+
+from outrider.data.on_policy.evidence import HEAD, REST, ROUNDING_NATS, Evidence
+from outrider.serving.token_scores import COLUMNS, TEMPERATURES
+
+SUMS = {  # (head, rest) of each sequence
+    "tokens": [(8, 92), (8, 12), (4, 0)],
+    "logprob": [(-4.0, -46.0), (-8.0, -12.0), (-2.0, 0.0)],
+    "sampled_logprob": [(-2.0, -30.0), (-6.0, -9.0), (-1.0, 0.0)],
+    "expected": [(-2.5, -27.5), (-3.0, -4.0), (-1.0, 0.0)],
+    "variance": [(1.0, 8.0), (0.5, 0.5), (0.0, 0.0)],
+    "top": [(6, 80), (4, 6), (4, 0)],
+    "rare": [(0, 1), (2, 3), (0, 0)],
+    "rare_difference": [(0.0, -2.0), (-3.0, -4.0), (0.0, 0.0)],
+    "outside": [(0, 1), (2, 4), (0, 0)],
+    "unlikely": [(0, 3), (2, 4), (0, 0)],
+    "unlikely_expected": [(0.0, 5.0), (0.5, 0.5), (0.0, 0.0)],
+    "sure": [(4, 36), (4, 6), (4, 0)],
+    "sure_missed": [(0, 1), (1, 2), (0, 0)],
+    "sure_missed_expected": [(0.0, 0.5), (0.0, 0.1), (0.0, 0.0)],
+    "fitted": [(2, 18), (2, 4), (0, 0)],
+    "logged_fit": [(-2.0, -20.0), (-3.0, -5.0), (0.0, 0.0)],
+}
+
+
+@pytest.fixture
+def evidence():
+    sums_SPC = np.zeros((3, 2, len(COLUMNS)))
+    for name, sums in SUMS.items():
+        sums_SPC[:, :, COLUMNS.index(name)] = sums
+    for index, temperature in enumerate(
+        TEMPERATURES
+    ):  # likeliest at 0.8 with the cut, at 0.5 without it
+        distances = abs(index - TEMPERATURES.index(0.8)), abs(index - TEMPERATURES.index(0.5))
+        sums_SPC[0, REST, COLUMNS.index(f"fit_{temperature:g}")] = -25.0 - distances[0]
+        sums_SPC[0, REST, COLUMNS.index(f"uncut_{temperature:g}")] = -24.0 - distances[1]
+        sums_SPC[1, HEAD, COLUMNS.index(f"stray_{temperature:g}")] = 13.0 - index
+    return Evidence(
+        list(COLUMNS),
+        sums_SPC,
+        np.array([0.6, 0.6, 1.0]),
+        np.full(3, 0.95),
+        np.array([False, True, False]),
+    )
+
+
+def rounding(tokens):
+    return ROUNDING_NATS**2 * tokens
+
+
+def test_z_is_the_difference_in_standard_errors(evidence):
+    expected = [-2 / np.sqrt(9 + rounding(100)), -8 / np.sqrt(1 + rounding(20)), 0.0]
+    np.testing.assert_allclose(evidence.z(), expected)
+
+
+def test_difference_and_its_error_are_a_token_s(evidence):
+    assert evidence.difference() == pytest.approx((-48 + 38) / 124)
+    assert evidence.difference(HEAD) == pytest.approx((-9 + 6.5) / 20)
+    assert evidence.difference(REST) == pytest.approx((-39 + 31.5) / 104)
+    assert evidence.standard_error() == pytest.approx(np.sqrt(10 + rounding(124)) / 124)
+
+
+def test_own_share_lacks_what_is_unlikely_beyond_what_is_expected(evidence):
+    # The first has fewer unlikely tokens than its own samples would, and is no more than its own for that.
+    np.testing.assert_allclose(evidence.own_share(), [1.0, 1 - 5 / 20, 1.0])
+
+
+def test_the_typical_difference_is_the_median_sequence_s(evidence):
+    assert evidence.typical_difference(REST) == pytest.approx(
+        (-2.5 / 92 - 5 / 12) / 2
+    )  # the third has no rest
+    assert evidence.typical_difference(HEAD) == pytest.approx(0.0)
+    assert evidence.take(np.array([2])).typical_difference(REST) == 0.0
+
+
+def test_missed_is_where_the_target_is_sure(evidence):
+    assert evidence.missed() == pytest.approx((4 - 0.6) / 54)
+    assert evidence.missed(REST) == pytest.approx((3 - 0.6) / 42)
+    assert evidence.take(np.array([2])).missed() == 0.0
+
+
+def test_the_temperature_that_fits_best_is_the_likeliest_of_the_grid(evidence):
+    fit = evidence.fit_temperature()
+    assert (fit.best, fit.tokens, fit.without_top_p) == (0.8, 26, 0.5)
+    assert fit.gain == pytest.approx(-25 + 30)
+    assert fit.stray_share == pytest.approx((13 - TEMPERATURES.index(0.8)) / 26)
+    assert evidence.take(np.array([2])).fit_temperature() is None
+
+
+def test_sequences_are_taken_by_index_and_by_truth(evidence):
+    by_index, by_truth = (
+        evidence.take(np.array([2, 0])),
+        evidence.take(np.array([True, False, True])),
+    )
+    assert by_index.total("tokens") == by_truth.total("tokens") == 104
+    assert by_index.temperature_S.tolist() == [1.0, 0.6] and by_truth.temperature_S.tolist() == [
+        0.6,
+        1.0,
+    ]
+    assert evidence.take(evidence.retokenized_S).total("tokens") == 20
+
+
+def test_the_summary_says_what_was_summed(evidence):
+    summary = evidence.summary()
+    error = evidence.standard_error()
+    assert (summary["sequences"], summary["tokens"]) == (3, 124)
+    assert summary["mean_logprob"] == pytest.approx(-72 / 124)
+    assert summary["expected_range"] == pytest.approx(
+        [-38 / 124 - 1.96 * error, -38 / 124 + 1.96 * error]
+    )
+    assert summary["below_1e4"] == pytest.approx(6 / 124)
+    assert summary["outside_top_p"] == pytest.approx(7 / 124)
+    assert (summary["unlikely"], summary["unlikely_expected"]) == pytest.approx((9 / 124, 6 / 124))
+    assert summary["top_1"] == pytest.approx(100 / 124)
+    assert summary["z"]["pooled"] == pytest.approx(-10 / 124 / error)
+    assert summary["z"]["beyond_3"] == pytest.approx(1 / 3)
+    # Below -6, between -1 and 0, and the 0 itself, which opens its bin.
+    assert summary["z"]["histogram"] == [1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert summary["own_share"] == pytest.approx({"mean": 2.75 / 3, "lowest": 0.75})
+    assert summary["temperature"] == {"logged": [0.6, 1.0], "fits_best": 0.8, "tokens": 26}
+
+
+def test_nothing_has_a_summary_too(evidence):
+    summary = evidence.take(np.array([], int)).summary()
+    assert (
+        summary["sequences"],
+        summary["tokens"],
+        summary["own_share"],
+        summary["temperature"],
+    ) == (0, 0, None, None)
+    assert summary["mean_logprob"] == summary["z"]["pooled"] == summary["z"]["beyond_3"] == 0.0

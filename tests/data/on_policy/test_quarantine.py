@@ -1,0 +1,171 @@
+"""What is set aside: judged from scores in a store, left out of every part, and the run stopped where it is most."""
+
+import json
+import re
+
+import pytest
+import torch
+from datasets import Dataset
+
+from outrider.common.errors import OutriderError
+from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.on_policy.check import check_traffic, examine, groups_of, require, two_lines
+from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.quarantine import load_parts, write_quarantine
+from outrider.serving.token_scores import COLUMNS
+from tests.data.toy_target import SEQUENCES, ToyTarget
+
+
+def store_of(groups: dict[str, Evidence], directory):
+    """A feature store and a table of sequences `NAME-0`, `NAME-1`, ... with the scores of each group."""
+    rows = []
+    with FeatureWriter(directory, 4, {"toy": 1}, score_columns=COLUMNS) as writer:
+        for name, evidence in groups.items():
+            for index, sums_PC in enumerate(evidence.sums_SPC):
+                writer.write(f"{name}-{index}", [5, 6], torch.zeros(2, 4), 1, sums_PC.tolist())
+                rows.append(
+                    {
+                        "sequence_id": f"{name}-{index}",
+                        "temperature": evidence.temperature_S[index],
+                        "top_p": evidence.top_p_S[index],
+                        "fidelity": "retokenized" if evidence.retokenized_S[index] else "exact",
+                    }
+                )
+    return FeatureStore.open(directory), Dataset.from_list(rows)
+
+
+def parts_of(table):
+    ids = table["sequence_id"][:]
+    return {"train": ids[::2], "validation": ids[1::4], "heldout": ids[3::4]}
+
+
+@pytest.fixture
+def toy():
+    return ToyTarget()
+
+
+@pytest.fixture
+def own(toy):
+    return toy.evidence(toy.drawn())
+
+
+@pytest.fixture
+def foreign(toy):
+    """Well below 0.95."""
+    evidence = toy.evidence(
+        toy.drawn(logits_NV=toy.logits_NV + 6.0 * toy.noise(*toy.logits_NV.shape))
+    )
+    assert evidence.own_share().max() < 0.9
+    return evidence
+
+
+def slices_of(table, **names):
+    ids = table["sequence_id"][:]
+    tenants = {name: [one for one in ids if one.startswith(name)] for name in ("own", "foreign")}
+    return {"tenant": tenants, "route": {"only": ids}, **names}
+
+
+def test_the_foreign_slice_is_named_and_set_aside(own, foreign, tmp_path):
+    store, table = store_of({"own": own, "foreign": foreign.take(slice(0, 20))}, tmp_path)
+    report = examine(store, table, parts_of(table), slices_of(table), min_on_policy=0.95)
+    tenants = report["slices"]["tenant"]
+    assert tenants["own"]["verdict"]["own"] is True and tenants["own"]["quarantined"] == 0
+    assert (
+        tenants["foreign"]["verdict"]["cause"] == "foreign"
+        and tenants["foreign"]["quarantined"] == 20
+    )
+    assert report["all"]["verdict"]["text"].startswith("only in tenant foreign: ")
+    assert (
+        sum(report["parts"][part]["quarantined"] for part in report["parts"])
+        == report["all"]["quarantined"]
+        == 20
+    )
+    aside = json.loads((tmp_path / "quarantine.json").read_text())["sequences"]
+    assert set(aside) == {f"foreign-{index}" for index in range(20)}
+    assert aside["foreign-3"] == pytest.approx(foreign.own_share()[3], abs=1e-3)
+    assert json.loads((tmp_path / "on_policy.json").read_text())["all"] == report["all"]
+    for path in (tmp_path / "quarantine.json", tmp_path / "on_policy.json"):
+        assert path.stat().st_mode & 0o77 == 0
+    require(report)
+
+
+def test_the_dimension_that_needs_the_fewest_sequences_explains_it(own, foreign, tmp_path):
+    store, table = store_of({"own": own, "foreign": foreign.take(slice(0, 12))}, tmp_path)
+    ids = table["sequence_id"][:]
+    wider = {"template 1": ids[:40], "template 2": ids[40:]}
+    report = examine(store, table, parts_of(table), slices_of(table, template=wider), None)
+    assert report["slices"]["template"]["template 2"]["verdict"]["own"] is False
+    assert report["all"]["verdict"]["text"].startswith("only in tenant foreign: ")
+
+
+def test_its_own_traffic_is_said_to_be_in_two_lines(own, tmp_path):
+    store, table = store_of({"own": own}, tmp_path)
+    report = examine(store, table, parts_of(table), {}, 0.9)
+    first, second = two_lines(report)
+    assert first.startswith(
+        f"Is this the target's own text? yes: {SEQUENCES} sequences, 4,800 tokens of mean"
+    )
+    said, low, high = map(
+        float, re.search(r"log-probability (\S+), where .* have (\S+) to (\S+);", first).groups()
+    )
+    assert low < said < high
+    assert second.startswith("Of the sequences none is set aside (traffic.min_on_policy 0.9;")
+    assert [name for name, _ in groups_of(report)] == ["all", "train", "validation", "heldout"]
+
+
+def test_without_a_limit_nothing_is_set_aside(own, foreign, tmp_path):
+    store, table = store_of({"own": own, "foreign": foreign}, tmp_path)
+    report = examine(store, table, parts_of(table), slices_of(table), None)
+    assert report["all"]["quarantined"] == 0 and report["all"]["verdict"]["own"] is False
+    first, second = two_lines(report)
+    assert (
+        first.startswith("Is this the target's own text? not all of it")
+        and "traffic.min_on_policy off" in second
+    )
+    assert "Likely cause: only in tenant foreign" in second
+    require(report)
+    assert [name for name, _ in groups_of(report)][4:] == ["tenant: own", "tenant: foreign"]
+
+
+def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
+    _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
+    table.save_to_disk(tmp_path / "sequences")
+    (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
+    (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
+    with pytest.raises(
+        OutriderError,
+        match=r"60 of 70 captured sequences are not the target's own text .*null: keep",
+    ):
+        check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
+    assert "Is this the target's own text? no:" in capsys.readouterr().err
+    kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
+    assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
+
+
+def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
+    parts = {
+        "train": ["a", "b", "c"],
+        "validation": ["d"],
+        "heldout": ["e", "f"],
+        "left_out": {"g": "max_copies"},
+    }
+    (tmp_path / "parts.json").write_text(json.dumps(parts))
+    (tmp_path / "manifest.json").write_text("{}")
+    write_quarantine(tmp_path, {"b": 0.412345, "f": 0.2})
+    assert json.loads((tmp_path / "quarantine.json").read_text())["sequences"] == {
+        "b": 0.4123,
+        "f": 0.2,
+    }
+    assert load_parts(tmp_path, tmp_path) == {**parts, "train": ["a", "c"], "heldout": ["e"]}
+    write_quarantine(tmp_path, {"d": 0.1})
+    with pytest.raises(OutriderError, match="all 1 sequences of the validation part are set aside"):
+        load_parts(tmp_path, tmp_path)
+
+
+def test_the_quarantine_changes_with_the_store_that_it_judged(tmp_path):
+    written = []
+    for manifest in ("{}", '{"other": 1}'):
+        (tmp_path / "manifest.json").write_text(manifest)
+        write_quarantine(tmp_path, {})
+        written.append((tmp_path / "quarantine.json").read_text())
+    assert written[0] != written[1]

@@ -1,0 +1,192 @@
+"""What is found in a text and what is left alone, with an example of each for every kind."""
+
+import subprocess
+import sys
+import time
+import typing
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import PersonalKind, PrivacyConfig
+from outrider.data.privacy.detection import WINDOW, Finder, Found, _without_overlaps
+from tests.data.logs import screenings
+from tests.data.personal import EXAMPLES
+
+EVERY = list(typing.get_args(PersonalKind))
+
+
+@pytest.fixture(scope="module")
+def default():
+    return Finder(PrivacyConfig(mode="report"))
+
+
+@pytest.fixture(scope="module")
+def every():
+    return Finder(PrivacyConfig(mode="report", entities=EVERY))
+
+
+def found(finder, text, before=""):
+    return [(one.kind, text[one.start : one.end]) for one in finder.find(text, before)]
+
+
+@pytest.mark.parametrize(("kind", "before", "value"), EXAMPLES)
+def test_each_kind_is_found_beside_words_and_chinese(every, kind, before, value):
+    for text in (
+        f"{before} {value}",
+        f"{before}: {value}.",
+        f"请看 {before}：{value}，谢谢",
+        f"({before} {value})",
+    ):
+        assert (kind, value) in found(every, text), text
+
+
+def test_every_kind_has_an_example():
+    assert {kind for kind, _, _ in EXAMPLES} == set(EVERY)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Order 4155552671, receipt number 2125550198, total 1,234.50, invoice 030901820",
+        "TABLE 12 34 56 78 90 12 34 56, 2024-05-01 12:30:11, 01/05/2024 18:22:01",
+        "EAN 4006381333931, order 4539578763621487, 0.4539578763621486 and a4539578763621486f",
+        "version 1.2.3.4, v8.8.8.8, build: 81.2.69.142, OID 1.3.6.1.4.1.5923, section 1.2.3.4",
+        "127.0.0.1 192.168.1.20 10.0.0.1 0.0.0.0 255.255.255.0 fe80::1 ::1 198.51.100.7",
+        "std::vector abc::def Add::new cafe::main",
+        "a @ b, @decorator, x@y, react@18.2.0, user@localhost, ada@example.com, git@github.com:outrider/x.git",
+        "123-45-6789 000-12-3456 219 09 9999 219099999",
+        "DE89 3704 0044 0532 0130 01, GB82TEST12345698765432X",
+        "1BvBMSEYstWetqTFn5Au4m4GFg7xJaNVN3",
+        "https://docs.python.org/3/library/re.html, see www.python.org",
+        "",
+        "no digit here",
+    ],
+)
+def test_what_only_looks_like_it_is_left_alone(default, text):
+    assert found(default, text) == []
+
+
+def test_a_telephone_number_needs_a_word_or_a_shape_of_its_own(default):
+    assert found(default, "Phone: (212) 736-5000\nOrder 4155552671") == [
+        ("PHONE_NUMBER", "(212) 736-5000")
+    ]
+    assert found(default, "on 2124567890") == [] != found(default, "tel 2124567890")
+    assert found(default, "Tel:\n030 901820") == [("PHONE_NUMBER", "030 901820")]
+    assert found(default, "+49 (0)30 901820, +1 212 736 5000 ext. 12") == [
+        ("PHONE_NUMBER", "+49 (0)30 901820"),
+        ("PHONE_NUMBER", "+1 212 736 5000 ext. 12"),
+    ]
+    assert found(default, '{"phone": "2127365000", "order": "4155550132"}') == [
+        ("PHONE_NUMBER", "2127365000")
+    ]
+    assert found(default, "2127365000", before="contactPhone: ") == [("PHONE_NUMBER", "2127365000")]
+    assert found(default, r"{\"\u7535\u8bdd\": \"13812345678\"}") == [
+        ("PHONE_NUMBER", "13812345678")
+    ]
+    loose = Finder(PrivacyConfig(mode="report", min_score=0.4))
+    assert found(loose, "on 2127365000") == [("PHONE_NUMBER", "2127365000")]
+    only_us = Finder(PrivacyConfig(mode="report", phone_regions=["US"]))
+    assert found(only_us, "tel 030 901820, tel 2127365000") == [("PHONE_NUMBER", "2127365000")]
+
+
+def test_values_stand_clear_of_escapes_quotes_and_markup(default):
+    text = r'{"text": "hi\nada@lovelace.org\n4111111111111111\u7535+49 30 901820"}'
+    assert [value for _, value in found(default, text)] == [
+        "ada@lovelace.org",
+        "4111111111111111",
+        "+49 30 901820",
+    ]
+    for text in (
+        "f'ada@lovelace.org'",
+        "mailto:ada@lovelace.org?x",
+        "to=ada@lovelace.org;",
+        "<ada@lovelace.org>",
+        "**ada@lovelace.org**",
+    ):
+        assert found(default, text) == [("EMAIL_ADDRESS", "ada@lovelace.org")], text
+    assert found(default, "o'brien@lovelace.org") == [("EMAIL_ADDRESS", "o'brien@lovelace.org")]
+
+
+def test_a_long_row_of_values_is_cut_nowhere(default):
+    values = [f"person{index}@lovelace.org" for index in range(3 * WINDOW // 20)]
+    assert [value for _, value in found(default, " ".join(values))] == values
+
+
+def test_of_overlapping_values_the_surest_stays():
+    order = {"PHONE_NUMBER": 0, "CREDIT_CARD": 1, "US_SSN": 2}
+    card, phone = Found("CREDIT_CARD", 5, 21, 1.0), Found("PHONE_NUMBER", 9, 19, 0.75)
+    apart, tie = Found("US_SSN", 30, 41, 0.5), Found("PHONE_NUMBER", 30, 41, 0.5)
+    assert _without_overlaps([phone, tie, card, apart], order) == [card, tie]
+
+
+def test_nothing_is_found_in_the_invented_resumes(every):
+    for messages, reasoning, answer in screenings(40):
+        for text in (*(message["content"] for message in messages), reasoning, answer):
+            assert found(every, text) == []
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "1",
+        "1 2 ",
+        "@",
+        "a@",
+        "a.",
+        ":",
+        "a:",
+        "1.",
+        "\\n",
+        "+1",
+        "tel 1 ",
+        "DE12 ",
+        "A1",
+        "ada@lovelace.org ",
+    ],
+)
+def test_hostile_texts_take_time_in_proportion_to_their_length(default, piece):
+    def seconds(length):
+        begin = time.process_time()
+        default.find(piece * (length // len(piece)))
+        return time.process_time() - begin
+
+    seconds(1000)
+    # Twenty times the length; 400 times the time where something compares all with all.
+    assert seconds(200_000) < 100 * max(seconds(10_000), 0.002)
+
+
+def test_an_unknown_region_is_named():
+    with pytest.raises(
+        OutriderError, match=r"privacy.phone_regions names UK; they are ISO 3166 codes"
+    ):
+        Finder(PrivacyConfig(mode="report", phone_regions=["US", "UK"]))
+
+
+def test_torch_and_transformers_are_neither_imported_nor_lost():
+    code = (
+        "import sys, json; sys.modules['torch'] = marker = json; sys.modules['transformers'] = None\n"
+        "from outrider.data.config import PrivacyConfig; from outrider.data.privacy.detection import Finder\n"
+        "Finder(PrivacyConfig(mode='report'))\n"
+        "assert sys.modules['torch'] is marker and sys.modules['transformers'] is None\n"
+        "assert not any(name.startswith('transformers.') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_the_extra_the_message_says_how_to_install_it():
+    code = (
+        "import sys, importlib.abc\n"
+        "class Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'presidio_analyzer': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from outrider.data.config import PrivacyConfig; from outrider.data.privacy.detection import Finder\n"
+        "Finder(PrivacyConfig(mode='report'))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (
+        "OutriderError: privacy.mode looks for personal data with presidio-analyzer"
+        in finished.stderr
+    )
+    assert "outrider[privacy]" in finished.stderr

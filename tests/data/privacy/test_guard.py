@@ -1,0 +1,402 @@
+"""The guard between reader and tokenizer: what it counts, what it replaces, what it leaves out, and what it never does."""
+
+import dataclasses
+import itertools
+import json
+import re
+import stat
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import PrivacyConfig
+from outrider.data.exchange import Exchange, Place, Reject
+from outrider.data.privacy.detection import Finder
+from outrider.data.privacy.guard import (
+    IDS_ONLY,
+    LEFT_OUT,
+    REGENERATE,
+    UNREADABLE,
+    PrivacyGuard,
+    surrogate_key,
+)
+from outrider.data.privacy.tally import PrivacyTally
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.data.personal import EXAMPLES
+
+KEY = b"k" * 32
+REPORT, SURROGATE = PrivacyConfig(mode="report"), PrivacyConfig(mode="surrogate")
+EMAIL, PHONE, CARD = "ada@lovelace.org", "+49 30 901820", "4111 1111 1111 1111"
+
+
+@pytest.fixture(scope="module")
+def builder(text_target):
+    return SequenceBuilder(text_target)
+
+
+def exchange(prompt="hello", reasoning="r", content="a", **fields):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
+    given = {
+        "place": Place("log", 1),
+        "messages": messages,
+        "reasoning": reasoning,
+        "content": content,
+    }
+    return Exchange(**{**given, **fields})
+
+
+def guard(config=SURROGATE, key=KEY, **collaborators):
+    return PrivacyGuard(config, key, **collaborators)
+
+
+def everything(one):
+    """All the text that an exchange holds, as one."""
+    return json.dumps(dataclasses.asdict(one), ensure_ascii=False)
+
+
+def test_off_looks_at_nothing():
+    off, one = guard(PrivacyConfig()), exchange(EMAIL)
+    assert off.apply(one) is one and off.tally == PrivacyTally()
+
+
+def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
+    report = guard(REPORT, key=None)
+    rows = [
+        exchange(f"{EMAIL} and {PHONE}", content=f"I wrote to {EMAIL}", session="bob@lovelace.org"),
+        exchange(f"{CARD}, {CARD}"),
+        exchange("nothing"),
+    ]
+    assert [report.apply(row) for row in rows] == rows
+    report.tally.write(REPORT, tmp_path / "privacy.json")
+    told = json.loads((tmp_path / "privacy.json").read_text())
+    assert told["found"] == {
+        "EMAIL_ADDRESS": {"prompt": 1, "completion": 1, "metadata": 1},
+        "PHONE_NUMBER": {"prompt": 1, "completion": 0, "metadata": 0},
+        "CREDIT_CARD": {"prompt": 2, "completion": 0, "metadata": 0},
+    }
+    assert (told["exchanges"], told["with_any"], told["in_completion"], told["mode"]) == (
+        3,
+        2,
+        1,
+        "report",
+    )
+    assert not re.search("lovelace|901820|4111", (tmp_path / "privacy.json").read_text())
+    assert stat.S_IMODE((tmp_path / "privacy.json").stat().st_mode) == 0o600
+    assert report.tally.line(REPORT) == (
+        "privacy: 2 of 3 exchanges hold personal data (EMAIL_ADDRESS 3, CREDIT_CARD 2, PHONE_NUMBER 1); 1 hold some in the "
+        "response, surrogates would leave these out"
+    )
+
+
+def test_tallies_of_processes_add_up():
+    guards = [guard(REPORT), guard(REPORT), guard(REPORT)]
+    rows = [
+        exchange(EMAIL),
+        exchange(PHONE, content=PHONE),
+        exchange("none"),
+        exchange(f"{EMAIL} {CARD}"),
+    ]
+    for one, row in zip(itertools.cycle(guards), rows, strict=False):
+        one.apply(row)
+    together = guard(REPORT)
+    for row in rows:
+        together.apply(row)
+    tallies = [
+        PrivacyTally.from_json(json.loads(json.dumps(one.take_tally().to_json()))) for one in guards
+    ]
+    assert sum(tallies, PrivacyTally()) == together.tally
+    assert guards[0].tally == PrivacyTally(), "counted once"
+
+
+def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
+    arguments = json.dumps(
+        {
+            "to": EMAIL,
+            "body": f"line\n{EMAIL}\t\u7535{PHONE}",
+            "card": 4111111111111111,
+            "n": [1, 2.5],
+        }
+    )
+    messages = [
+        {"role": "system", "content": f"You serve {EMAIL}."},
+        {"role": "user", "name": "ada", "content": f"Mail me, {EMAIL.upper()}"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "mail", "arguments": arguments},
+                },
+                {
+                    "id": "c2",
+                    "type": "function",
+                    "function": {"name": "mail", "arguments": json.loads(arguments)},
+                },
+            ],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "type": EMAIL,
+            "content": f"sent to {EMAIL}, tel {PHONE.replace(' ', '')}",
+        },
+    ]
+    template = {
+        "documents": [{"title": EMAIL, "text": f"{CARD} {{x}}"}],
+        "tools": [{"type": "function"}],
+        EMAIL: True,
+    }
+    one = exchange(messages=messages, template_arguments=template, session=EMAIL, tenant="acme")
+    before = everything(one)
+    kept = guard().apply(one)
+    assert everything(one) == before, "the exchange that was given is not touched"
+    assert not re.search("lovelace|901820|4111", everything(kept), re.IGNORECASE)
+    assert kept.messages[3]["type"] != EMAIL, "no key is spared"
+    assert [message["role"] for message in kept.messages] == [
+        message["role"] for message in messages
+    ]
+    assert (
+        kept.messages[1]["name"] == "ada"
+        and kept.messages[2]["content"] is None
+        and kept.tenant == "acme"
+    )
+    calls = [call["function"]["arguments"] for call in kept.messages[2]["tool_calls"]]
+    assert json.loads(calls[0]) == calls[1], "as text and as an object the same"
+    surrogate = calls[1]["to"]
+    assert re.fullmatch(r"[a-z]{3}@[a-z]+\.example\.(com|net|org)", surrogate)
+    assert calls[1]["body"].startswith(f"line\n{surrogate}\t\u7535+49 3") and calls[1]["n"] == [
+        1,
+        2.5,
+    ]
+    assert 4 * 10**15 < calls[1]["card"] < 5 * 10**15
+    assert kept.session == surrogate and list(kept.template_arguments)[-1] == surrogate
+    assert kept.messages[1]["content"].lower() == f"mail me, {surrogate}"
+    assert kept.template_arguments["documents"][0]["title"] == surrogate
+    assert (kept.reasoning, kept.content) == ("r", "a")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        exchange(EMAIL, content=f"Dear {EMAIL}"),
+        exchange(EMAIL, reasoning=f"The mail is {EMAIL.upper()}."),
+        exchange("tel 2127365000", content="I call (212) 736-5000"),
+        exchange("tel 2127365000", content="2127365000"),  # where no word says that it is a number
+        exchange(CARD, content="4111-1111-1111-1111"),
+        exchange("hello", content=f"write to {EMAIL}"),
+        exchange("hello", session=EMAIL, content=f"hello {EMAIL}"),
+    ],
+)
+def test_a_response_with_a_value_is_left_out_because_it_would_not_be_the_targets_any_more(row):
+    one = guard()
+    reject = one.apply(row)
+    assert isinstance(reject, Reject) and reject.reason == REGENERATE and reject.place == row.place
+    assert not re.search("lovelace|736|4111", reject.detail)
+    assert (one.tally.left_out, one.tally.in_completion, one.tally.replaced) == (
+        {REGENERATE: 1},
+        1,
+        0,
+    )
+    assert reject.reason in LEFT_OUT
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(builder, with_ids):
+    row = exchange(
+        f"mail {EMAIL}",
+        f"It is {EMAIL.upper()}.",
+        f"Dear {EMAIL}",
+        stop_reason=f"end {EMAIL}",
+        model="r1",
+    )
+    if with_ids:
+        ids = builder.tokenizer.encode(
+            f"It is {EMAIL}\n</think>\n\nDear {EMAIL}", add_special_tokens=False
+        )
+        row = dataclasses.replace(row, completion_token_ids=ids, completion_tokens=len(ids))
+    one = guard(PrivacyConfig(mode="surrogate", regenerate=True), decode=builder.tokenizer.decode)
+    marked = one.apply(row)
+    assert marked.regenerate and marked.model == "r1" and marked.finish_reason == "stop"
+    assert "lovelace" not in everything(marked).lower()
+    surrogate = marked.messages[1]["content"].removeprefix("mail ")
+    assert surrogate in marked.content and marked.completion_token_ids is None
+    assert (one.tally.to_regenerate, one.tally.replaced, one.tally.in_completion) == (1, 1, 1)
+    assert not one.tally.left_out and "the target will answer 1 anew" in one.tally.line(one.config)
+    sequence = builder.build(marked)
+    text = builder.tokenizer.decode(sequence.token_ids)
+    assert (
+        sequence.fidelity == "regenerate"
+        and text.count(surrogate) >= 2
+        and "lovelace" not in text.lower()
+    )
+    assert sequence.agrees_with_usage is None
+    clean = exchange(f"mail {EMAIL}")
+    assert not one.apply(clean).regenerate, "only where the response holds it"
+
+
+def test_a_call_of_a_tool_is_regenerated_as_any_response():
+    calls = [
+        {
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "mail", "arguments": json.dumps({"to": EMAIL})},
+        }
+    ]
+    row = exchange("hello", None, None, tool_calls=calls)
+    marked = guard(PrivacyConfig(mode="surrogate", regenerate=True)).apply(row)
+    assert marked.regenerate and marked.tool_calls is None and "mail" in marked.content
+    assert "lovelace" not in everything(marked)
+
+
+def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
+    def logged(prompt, **fields):
+        one = exchange(prompt, **fields)
+        sequence = builder.build(one)
+        ids, start = sequence.token_ids, sequence.completion_start
+        return dataclasses.replace(
+            one, prompt_token_ids=ids[:start], completion_token_ids=ids[start:]
+        )
+
+    one = guard(decode=builder.tokenizer.decode)
+    clean, told = logged("hello"), logged(f"write to {EMAIL}")
+    named = logged("hello", session=EMAIL)
+    assert one.apply(clean) is clean
+    changed = one.apply(told)
+    assert (
+        changed.prompt_token_ids is None
+        and changed.completion_token_ids == told.completion_token_ids
+    )
+    sequence = builder.build(changed)
+    assert sequence.fidelity == "retokenized" and "lovelace" not in sequence.prompt_text
+    assert sequence.token_ids[sequence.completion_start :] == told.completion_token_ids
+    kept = one.apply(named)
+    assert "lovelace" not in kept.session and builder.build(kept).fidelity == "exact"
+    assert one.tally.ids_dropped == 1 and one.tally.replaced == 2
+
+
+def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
+    ids = builder.tokenizer.encode(
+        f"<｜User｜>{EMAIL}<｜Assistant｜><think>\n", add_special_tokens=False
+    )
+    answer = builder.tokenizer.encode(f"r\n</think>\n\n{EMAIL}", add_special_tokens=False)
+    logged = {"prompt_token_ids": ids, "completion_token_ids": [5, 6]}
+    one = guard(decode=builder.tokenizer.decode)
+    injected = one.apply(exchange("hello", **logged))
+    assert injected.prompt_token_ids is None, "a gateway put it in behind the messages"
+    assert one.apply(exchange("hello", messages=None, **logged)).reason == IDS_ONLY
+    assert one.apply(exchange("hello", completion_token_ids=answer)).reason == REGENERATE
+    bare = Exchange(place=Place("log", 1), **logged)
+    assert guard().apply(bare).reason == UNREADABLE
+    report = guard(REPORT)
+    assert report.apply(bare) is bare and report.tally.without_text == 1
+    assert "1 of token ids alone were not looked at" in report.tally.line(REPORT)
+
+
+def test_deep_nesting_is_a_reject():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    row = exchange(messages=[{"role": "user", "content": EMAIL, "extra": deep}])
+    assert guard().apply(row).reason == UNREADABLE
+
+
+def test_the_same_key_gives_the_same_surrogates_and_another_key_others():
+    rows = [
+        exchange(f"{EMAIL}, {PHONE}, {CARD}"),
+        exchange(f"again {CARD} of {EMAIL} at tel 030 901820"),
+    ]
+    first, second, other = (
+        [guard(key=key).apply(row).messages[1]["content"] for row in rows]
+        for key in (KEY, KEY, b"x" * 32)
+    )
+    assert first == second and not set(first) & set(other)
+    mail, phone, card = first[0].split(", ")
+    assert first[1] == f"again {card} of {mail} at tel 0{phone.removeprefix('+49 ')}"
+
+
+SURROUNDING = st.text(st.sampled_from("ab .,:;\n\t\\\"'{}[]<>()=/-+@电话é09"), max_size=12)
+
+
+@st.composite
+def texts_with_values(draw):
+    """Text around values, each glued to it or apart."""
+    parts, values = [draw(SURROUNDING)], []
+    for kind, word, value in draw(st.lists(st.sampled_from(EXAMPLES), max_size=4)):
+        values.append((kind, value))
+        parts += [
+            draw(st.sampled_from(["", " "])),
+            word,
+            draw(st.sampled_from([" ", ": ", "=", '": "', "\\n"])),
+            value,
+        ]
+        parts.append(draw(SURROUNDING))
+    return "".join(parts)
+
+
+EVERY = PrivacyConfig(mode="surrogate", entities=sorted({kind for kind, _, _ in EXAMPLES}))
+FINDER = Finder(EVERY)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(texts_with_values(), min_size=1, max_size=3), texts_with_values(), st.booleans())
+def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, completion, as_json):
+    contents = [json.dumps({"x": text, "y": [text, 4]}) if as_json else text for text in prompts]
+    row = exchange(
+        messages=[{"role": "user", "content": content} for content in contents], content=completion
+    )
+    outcome = guard(EVERY).apply(row)
+    values = {content[one.start : one.end] for content in contents for one in FINDER.find(content)}
+    if isinstance(outcome, Reject):
+        assert outcome.reason == REGENERATE and (values or FINDER.find(completion))
+        return
+    assert outcome.content == completion and not FINDER.find(completion)
+    if not values:
+        assert outcome == row
+    for message in outcome.messages:
+        for value in values:
+            assert not re.search(
+                rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", message["content"]
+            )
+        if as_json:
+            assert json.loads(message["content"])["y"][1] == 4, "JSON stays JSON"
+
+
+def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
+    own = tmp_path / "traffic" / "privacy.key"
+    assert surrogate_key(REPORT, own) is None and not own.exists()
+    key = surrogate_key(SURROGATE, own)
+    assert len(key) == 32 and key == surrogate_key(SURROGATE, own)
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    (tmp_path / "mine").write_bytes(b"sixteen bytes of key")
+    named = PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "mine"))
+    assert surrogate_key(named, own) == b"sixteen bytes of key"
+    (tmp_path / "mine").write_bytes(b"short")
+    with pytest.raises(OutriderError, match=r"mine: 5 bytes are too short for a key"):
+        surrogate_key(named, own)
+    with pytest.raises(
+        OutriderError, match=r"privacy.key_file = '.*gone': cannot be read \(No such file"
+    ):
+        surrogate_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"regenerate": True, "mode": "report"},
+            "nothing to answer anew under privacy.mode = 'report'",
+        ),
+        ({"entities": []}, "must name at least one"),
+        ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
+        ({"entities": ["PERSON"]}, "EMAIL_ADDRESS"),
+        ({"min_score": 2}, "less than or equal to 1"),
+    ],
+)
+def test_a_configuration_that_cannot_be_followed_is_refused(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        PrivacyConfig(**{"mode": "surrogate", **keys})

@@ -1,0 +1,74 @@
+"""Responses given anew: asked once each, whatever interrupts; the engine is a stand-in that counts what it is asked."""
+
+import json
+import stat
+
+import numpy as np
+import pytest
+
+from outrider.data.privacy.regenerate import FILE, regenerate
+from outrider.serving.engine import AskedRow
+
+ROWS = [AskedRow(f"0-{number}", [7] * number, 0.6, 0.95, 10) for number in range(1, 8)]
+SOURCE = {"target": "a", "sequences": "b"}
+
+
+class Answering:
+    """Answers each prompt with its length; stopped by the user before batch `stops_at`."""
+
+    def __init__(self, stops_at=None):
+        self.batches, self.stops_at = [], stops_at
+
+    def answer(self, rows):
+        if len(self.batches) == self.stops_at:
+            raise KeyboardInterrupt
+        self.batches.append([row.row_id for row in rows])
+        return [[len(row.token_ids), 1] for row in rows]
+
+
+def plain(answers):
+    return {name: ids.tolist() for name, ids in answers.items()}
+
+
+EXPECTED = {f"0-{number}": [number, 1] for number in range(1, 8)}
+
+
+def test_every_response_is_asked_for_once_across_interrupts(tmp_path):
+    first, second, third = Answering(stops_at=2), Answering(), Answering()
+    with pytest.raises(KeyboardInterrupt):
+        regenerate(first, ROWS, tmp_path, SOURCE, batch_tokens=25)
+    assert plain(regenerate(second, ROWS, tmp_path, SOURCE, 25)) == EXPECTED
+    asked = [name for batch in first.batches + second.batches for name in batch]
+    assert asked == list(EXPECTED) and len(first.batches) == 2
+    assert plain(regenerate(third, ROWS, tmp_path, SOURCE, 25)) == EXPECTED and not third.batches
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path):
+    regenerate(Answering(), ROWS, tmp_path, SOURCE, 25)
+    path = tmp_path / FILE
+    path.write_text(path.read_text()[:-12])
+    again = Answering()
+    assert plain(regenerate(again, ROWS, tmp_path, SOURCE, 25)) == EXPECTED
+    assert again.batches == [["0-7"]]
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()[1:]] == list(EXPECTED)
+
+
+def test_another_source_is_answered_from_the_beginning(tmp_path):
+    regenerate(Answering(), ROWS, tmp_path, SOURCE, 25)
+    other = Answering()
+    assert plain(regenerate(other, ROWS[:2], tmp_path, {**SOURCE, "target": "c"}, 1000)) == {
+        "0-1": [1, 1],
+        "0-2": [2, 1],
+    }
+    assert other.batches == [["0-1", "0-2"]]
+    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+
+
+def test_nothing_is_written_where_nothing_is_marked(tmp_path):
+    assert regenerate(Answering(), [], tmp_path, SOURCE, 25) == {}
+    assert list(tmp_path.iterdir()) == []
+    assert all(
+        ids.dtype == np.int32
+        for ids in regenerate(Answering(), ROWS, tmp_path, SOURCE, 25).values()
+    )

@@ -1,0 +1,150 @@
+"""Surrogates: of the same shape, passing the same checks, the same for every spelling of a value, and other under another key."""
+
+import ipaddress
+import re
+
+import phonenumbers
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.data.config import PrivacyConfig
+from outrider.data.privacy.detection import Finder
+from outrider.data.privacy.recognizers import RESERVED_DOMAINS
+from outrider.data.privacy.surrogates import Replacements, Surrogates
+from tests.data.personal import EXAMPLES
+
+REGIONS = PrivacyConfig().phone_regions
+KEY = b"k" * 32
+
+
+def replaced(kind, value, text=None, key=KEY):
+    return Replacements([Surrogates(key, REGIONS).value(kind, value)]).sub(
+        value if text is None else text
+    )
+
+
+def shape(text):
+    return re.sub(r"[a-z]", "a", re.sub(r"[A-Z]", "A", re.sub(r"\d", "0", text)))
+
+
+FREE_SHAPE = ("EMAIL_ADDRESS", "URL", "IP_ADDRESS", "CRYPTO")
+
+
+@pytest.mark.parametrize(("kind", "before", "value"), EXAMPLES)
+def test_a_surrogate_has_the_shape_and_passes_the_check_of_its_value(kind, before, value):
+    drawn = replaced(kind, value)
+    assert drawn != value and drawn == replaced(kind, value) != replaced(
+        kind, value, key=b"another key of 32 bytes, as long"
+    )
+    if kind not in FREE_SHAPE:
+        assert shape(drawn) == shape(value)
+    if kind not in (
+        "EMAIL_ADDRESS",
+        "IP_ADDRESS",
+    ):  # reserved for documentation, so nobody's and not found again
+        finder = Finder(PrivacyConfig(mode="report", entities=[kind]))
+        assert [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")] == [
+            (kind, len(drawn))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spellings"),
+    [
+        (
+            "PHONE_NUMBER",
+            ["+1 212 736 5000", "(212) 736-5000", "1-212-736-5000", "2127365000", "0012127365000"],
+        ),
+        ("PHONE_NUMBER", ["+49 30 901820", "030/901820", "+49 (0)30 901820", "004930901820"]),
+        ("CREDIT_CARD", ["4111 1111 1111 1111", "4111111111111111", "4111-1111-1111-1111"]),
+        (
+            "IBAN_CODE",
+            ["DE89 3704 0044 0532 0130 00", "DE89370400440532013000", "de89370400440532013000"],
+        ),
+        ("US_SSN", ["219-09-9999", "219099999", "219 09 9999"]),
+        ("MAC_ADDRESS", ["00:1A:2B:3C:4D:5E", "00-1a-2b-3c-4d-5e", "001A.2B3C.4D5E"]),
+    ],
+)
+def test_every_spelling_becomes_the_same_surrogate_in_its_own_spelling(kind, spellings):
+    for found in spellings[:2]:
+        surrogate = replaced(kind, found, " | ".join(spellings)).split(" | ")
+        assert [shape(text) for text in surrogate] == [shape(text) for text in spellings]
+        tails = {"".join(filter(str.isalnum, text)).upper()[-8:] for text in surrogate}
+        assert len(tails) == 1 and not tails & {
+            "".join(filter(str.isalnum, text)).upper()[-8:] for text in spellings
+        }
+
+
+def test_what_is_drawn_is_nobodys():
+    email = replaced("EMAIL_ADDRESS", "Ada.Lovelace99@analytical.org")
+    assert re.fullmatch(r"[A-Z][a-z]{2}\.[A-Z][a-z]{7}\d\d@[a-z]+\.example\.(com|net|org)", email)
+    colleague = replaced("EMAIL_ADDRESS", "bob@analytical.org")
+    assert colleague.partition("@")[2] == email.partition("@")[2], "one organisation, one domain"
+    assert (
+        replaced("EMAIL_ADDRESS", "bob@analytical.org", "BOB@Analytical.org").lower() == colleague
+    )
+    for text in ("81.2.69.142", "2001:4860:4860::8888", "2001:4860:4860:1:2:3:4:5"):
+        address = ipaddress.ip_address(replaced("IP_ADDRESS", text))
+        assert not address.is_global, "of a range reserved for documentation"
+    assert replaced("IP_ADDRESS", "81.2.69.142/24").endswith("/24")
+    ssn = replaced("US_SSN", "219-09-9999")
+    assert ssn[0] == "9" and int(ssn[4:6]) < 50, "never issued, and no taxpayer number"
+    url = replaced("URL", "https://www.linkedin.com/in/ada-lovelace?page=1")
+    host = re.fullmatch(r"https://([a-z.]+)/[a-z]{2}/[a-z]{3}-[a-z]{8}\?[a-z]{4}=\d", url)[1]
+    assert host.endswith(RESERVED_DOMAINS)
+    assert not {"ada", "lovelace", "linkedin"} & set(re.split(r"\W", url))
+
+
+def test_a_value_is_found_where_it_stands_whole():
+    card = "4111111111111111"
+    assert replaced("CREDIT_CARD", card, f"x{card}1 1{card} 0{card}") == f"x{card}1 1{card} 0{card}"
+    assert card not in replaced("CREDIT_CARD", card, f"no{card}, {card}.")
+    assert replaced("EMAIL_ADDRESS", "b@c.org", "ab@c.org b@c.orgs").startswith("ab@c.org")
+    assert "b@c.org" not in replaced(
+        "EMAIL_ADDRESS", "b@c.org", r"\nb@c.org \u53f7b@c.org 'b@c.org'"
+    )
+
+
+def test_longer_values_go_first_and_surrogates_are_not_replaced_again():
+    surrogates = Surrogates(KEY, REGIONS)
+    short, long = (
+        surrogates.value("EMAIL_ADDRESS", "b@c.org"),
+        surrogates.value("EMAIL_ADDRESS", "a.b@c.org"),
+    )
+    both = Replacements([short, long])
+    assert (
+        both.sub("a.b@c.org b@c.org")
+        == f"{long.respelled('a.b@c.org')} {short.respelled('b@c.org')}"
+    )
+    assert both.hold("to b@c.org") and not both.hold("to nobody")
+
+
+LUHN = st.text("0123456789", min_size=13, max_size=13).map(lambda body: "45" + body)
+
+
+@given(LUHN)
+def test_invented_cards_become_valid_cards(body):
+    def luhn(number):
+        digits = [int(digit) for digit in reversed(number)]
+        return sum(digits[::2]) + sum(sum(divmod(2 * digit, 10)) for digit in digits[1::2])
+
+    card = next(body + digit for digit in "0123456789" if luhn(body + digit) % 10 == 0)
+    drawn = replaced("CREDIT_CARD", card)
+    assert luhn(drawn) % 10 == 0 and drawn[:2] == "45" and len(drawn) == 16 and drawn != card
+
+
+@given(st.sampled_from(["US", "DE", "CN", "FR", "IN", "BR"]), st.integers(0, 10**6))
+def test_invented_numbers_become_valid_numbers_of_their_country(region, seed):
+    number = phonenumbers.example_number(region)
+    number.national_number += seed
+    if not phonenumbers.is_valid_number(number):
+        return
+    for style in (
+        phonenumbers.PhoneNumberFormat.INTERNATIONAL,
+        phonenumbers.PhoneNumberFormat.E164,
+    ):
+        text = phonenumbers.format_number(number, style)
+        drawn = phonenumbers.parse(replaced("PHONE_NUMBER", text))
+        assert phonenumbers.is_valid_number(drawn)
+        assert (drawn.country_code, drawn == number) == (number.country_code, False)

@@ -1,0 +1,58 @@
+import itertools
+import random
+
+from outrider.data.split.near_duplicates import SimilarPrompts, jaccard, shingles_of
+from tests.data.logs import screenings
+
+RUBRIC = " ".join(
+    f"rule{index} asks for evidence of item{index} in the document." for index in range(120)
+)
+
+
+def resume(index):
+    rng = random.Random(index)
+    return " ".join(f"fact{rng.randrange(10**6)}" for _ in range(40))
+
+
+def test_resumes_under_one_long_rubric_are_not_identical():
+    prompts = [f"{RUBRIC}\n{resume(index)}" for index in range(20)]
+    raw = jaccard(shingles_of(prompts[0]), shingles_of(prompts[1]))
+    assert raw > 0.85  # what plain MinHash would see
+    seen = SimilarPrompts(prompts[:10], 0.8, prompts)
+    assert not any(seen.holds(prompt) for prompt in prompts[10:])
+    assert all(seen.holds(prompt) for prompt in prompts[:10])
+
+
+def test_a_small_edit_is_still_the_same_prompt():
+    prompts = [
+        f"{RUBRIC}\n{resume(index)} {resume(index + 100)} {resume(index + 200)}"
+        for index in range(20)
+    ]
+    seen = SimilarPrompts(prompts[:10], 0.9, prompts)
+    assert seen.holds(prompts[3].replace(resume(3).split()[-1], "another"))
+    half = prompts[3].split()
+    assert not seen.holds(" ".join([*half[:-60], *resume(999).split()]))
+
+
+def test_short_prompts_and_a_log_of_one_prompt():
+    seen = SimilarPrompts(
+        ["Hi!", "where is my order"], 0.9, ["Hi!", "where is my order", "hello there"]
+    )
+    assert seen.holds("hi") and seen.holds("Where is my order?") and not seen.holds("hello there")
+    assert SimilarPrompts(
+        ["the same words again and again"] * 5, 0.9, ["the same words again and again"] * 9
+    ).holds("The same words again and again")
+
+
+def test_agrees_with_the_exact_similarity_of_every_pair():
+    prompts = [messages[-1]["content"] for messages, _, _ in screenings(60)]
+    edited = [
+        prompt.replace("years", "yrs", index % 3) for index, prompt in enumerate(prompts[:30])
+    ]
+    seen = SimilarPrompts(prompts, 0.9, prompts + edited)
+    shingles = [shingles_of(prompt) - seen.boilerplate for prompt in prompts]
+    for prompt in edited:
+        own = shingles_of(prompt) - seen.boilerplate
+        assert seen.holds(prompt) == any(jaccard(own, other) >= 0.9 for other in shingles)
+    distinct = [jaccard(left, right) for left, right in itertools.combinations(shingles, 2)]
+    assert max(distinct) < 0.9

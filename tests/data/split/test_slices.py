@@ -1,0 +1,77 @@
+import itertools
+import random
+
+from datasets import Dataset
+
+from outrider.data.split.slices import load_slices, name_slices, name_templates, write_slices
+from outrider.recipes.nano_r1 import resumes
+
+
+def words(rng, count):
+    return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
+
+
+SCREEN = "You screen résumés against a posting and answer with a verdict and your reasons, one line for each requirement."
+SUPPORT = "You are the help desk of a bank. Be kind, be brief, and never promise what is not written in the rules below."
+
+
+def prompts(seed=0):
+    """Two templates and free text, in an order that says nothing."""
+    rng = random.Random(seed)
+    made = [("screen", f"{SCREEN} {words(rng, 80)}") for _ in range(60)]
+    made += [("support", f"{SUPPORT} {words(rng, 30)}") for _ in range(30)]
+    made += [("free", words(rng, 40)) for _ in range(15)]
+    rng.shuffle(made)
+    return made
+
+
+def test_prompts_of_one_template_get_one_name_from_the_largest():
+    made = prompts()
+    names = name_templates([prompt for _, prompt in made])
+    expected = {"screen": "template 1", "support": "template 2", "free": "no template"}
+    assert names == [expected[kind] for kind, _ in made]
+
+
+def test_phrases_that_only_some_share_make_no_template_of_their_own():
+    """The postings of the résumés share skills and cities; they are still one template."""
+    texts = [
+        conversation.messages[0]["content"] + "\n" + conversation.messages[-1]["content"]
+        for conversation in itertools.islice(
+            resumes.conversations(None, seed=3, count=120, part="train"), 120
+        )
+    ]
+    assert set(name_templates(texts)) == {"template 1"}
+
+
+def test_the_same_prompts_give_the_same_names():
+    texts = [prompt for _, prompt in prompts(seed=1)]
+    assert name_templates(texts) == name_templates(texts)
+    assert name_templates(["one of its kind"]) == ["no template"]
+    assert name_templates([]) == []
+
+
+def test_every_sequence_is_in_one_slice_of_each_dimension(tmp_path):
+    made = prompts()
+    table = Dataset.from_dict(
+        {
+            "sequence_id": [f"0-{index}" for index in range(len(made))],
+            "tenant": [f"user-{index % 40}" if index % 3 else "acme" for index in range(len(made))],
+            "route": [""] * len(made),
+            "fidelity": ["exact" if index % 4 else "retokenized" for index in range(len(made))],
+            "temperature": [0.6000000238418579] * len(made),
+            "top_p": [0.949999988079071] * len(made),
+            "prompt_text": [prompt for _, prompt in made],
+        }
+    )
+    slices = name_slices(table)
+    for names in slices.values():
+        assert sorted(itertools.chain.from_iterable(names.values())) == sorted(table["sequence_id"])
+        sizes = [len(ids) for ids in names.values()]
+        assert sizes == sorted(sizes, reverse=True)
+    assert list(slices["route"]) == ["not logged"]
+    assert list(slices["sampling"]) == ["temperature 0.6, top_p 0.95"]
+    assert len(slices["tenant"]) == 21 and {"acme", "others"} <= set(slices["tenant"])
+    assert list(slices["fidelity"]) == ["exact", "retokenized"]
+    write_slices(slices, tmp_path)
+    assert load_slices(tmp_path) == slices
+    assert (tmp_path / "slices.json").stat().st_mode & 0o077 == 0

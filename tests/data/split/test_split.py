@@ -1,0 +1,129 @@
+import itertools
+import random
+
+import pytest
+from datasets import Dataset, Features, Value
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import SplitConfig
+from outrider.data.ingest.table import SCHEMA
+from outrider.data.split.split import PARTS, split
+
+COLUMNS = Features.from_arrow_schema(SCHEMA)
+
+
+def prompt(index):
+    rng = random.Random(index)
+    return "Screen the résumé below against the posting. " + " ".join(
+        f"w{rng.randrange(10**6)}" for _ in range(60)
+    )
+
+
+def table(tmp_path, rows):
+    """`rows`: (session, time, prompt)."""
+    columns = {
+        "sequence_id": [f"0-{index}" for index in range(len(rows))],
+        "session": [session for session, _, _ in rows],
+        "time": [time for _, time, _ in rows],
+        "prompt_text": [text for _, _, text in rows],
+        "token_ids": [[1, 2, 3, 4]] * len(rows),
+        "completion_start": [2] * len(rows),
+    }
+    for name, feature in COLUMNS.items():
+        columns.setdefault(name, ["" if feature == Value("string") else 1.0] * len(rows))
+    Dataset.from_dict(columns, features=COLUMNS).save_to_disk(str(tmp_path / "sequences"))
+    return tmp_path / "sequences"
+
+
+def shuffled_sessions(sessions=50, seed=0):
+    rng = random.Random(seed)
+    rows = []
+    for session in range(sessions):
+        start = rng.uniform(0, 1000)
+        rows += [
+            (f"s{session}", start + rng.uniform(0, 60) * turn, prompt(len(rows) + turn))
+            for turn in range(rng.randint(1, 4))
+        ]
+    rng.shuffle(rows)
+    return rows
+
+
+def test_each_row_is_in_one_part_or_left_out(tmp_path):
+    rows = shuffled_sessions()
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    everywhere = [sequence_id for part in PARTS for sequence_id in result[part]] + list(
+        result["left_out"]
+    )
+    assert sorted(everywhere) == sorted(f"0-{index}" for index in range(len(rows)))
+    assert set(result["left_out"].values()) == {"session_began_in_an_earlier_part"}
+
+
+def test_parts_follow_each_other_in_time_and_share_no_session(tmp_path):
+    rows = shuffled_sessions()
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    of = {part: [rows[int(sequence_id[2:])] for sequence_id in result[part]] for part in PARTS}
+    for earlier, later in itertools.pairwise(PARTS):
+        assert max(time for _, time, _ in of[earlier]) < min(time for _, time, _ in of[later])
+        assert not {session for session, _, _ in of[earlier]} & {
+            session for session, _, _ in of[later]
+        }
+    for part in PARTS:
+        times = [time for _, time, _ in of[part]]
+        assert times == sorted(times)
+    assert len({session for session, _, _ in of["heldout"]}) == 10
+    assert len({session for session, _, _ in of["validation"]}) == 5
+
+
+def test_training_prompts_are_left_out_of_the_other_parts(tmp_path):
+    rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
+    rows[85] = ("s85", 85.0, prompt(3).replace("w", "W"))  # the same words
+    rows[95] = ("s95", 95.0, prompt(4) + " thanks")
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    assert result["left_out"] == dict.fromkeys(
+        ["0-85", "0-95"], "near_identical_to_a_training_prompt"
+    )
+    assert len(result["train"]) == 70
+
+
+def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
+    sequences = table(
+        tmp_path, [(f"s{index}", float(index), prompt(index)) for index in range(100)]
+    )
+    limits = SplitConfig(
+        max_train_sequences=20, max_validation_sequences=3, max_heldout_sequences=7
+    )
+    result = split(sequences, limits, tmp_path)
+    assert [len(result[part]) for part in PARTS] == [20, 3, 7]
+    assert result["summary"]["left_out"]["max_train_sequences"] == 50
+    assert result["train"] == sorted(result["train"], key=lambda sequence_id: int(sequence_id[2:]))
+    assert split(sequences, limits, tmp_path) == result
+    assert (
+        split(sequences, limits.model_copy(update={"seed": 1}), tmp_path)["train"]
+        != result["train"]
+    )
+
+
+def test_copies_of_a_training_prompt_are_capped_and_the_latest_kept(tmp_path):
+    rows = [(f"s{index}", float(index), prompt(7 if index < 40 else index)) for index in range(100)]
+    sequences = table(tmp_path, rows)
+    assert len(split(sequences, SplitConfig(), tmp_path)["train"]) == 70  # copies are traffic too
+    result = split(sequences, SplitConfig(), tmp_path, max_copies=3)
+    assert result["left_out"] == {f"0-{index}": "max_copies" for index in range(37)}
+    assert result["train"] == [f"0-{index}" for index in range(37, 70)]
+    assert result["summary"]["left_out"] == {"max_copies": 37}
+    assert result["heldout"] == split(sequences, SplitConfig(), tmp_path)["heldout"]
+
+
+def test_traffic_that_cannot_be_split_says_what_is_missing(tmp_path):
+    with pytest.raises(OutriderError, match="2 sessions; a split needs at least 3"):
+        split(
+            table(tmp_path / "few", [("a", 1.0, prompt(0)), ("b", 2.0, prompt(1))]),
+            SplitConfig(),
+            tmp_path,
+        )
+    same_time = [(f"s{index}", 5.0, prompt(index)) for index in range(20)]
+    with pytest.raises(OutriderError, match="nothing is left for the train part"):
+        split(table(tmp_path / "same", same_time), SplitConfig(), tmp_path)
+    same_prompt = [(f"s{index}", float(index), prompt(0)) for index in range(20)]
+    with pytest.raises(OutriderError, match="near_identical_to_a_training_prompt 6"):
+        split(table(tmp_path / "prompt", same_prompt), SplitConfig(), tmp_path)

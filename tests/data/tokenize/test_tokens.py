@@ -1,0 +1,296 @@
+"""Text put back together must give the ids that the engine produced, for each engine's way of cutting at `</think>`."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.data.exchange import Exchange, Place, Reject
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.data.logs import WORDS, screenings
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+
+
+@pytest.fixture(scope="module")
+def builder(text_target):
+    return SequenceBuilder(text_target)
+
+
+def exchange(**fields):
+    return Exchange(**{"place": Place("log", 1), "messages": MESSAGES, **fields})
+
+
+def completion(builder, **fields):
+    """The rebuilt completion as text, its end token shown."""
+    sequence = builder.build(exchange(**fields))
+    return builder.tokenizer.decode(
+        sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
+    )
+
+
+def vllm_parser(text):
+    """What vLLM's deepseek_r1 reasoning parser makes of a response: a cut at `</think>` and not a character lost."""
+    reasoning, end, content = text.partition("</think>")
+    return {"reasoning": reasoning, "content": (content or None) if end else None}
+
+
+def stripping_parser(text):
+    reasoning, _, content = text.partition("</think>")
+    return {"reasoning": reasoning.strip(), "content": content.strip()}
+
+
+def inline(text):
+    return {"content": text}
+
+
+def inline_with_opening(text):
+    return {"content": "<think>\n" + text}
+
+
+EOS = "<｜end▁of▁sentence｜>"
+
+
+@pytest.mark.parametrize("parser", [vllm_parser, stripping_parser, inline, inline_with_opening])
+def test_every_spelling_of_reasoning_gives_what_r1_emitted(builder, parser):
+    for _, reasoning, answer in screenings(20):
+        emitted = f"{reasoning}\n</think>\n\n{answer}"
+        assert completion(builder, **parser(emitted)) == emitted + EOS
+
+
+def test_the_prompt_is_the_targets_template(builder):
+    sequence = builder.build(exchange(reasoning="r", content="a"))
+    assert (
+        sequence.prompt_text
+        == "<｜begin▁of▁sentence｜>Be brief.<｜User｜>2+2?<｜Assistant｜><think>\n"
+    )
+    assert sequence.token_ids[: sequence.completion_start] == builder.tokenizer.encode(
+        sequence.prompt_text, add_special_tokens=False
+    )
+    assert sequence.fidelity == "retokenized"
+    assert (sequence.temperature, sequence.top_p) == (0.6, 0.95)  # the target's generation_config
+
+
+def test_earlier_reasoning_is_dropped_and_a_message_may_quote_special_tokens(builder):
+    messages = [
+        {"role": "user", "content": "a <think> b"},
+        {"role": "assistant", "content": "why\n</think>\n\nbecause"},
+        {"role": "user", "content": "again"},
+    ]
+    text = builder.build(exchange(messages=messages, reasoning="r", content="a")).prompt_text
+    assert text.endswith(
+        "<｜User｜>a <think> b<｜Assistant｜>\n\nbecause<｜end▁of▁sentence｜><｜User｜>again<｜Assistant｜><think>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"reasoning": "cut he", "finish_reason": "length"}, "cut he"),
+        ({"content": "cut he", "finish_reason": "length"}, "cut he"),
+        (
+            {"reasoning": "r\n", "content": "\n\ncut he", "finish_reason": "length"},
+            "r\n</think>\n\ncut he",
+        ),
+        ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS),
+        ({"reasoning": "\n", "content": "\n\na"}, "\n</think>\n\na" + EOS),
+        ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, "r\n</think>\n\na"),
+        ({"reasoning": "r\n", "content": "\n\na", "stop_reason": 2}, "r\n</think>\n\na<｜▁pad▁｜>"),
+        ({"reasoning": "", "content": "r\n</think>\n\na"}, "r\n</think>\n\na" + EOS),
+    ],
+)
+def test_how_a_response_ended(builder, fields, text):
+    assert completion(builder, **fields) == text
+
+
+def test_the_engines_token_count_decides_between_readings(builder):
+    def count(text):
+        return len(builder.tokenizer.encode(text, add_special_tokens=False)) + 1
+
+    fields = {"reasoning": "r", "content": "a"}
+    assert (
+        completion(builder, **fields, completion_tokens=count("r</think>a")) == "r</think>a" + EOS
+    )
+    assert (
+        completion(builder, **fields, completion_tokens=count("r\n</think>\n\na"))
+        == "r\n</think>\n\na" + EOS
+    )
+    assert (
+        completion(builder, content="a", completion_tokens=count("\n</think>\n\na"))
+        == "\n</think>\n\na" + EOS
+    )
+    assert builder.build(exchange(**fields, completion_tokens=999)).agrees_with_usage is False
+
+
+def test_stop_strings(builder):
+    def count(text, ends):
+        return len(builder.tokenizer.encode(text, add_special_tokens=False)) + ends
+
+    fields = {"reasoning": "r\n", "content": "\n\na}", "stop_strings": ("!", "END")}
+    text = "r\n</think>\n\na}"
+    # The log does not say whether the end token or a stop string ended it: nothing is claimed, unless the count tells.
+    assert completion(builder, **fields) == text
+    assert completion(builder, **fields, completion_tokens=count(text, 1)) == text + EOS
+    assert completion(builder, **fields, completion_tokens=count(text + "END", 0)) == text + "END"
+    # The log names the string, which is not in the text; the engine's tokens hold it, as the count shows.
+    ended = {"reasoning": "r\n", "content": "\n\na}", "stop_reason": "END"}
+    assert completion(builder, **ended, completion_tokens=count(text + "END", 0)) == text + "END"
+    # include_stop_str_in_output: it is in the text already.
+    whole = {"reasoning": "r\n", "content": "\n\na}END", "stop_reason": "END"}
+    assert completion(builder, **whole, completion_tokens=count(text + "END", 0)) == text + "END"
+    assert completion(builder, **whole) == text + "END"
+
+
+def test_empty_reasoning(builder):
+    emitted = "\n</think>\n\na" + EOS
+    count = len(builder.tokenizer.encode(emitted, add_special_tokens=False))
+    assert completion(builder, reasoning="\n", content="\n\na") == emitted
+    assert (
+        completion(builder, reasoning="", content="a") == emitted
+    )  # said to be empty, by a parser that strips
+    assert completion(builder, reasoning="", content="a", completion_tokens=count) == emitted
+    assert completion(builder, reasoning=None, content="a", completion_tokens=count) == emitted
+    assert (
+        completion(builder, reasoning="", content="\n\na", completion_tokens=count - 1)
+        == "</think>\n\na" + EOS
+    )
+    assert reason(builder, reasoning="", content="a", completion_tokens=500) == "reasoning_missing"
+    assert reason(builder, reasoning=None, content="a") == "reasoning_missing"
+
+
+def prefilled(builder, begun, **fields):
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    arguments = {"continue_final_message": True, "add_generation_prompt": False}
+    sequence = builder.build(exchange(messages=messages, template_arguments=arguments, **fields))
+    assert sequence.prompt_text.endswith("<｜Assistant｜>" + begun)
+    return builder.tokenizer.decode(
+        sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
+    )
+
+
+def test_prefilled_turns(builder):
+    # An answer that goes on. vLLM's parser sees no </think> and calls all of it reasoning; others leave it content.
+    assert prefilled(builder, '{"verdict":', reasoning=' "advance"}') == ' "advance"}' + EOS
+    assert prefilled(builder, '{"verdict":', content=' "advance"}') == ' "advance"}' + EOS
+    # Thoughts that go on.
+    assert (
+        prefilled(builder, "<think>\nFirst,", reasoning=" why\n", content="\n\na")
+        == " why\n</think>\n\na" + EOS
+    )
+    assert (
+        prefilled(builder, "<think>\nFirst,", reasoning="why", content="a")
+        == "why\n</think>\n\na" + EOS
+    )
+    assert (
+        prefilled(builder, "<think>\nFirst,", content="why\n</think>\n\na")
+        == "why\n</think>\n\na" + EOS
+    )
+
+
+def test_tool_calls_behind_reasoning(builder, monkeypatch):
+    calls = [{"function": {"name": "find", "arguments": '{"a": 1}'}}]
+    assert reason(builder, reasoning="r\n", tool_calls=calls) == "tool_calls_without_ids"
+    monkeypatch.setattr(
+        builder.template, "tool_calls", lambda messages, arguments, calls: "<CALLS>"
+    )
+    assert (
+        completion(builder, reasoning="r\n", content="\n\n", tool_calls=calls)
+        == "r\n</think>\n\n<CALLS>" + EOS
+    )
+    assert completion(builder, reasoning="r", tool_calls=calls) == "r\n</think>\n\n<CALLS>" + EOS
+
+
+def reason(builder, **fields):
+    with pytest.raises(Reject) as caught:
+        builder.build(exchange(**fields))
+    return caught.value.reason
+
+
+def test_what_cannot_be_rebuilt_is_rejected_with_its_reason(builder):
+    assert reason(builder, content="an answer without its reasoning") == "reasoning_missing"
+    assert reason(builder, content="too few", completion_tokens=500) == "reasoning_missing"
+    assert reason(builder, reasoning="r " * 3000, content="a") == "longer_than_target"
+    assert (
+        reason(builder, prompt_token_ids=[0, 5], completion_token_ids=[5, 1024])
+        == "token_out_of_vocabulary"
+    )
+    assert (
+        reason(builder, prompt_token_ids=[129280], reasoning="r", content="a")
+        == "token_out_of_vocabulary"
+    )
+    assert reason(builder, prompt_token_ids=[0], completion_token_ids=[]) == "empty_response"
+    broken = [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]
+    assert reason(builder, messages=broken, reasoning="r", content="a") == "template_refuses"
+    assert reason(builder, messages=None, reasoning="r", content="a") == "no_messages"
+    assert reason(builder, reasoning="r", content="a", temperature=-1.0) == "sampling_out_of_range"
+    assert reason(builder, reasoning="r", content="a", top_p=0.0) == "sampling_out_of_range"
+
+
+def test_logged_ids_are_used_untouched(builder):
+    ids = builder.tokenizer.encode("r\n</think>\n\na", add_special_tokens=False)
+    crooked = [
+        *builder.tokenizer.convert_tokens_to_ids(["a", "b"]),
+        *ids,
+    ]  # not what encoding its text would give
+    sequence = builder.build(
+        exchange(
+            prompt_token_ids=[0, 7, 8], completion_token_ids=crooked, reasoning="x", content="y"
+        )
+    )
+    assert sequence.token_ids == [0, 7, 8, *crooked]
+    assert (sequence.completion_start, sequence.fidelity) == (3, "exact")
+
+
+def test_round_trips_of_r1_text(builder):
+    """ids -> text -> vLLM's parser -> rebuilt ids, for text tokenized as a model that learned the tokenizer writes it."""
+    equal = 0
+    for _, reasoning, answer in screenings(200):
+        emitted = builder.tokenizer.encode(
+            f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False
+        )
+        text = builder.tokenizer.decode(emitted, skip_special_tokens=True)
+        sequence = builder.build(exchange(**vllm_parser(text), completion_tokens=len(emitted)))
+        equal += sequence.token_ids[sequence.completion_start :] == emitted
+    assert equal == 200
+
+
+def test_tokens_that_sampling_split_otherwise_are_counted_by_usage(builder):
+    """A sampled word may be spelled in more tokens than encoding would use: the ids differ, the text never does."""
+    rng = random.Random(0)
+    differ = 0
+    for _, reasoning, answer in screenings(100):
+        emitted = builder.tokenizer.encode(
+            f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False
+        )
+        at = rng.randrange(len(emitted) - 1)
+        pieces = [
+            builder.tokenizer.convert_tokens_to_ids(piece)
+            for piece in builder.tokenizer.convert_ids_to_tokens(emitted[at])
+        ]
+        if None in pieces or len(pieces) < 2:
+            continue
+        emitted[at : at + 1] = pieces
+        text = builder.tokenizer.decode(emitted, skip_special_tokens=True)
+        sequence = builder.build(exchange(**vllm_parser(text), completion_tokens=len(emitted)))
+        rebuilt = sequence.token_ids[sequence.completion_start :]
+        assert builder.tokenizer.decode(rebuilt, skip_special_tokens=True) == text
+        differ += rebuilt != emitted
+        assert sequence.agrees_with_usage == (rebuilt == emitted)
+    assert differ > 30
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.one_of(st.sampled_from(WORDS), st.characters(exclude_categories=["Cs"]))),
+    st.booleans(),
+)
+def test_any_text_comes_back_as_it_was(builder, characters, cut):
+    reasoning = "".join(characters) + "\n"
+    emitted = f"{reasoning}</think>\n\n{''.join(reversed(characters))}."
+    if "</think>" in reasoning:
+        return
+    rebuilt = completion(builder, **vllm_parser(emitted), finish_reason="length" if cut else "stop")
+    assert rebuilt == emitted + ("" if cut else EOS)

@@ -1,0 +1,157 @@
+"""In which order blocks are asked; servers and load are played, and real in test_evaluate.py."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.eval.bench import closed_loop as blocks
+from outrider.eval.bench import server_pool as fleet
+from outrider.eval.bench.closed_loop import joined, measure
+from outrider.eval.config import EvalConfig
+from outrider.serving.client import Sampling
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.speculator import Speculator
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...]]]:
+    """What is asked once servers are warm, in order: of whom, how many at once, which prompts. Servers are played."""
+    heard: list[tuple[str, int, tuple[str, ...]]] = []
+
+    class Played:
+        def __init__(self, target, serving, speculator, k, *, log_path, port):
+            self.url = "none" if speculator is None else "base"
+
+        def start(self) -> None: ...
+
+        wait = stop = start
+
+        def swap_drafter(self, directory: Path) -> None:
+            self.url = directory.name
+
+    def block(url, load, prompts, concurrency, sampling, max_tokens):
+        if max_tokens > blocks.WARM_UP_TOKENS:
+            heard.append((url, concurrency, tuple(prompts)))
+        drafts = 0 if url == "none" else len(prompts)
+        counters = {
+            "drafts": drafts,
+            "accepted_tokens": drafts,
+            "accepted_per_position": [drafts] if drafts else [],
+        }
+        tokens = [len(prompt) for prompt in prompts]
+        lists = (
+            "request_tokens",
+            "request_seconds",
+            "request_deliveries",
+            "ttft_ms",
+            "tpot_ms",
+            "itl_ms",
+        )
+        return {
+            "seconds": sum(tokens),
+            "output_tokens": sum(tokens),
+            **dict.fromkeys(lists, tokens),
+            "counters": counters,
+        }
+
+    monkeypatch.setattr(fleet, "Server", Played)
+    monkeypatch.setattr(fleet, "SETTLE_S", 0.0)
+    monkeypatch.setattr(blocks, "run_block", block)
+    return heard
+
+
+@contextlib.contextmanager
+def played_fleet(
+    tmp_path: Path, custom: Path | Speculator, side_by_side: bool = True
+) -> Iterator[fleet.Fleet]:
+    speculators = {"base": Path("base"), "custom": custom}
+    target, serving = TargetConfig(), ServingConfig()
+    with fleet.open_fleet(
+        target, serving, speculators, 3, "eager", tmp_path, side_by_side
+    ) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_alone_base_and_custom_take_turns_request_by_request(asked, tmp_path, side_by_side):
+    evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
+    prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
+    with played_fleet(tmp_path, Path("custom"), side_by_side) as opened:
+        measured = measure(
+            opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
+        )
+    alone = [
+        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url != "none"
+    ]
+    first = [
+        ("base", "a"),
+        ("custom", "a"),
+        ("custom", "bb"),
+        ("base", "bb"),
+        ("base", "ccc"),
+        ("custom", "ccc"),
+    ]
+    begins = sum(
+        evaluation.block_requests(size) for size in (1, 2)
+    )  # the prompts that the first repeat has had
+    later = [prompts[(begins + place) % 6] for place in range(3)]
+    second = [
+        (url, later[place // 2])
+        for place, url in enumerate(("custom", "base", "base", "custom", "custom", "base"))
+    ]
+    assert alone == first + second
+    assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
+        ("a", "bb", "ccc"),
+        tuple(later),
+    ]
+    assert all(len(texts) == 4 for _, size, texts in asked if size == 2)
+    # One block each all the same, with all its requests and counts.
+    places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
+    assert len(set(places)) == len(places) == 2 * 2 * 3
+    for block in measured:
+        assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] != "none")
+        assert block["counters"]["drafts"] == (
+            0 if block["variant"] == "none" else len(block["request_tokens"])
+        )
+    (base,) = (
+        block for block, place in zip(measured, places, strict=True) if place == (0, 1, "base")
+    )
+    assert base["request_tokens"] == [1, 2, 3] and base["seconds"] == base["output_tokens"] == 6
+    assert base["counters"]["accepted_per_position"] == [3]
+
+
+def test_speculators_in_engines_of_their_own_are_not_alternated(asked, tmp_path):
+    evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
+    with played_fleet(tmp_path, Speculator("ngram")) as opened:
+        measured = measure(
+            opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
+        )
+    assert len(asked) == len(measured) == 2 * 3 and not any(
+        block["alternated"] for block in measured
+    )
+
+
+def test_blocks_asked_one_after_the_other_are_joined():
+    one = {
+        "seconds": 1.5,
+        "output_tokens": 3,
+        "ttft_ms": [1.0],
+        "counters": {"drafts": 2, "accepted_per_position": [2, 1]},
+    }
+    other = {
+        "seconds": 0.5,
+        "output_tokens": 1,
+        "ttft_ms": [],
+        "counters": {"drafts": 1, "accepted_per_position": [1, 0]},
+    }
+    counters = {"drafts": 3, "accepted_per_position": [3, 1]}
+    assert joined([one, other]) == {
+        "seconds": 2.0,
+        "output_tokens": 4,
+        "ttft_ms": [1.0],
+        "counters": counters,
+    }
+    assert joined([one]) == one

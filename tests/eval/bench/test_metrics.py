@@ -1,0 +1,117 @@
+"""What is made of timed blocks and counters."""
+
+import numpy as np
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.eval.bench.metrics import (
+    CountedPass,
+    counted_acceptance,
+    counted_passes,
+    noise_of,
+    summarise,
+)
+from outrider.eval.config import EvalConfig
+from tests.eval.sample_results import EVALUATION, sample_blocks
+
+
+def test_tokens_per_second_are_pooled_and_ratios_paired():
+    blocks = sample_blocks(custom_speed=1.4)
+    noise = noise_of({"eager": blocks})
+    assert {name: each.degrees for name, each in noise.items()} == {
+        "custom_over_base": 6,
+        "custom_over_none": 6,
+        "base_over_none": 6,
+    }
+    speed = summarise(blocks, EVALUATION, noise)
+    assert list(speed) == ["1", "4", "8"]
+    own = [b for b in blocks if b["concurrency"] == 4 and b["variant"] == "base"]
+    assert speed["4"]["base"]["tokens_per_s"] == pytest.approx(
+        sum(b["output_tokens"] for b in own) / sum(b["seconds"] for b in own)
+    )
+    row = speed["4"]
+    ratio = row["custom_over_base"]
+    assert ratio["value"] == pytest.approx(
+        row["custom"]["tokens_per_s"] / row["base"]["tokens_per_s"]
+    )
+    assert ratio["low"] < 1.4 < ratio["high"]
+    # Speeds drift by 20 % between repeats; the paired ratio does not care.
+    assert ratio["high"] - ratio["low"] < 0.15
+    assert ratio["observations"] == 3 * EVALUATION.block_requests(4)
+
+
+def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
+    blocks = sample_blocks()
+    slow = [
+        b | {"seconds": 2 * b["seconds"]}
+        if (b["repeat"], b["concurrency"], b["variant"]) == (0, 8, "base")
+        else b
+        for b in blocks
+    ]
+
+    def width(measured, concurrency):
+        ratio = summarise(measured, EVALUATION, noise_of({"eager": measured}))[concurrency][
+            "custom_over_base"
+        ]
+        return ratio["high"] / ratio["low"]
+
+    for concurrency in ("1", "4", "8"):
+        assert width(slow, concurrency) > 1.3 * width(blocks, concurrency)
+    # Other measurements of the same machine tell more of its noise.
+    assert noise_of({"eager": blocks, "compiled": blocks})["custom_over_base"].degrees == 12
+
+
+def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
+    plain = sample_blocks()
+    taking_turns = [
+        b | {"alternated": b["concurrency"] == 1 and b["variant"] != "none"} for b in plain
+    ]
+    noise = noise_of({"eager": taking_turns})
+    assert {name: each.degrees for name, each in noise.items()} == {
+        "custom_over_base": 4,
+        "custom_over_none": 6,
+        "base_over_none": 6,
+    }
+    speed, before = (summarise(blocks, EVALUATION, noise) for blocks in (taking_turns, plain))
+    ratio = speed["1"]["custom_over_base"]
+    assert ratio["value"] == pytest.approx(before["1"]["custom_over_base"]["value"])
+    assert ratio["clusters"] == ratio["observations"] == 3 * EVALUATION.block_requests(1)
+    assert (
+        speed["4"] == before["4"]
+        and speed["1"]["custom_over_none"] == before["1"]["custom_over_none"]
+    )
+    # Where nothing else was measured their blocks tell what noise blocks have.
+    alone = [block for block in taking_turns if block["concurrency"] == 1]
+    assert noise_of({"eager": alone})["custom_over_base"].degrees == 2
+
+
+def test_counters_are_pooled_before_they_are_divided():
+    def counters(drafts, *accepted):
+        return {
+            "drafts": drafts,
+            "accepted_tokens": sum(accepted),
+            "accepted_per_position": list(accepted),
+        }
+
+    passes = [
+        CountedPass("a", {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
+        CountedPass("b", {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
+    ]
+    counted = counted_acceptance(passes, EvalConfig(bootstrap_samples=100))
+    assert counted["base"]["acceptance_length"] == pytest.approx(1 + 420 / 400)
+    assert counted["base"]["cumulative"] == pytest.approx([290 / 400, 130 / 400])
+    assert counted["base"]["conditional"] == pytest.approx([290 / 400, 130 / 290])
+    assert counted["ratio"]["value"] == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
+    assert counted["ratio"]["clusters"] == 2
+
+
+def test_an_engine_that_drafted_nothing_is_an_error():
+    nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
+    with pytest.raises(OutriderError, match="no draft of the base speculator"):
+        counted_acceptance([CountedPass("a", {"base": nothing, "custom": nothing})], EvalConfig())
+
+
+def test_blocks_of_the_same_prompts_are_one_pass():
+    passes = counted_passes(sample_blocks())
+    assert len(passes) == 9 and all(set(one.counters) == {"base", "custom"} for one in passes)
+    assert len(np.unique([one.prompts for one in passes])) == 9

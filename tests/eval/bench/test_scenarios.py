@@ -1,0 +1,108 @@
+"""Which held-out requests a scenario sends."""
+
+import pytest
+from pydantic import ValidationError
+
+from outrider.common.errors import OutriderError
+from outrider.eval.bench.scenario_config import ScenarioConfig
+from outrider.eval.bench.scenarios import EVERYTHING, select
+from outrider.eval.config import EvalConfig
+from outrider.serving.config import EngineConfig, ServingConfig
+
+SERVING = ServingConfig(engine=EngineConfig(max_model_len=512))
+# Prompts of 10, 20 ... 400 tokens; responses of 7, 14 ... 280, in another order; times against the table's order.
+PROMPTS = [10 * (i + 1) for i in range(40)]
+RESPONSES = [7 * ((i * 11) % 40 + 1) for i in range(40)]
+HELDOUT = {
+    "completion_start": PROMPTS,
+    "token_ids": [[0] * (p + r) for p, r in zip(PROMPTS, RESPONSES, strict=True)],
+    "time": [1.7e9 - i for i in range(40)],
+    "prompt_text": [f"prompt {p}" for p in PROMPTS],
+}
+
+
+def config(max_tokens=64, **scenarios):
+    return EvalConfig(rates=[2.0], rate_seconds=5, max_tokens=max_tokens, scenarios=scenarios)
+
+
+def test_without_rates_nothing_and_without_scenarios_everything_is_sent():
+    assert select(HELDOUT, EvalConfig(), SERVING) == []
+    (everything,) = select(HELDOUT, config(), SERVING)
+    assert everything.name == EVERYTHING and everything.max_tokens == 64
+    assert everything.texts == [f"prompt {p}" for p in reversed(PROMPTS)], "the log's order"
+    assert everything.times == sorted(HELDOUT["time"])
+
+
+def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
+    (chosen,) = select(
+        HELDOUT,
+        config(a=ScenarioConfig(prompt_tokens=(100, 300), response_tokens=(70, None))),
+        SERVING,
+    )
+    expected = [p for p, r in zip(PROMPTS, RESPONSES, strict=True) if 100 <= p <= 300 and r >= 70]
+    assert {100, 300} & set(expected), "an end is among them, or the test says nothing of ends"
+    assert chosen.texts == [f"prompt {p}" for p in reversed(expected)]
+    assert chosen.described["requests"] == len(expected) and chosen.described["heldout"] == 40
+
+
+def test_quantiles_are_of_the_held_out_part():
+    halves = config(
+        short=ScenarioConfig(prompt_quantiles=(0.0, 0.5)),
+        long=ScenarioConfig(prompt_quantiles=(0.5, 1.0), max_tokens=9),
+    )
+    short, long = select(HELDOUT, halves, SERVING)
+    assert short.texts == [f"prompt {p}" for p in reversed(PROMPTS[:20])] and short.max_tokens == 64
+    assert long.texts == [f"prompt {p}" for p in reversed(PROMPTS[20:])] and long.max_tokens == 9
+
+
+def test_too_few_requests_are_an_error_that_says_which_lengths_there_are():
+    narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_quantiles=(0.5, 1.0)))
+    with pytest.raises(
+        OutriderError,
+        match=r"eval\.scenarios\.tiny: \d of 40 held-out requests have prompts of 100 to 140",
+    ) as error:
+        select(HELDOUT, narrow, SERVING)
+    assert "10 / 49 / 205 / 361 / 400 (0/10/50/90/100 %)" in str(
+        error.value
+    ) and "split.max_heldout_sequences" in str(error.value)
+
+
+def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
+    long = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
+    (chosen,) = select(
+        HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561))
+    )
+    assert chosen.described["requests"] == 12, "250 to 360, and one token behind the longest answer"
+    with pytest.raises(
+        OutriderError, match=r"7 of 40 .* \(9 more are longer than .* leaves room for, 311 tokens\)"
+    ):
+        select(HELDOUT, config(long=long), SERVING)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"prompt_tokens": (1, 2), "prompt_quantiles": (0, 1)},
+            "both prompt_tokens and prompt_quantiles",
+        ),
+        ({"response_tokens": (9, 3)}, r"range of response lengths \[9, 3\] ends before it begins"),
+        ({"response_quantiles": (0.5, 1.5)}, "less than or equal to 1"),
+    ],
+)
+def test_ranges_that_cannot_be_meant_are_refused(values, message):
+    with pytest.raises(ValidationError, match=message):
+        ScenarioConfig(**values)
+
+
+def test_scenarios_want_rates_and_rates_want_time():
+    with pytest.raises(
+        ValidationError, match=r"eval\.scenarios are measured at eval\.rates, which is empty"
+    ):
+        EvalConfig(scenarios={"a": ScenarioConfig()})
+    with pytest.raises(
+        ValidationError, match=r"at which eval\.rate_seconds = 5 sends 5 requests; 6 are the least"
+    ):
+        EvalConfig(rates=[1, 4], rate_seconds=5)
+    with pytest.raises(ValidationError, match="names a value twice"):
+        EvalConfig(rates=[4, 4.0])

@@ -1,0 +1,25 @@
+"""A target that cannot be trained is known before the first stage."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.recipes.pipeline.preflight import check_target
+from tests.fp8_target import QUANTIZATION, write_fp8_copy
+from tests.tiny import write_tiny_target
+
+
+def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
+    target = write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "target")
+    check_target(target)
+    config = json.loads((target / "config.json").read_text())
+    awq = {"quant_method": "awq", "bits": 4}
+    for other in (awq, QUANTIZATION | {"weight_block_size": None}):
+        (target / "config.json").write_text(json.dumps(config | {"quantization_config": other}))
+        with pytest.raises(
+            OutriderError,
+            match=rf"target/config\.json: quantization_config .*{other['quant_method']}",
+        ):
+            check_target(target)

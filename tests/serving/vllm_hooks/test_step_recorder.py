@@ -1,0 +1,82 @@
+"""What is recorded of a scheduler's calls, with a scheduler that says what it is told to."""
+
+import stat
+from types import SimpleNamespace
+
+from outrider.serving.config import ServingConfig
+from outrider.serving.vllm_hooks import step_recorder
+from outrider.serving.vllm_hooks.step_recorder import RECORD, RUN, Step, StepFile
+
+
+def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_path, monkeypatch):
+    path, clock = tmp_path / "steps.jsonl", iter(range(1000))
+    path.write_text("an earlier server's\n")
+    file = StepFile(path)
+    assert (
+        file.recorded(ServingConfig()).engine.environment == {RECORD: str(path)}
+        and file.new() == []
+    )
+    monkeypatch.setattr(step_recorder.time, "perf_counter", lambda: float(next(clock)))
+    asked: list[int] = []
+
+    def schedule(scheduler, plan):
+        asked.append(scheduler.dynamic_sd_lookup[1])
+        new = [SimpleNamespace(req_id=name) for name in plan.get("new", ())]
+        return SimpleNamespace(
+            num_scheduled_tokens=plan["tokens"],
+            total_num_scheduled_tokens=sum(plan["tokens"].values()),
+            scheduled_new_reqs=new,
+        )
+
+    scheduler = SimpleNamespace(num_spec_tokens=2, dynamic_sd_lookup=[2, 2, 2])
+    recorded = step_recorder._recorded(schedule, str(path))
+    plans = [{"tokens": {"a": 30}, "new": ["a"]}]
+    plans += [{"tokens": {"a": 2}}] * RUN
+    plans += [
+        {"tokens": {"a": 3, "b": 50}, "new": ["b"]},
+        {"tokens": {"a": 3, "b": 3}},
+        {"tokens": {}},
+        {"tokens": {"c": 3}},
+    ]
+    for plan in plans:
+        recorded(scheduler, plan)
+    assert asked == [1] * RUN + [2] * (len(plans) - RUN)
+    steps = file.new()
+    assert steps[0] == Step(1.0, 1, 1, 30, 1, 30, True)
+    assert steps[1] == Step(1.0, 1, 1, 2, 0, 0, True) and steps[1].settled
+    assert (
+        not steps[RUN].settled and steps[RUN].drafts == 2
+    )  # verifies what the step before had not drafted
+    assert steps[RUN + 1] == Step(1.0, 2, 2, 53, 1, 50, True) and not steps[RUN + 1].settled
+    assert steps[RUN + 2] == Step(1.0, 2, 2, 6, 0, 0, False) and steps[RUN + 2].settled
+    assert (
+        len(steps) == RUN + 3
+    )  # of the call that had nothing to do, and of the last one, nothing is known
+    recorded(scheduler, {"tokens": {"c": 3}})
+    assert file.new() == [Step(1.0, 1, 2, 3, 0, 0, True)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_server_without_speculation_is_left_as_it_is(tmp_path):
+    file = StepFile(tmp_path / "steps.jsonl")
+    recorded = step_recorder._recorded(
+        lambda scheduler: SimpleNamespace(
+            num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1, scheduled_new_reqs=[]
+        ),
+        str(tmp_path / "steps.jsonl"),
+    )
+    scheduler = SimpleNamespace(num_spec_tokens=0, dynamic_sd_lookup=None)
+    for _ in range(3):
+        recorded(scheduler)
+    steps = file.new()
+    assert len(steps) == 2 and all(step.settled and step.drafts == 0 for step in steps)
+
+
+def test_half_a_line_is_left_for_the_next_reading(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    file = StepFile(path)
+    path.write_text("[0.5, 1, 0, 1, 0, 0, true]\n[0.25, 1, ")
+    assert file.new() == [Step(0.5, 1, 0, 1, 0, 0, True)]
+    path.write_text(path.read_text() + "0, 1, 0, 0, false]\n")
+    assert file.new() == [Step(0.25, 1, 0, 1, 0, 0, False)]
+    assert file.new() == []

@@ -1,0 +1,204 @@
+"""FP8 checkpoints: read as DeepSeek's rule has it, written in the target's own precision, untouched bytes kept."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.fp8 import quantize
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.mtp_checkpoint import (
+    checkpoint_views,
+    load_mtp,
+    load_target_ends,
+    save_mtp,
+)
+from tests.fp8_target import LINEAR, spread, write_fp8_copy
+from tests.tiny import LAYERS, write_tiny_target
+
+MTP = f"model.layers.{LAYERS}."
+SHARED = {MTP + "embed_tokens.weight", MTP + "shared_head.head.weight"}
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module", params=["tiny", "nano_r1"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nano R1's sides are up to 640 and no multiples of 128, the tiny target's all below it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny = request.param == "tiny"
+    source = write_tiny_target(folder / "source") if tiny else request.getfixturevalue("nano_r1")
+    return write_fp8_copy(source, folder / "target")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return write_fp8_copy(
+        write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "sharded"
+    )
+
+
+def mtp_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    prefix = f"model.layers.{layers}."
+    return {
+        k: v for k, v in load_file(directory / "model.safetensors").items() if k.startswith(prefix)
+    }
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_weights_are_dequantized(target: Path) -> None:
+    stored, prefix = mtp_tensors(target), read_layout(target).prefix
+    quantized = [name for name in stored if LINEAR.match(name)]
+    assert any("experts.3.down_proj" in name for name in quantized)
+    for dtype in (torch.float32, torch.bfloat16):
+        views = checkpoint_views(load_mtp(target, dtype))
+        for name in quantized:
+            scale = spread(stored[name + "_scale_inv"], stored[name].shape)
+            assert torch.equal(
+                views[name.removeprefix(prefix)], (stored[name].float() * scale).to(dtype)
+            ), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    save_mtp(load_mtp(target, dtype), target, tmp_path / "speculator")
+    written = load_file(tmp_path / "speculator" / "model.safetensors")
+    original = mtp_tensors(target)
+    assert set(written) == set(original) - {
+        name for name in original if name.endswith(("embed_tokens.weight", "head.weight"))
+    }
+    for name, tensor in written.items():
+        assert same_bytes(tensor, original[name]), name
+    # The copy's scales are not ours: had a tensor been quantized again, its bytes would differ.
+    name = next(name for name in original if LINEAR.match(name))
+    weight = original[name].float() * spread(original[name + "_scale_inv"], original[name].shape)
+    assert not same_bytes(quantize(weight, (128, 128))[0], original[name])
+
+
+def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
+    target: Path, tmp_path: Path
+) -> None:
+    speculator, prefix = load_mtp(target), read_layout(target).prefix
+    touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
+    whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
+    views = checkpoint_views(speculator)
+    with torch.no_grad():
+        for suffix in touched | whole:
+            views[suffix].add_(torch.randn_like(views[suffix]) * 0.01)
+    save_mtp(speculator, target, tmp_path / "speculator")
+    written, original = (
+        load_file(tmp_path / "speculator" / "model.safetensors"),
+        mtp_tensors(target),
+    )
+    for name, tensor in written.items():
+        suffix = name.removeprefix(prefix)
+        if suffix in whole:
+            assert same_bytes(tensor, views[suffix].detach().to(original[name].dtype))
+            assert name + "_scale_inv" not in written
+        elif suffix.removesuffix("_scale_inv") not in touched:
+            assert same_bytes(tensor, original[name]), name
+    again = checkpoint_views(load_mtp(tmp_path / "speculator"))
+    for suffix in touched:
+        value, scale = quantize(views[suffix].detach(), (128, 128))
+        assert same_bytes(written[prefix + suffix], value)
+        assert same_bytes(written[prefix + suffix + "_scale_inv"], scale)
+        assert torch.equal(again[suffix], value.float() * spread(scale, value.shape))
+        assert not torch.equal(again[suffix], views[suffix])
+
+
+def test_only_the_shards_that_are_wanted_are_named_and_read(sharded: Path) -> None:
+    layout = read_layout(sharded)
+    assert layout.files(layout.prefix + suffix for suffix in layout.mtp_suffixes()) == [SECOND]
+    assert layout.files(layout.training_tensors()) == [FIRST, SECOND]
+    wanted = layout.training_tensors()
+    assert not SHARED & set(wanted)
+    assert all(
+        name.startswith(MTP) or name in ("model.embed_tokens.weight", "lm_head.weight")
+        for name in wanted
+    )
+    assert MTP + "self_attn.o_proj.weight_scale_inv" in wanted
+    (sharded / FIRST).unlink()
+    load_mtp(sharded)
+    with pytest.raises(OutriderError, match=rf"{re.escape(FIRST)}: no such file"):
+        load_target_ends(sharded)
+
+
+def edit(directory: Path, change) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    return write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "broken")
+
+
+def test_values_without_scales_are_refused(broken: Path) -> None:
+    edit(broken, lambda tensors: tensors.pop(MTP + "self_attn.o_proj.weight_scale_inv"))
+    with pytest.raises(
+        OutriderError, match=r"o_proj\.weight is FP8, but there is no .*o_proj\.weight_scale_inv"
+    ):
+        load_mtp(broken)
+
+
+def test_scales_without_values_are_refused(broken: Path) -> None:
+    edit(
+        broken, lambda tensors: tensors.update({MTP + "eh_proj.other_scale_inv": torch.ones(1, 1)})
+    )
+    with pytest.raises(OutriderError, match=r"unexpected: .*eh_proj\.other_scale_inv"):
+        load_mtp(broken)
+
+
+def test_scales_of_another_grid_are_refused(broken: Path) -> None:
+    edit(
+        broken,
+        lambda tensors: tensors.update(
+            {MTP + "self_attn.o_proj.weight_scale_inv": torch.ones(2, 1)}
+        ),
+    )
+    with pytest.raises(OutriderError, match=r"o_proj\.weight_scale_inv of shape \(2, 1\)"):
+        load_mtp(broken)
+
+
+def test_scales_that_config_knows_nothing_of_are_refused(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    del config["quantization_config"]
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OutriderError, match="no quantization_config"):
+        load_mtp(broken)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_value_that_is_no_number_is_not_loaded(broken: Path, frozen: bool) -> None:
+    def damage(tensors: dict) -> None:
+        tensors[MTP + "mlp.experts.2.up_proj.weight"].view(torch.uint8)[5, 7] = 0xFF
+
+    edit(broken, damage)
+    with pytest.raises(OutriderError, match=r"not a finite number in .*experts"):
+        load_mtp(broken, frozen_experts=frozen)
+
+
+def test_stored_rotary_frequencies_are_passed_over(broken: Path) -> None:
+    expected = load_mtp(broken).state_dict()
+    edit(
+        broken,
+        lambda tensors: tensors.update({MTP + "self_attn.rotary_emb.inv_freq": torch.ones(8)}),
+    )
+    for name, tensor in load_mtp(broken).state_dict().items():
+        assert torch.equal(tensor, expected[name])
+
+
+def test_a_dense_layer_has_no_experts_to_freeze(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"first_k_dense_replace": LAYERS + 1}))
+    with pytest.raises(OutriderError, match=r"no routed experts to freeze.*speculator\.train: all"):
+        load_mtp(broken, frozen_experts=True)

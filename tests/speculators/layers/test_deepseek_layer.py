@@ -1,0 +1,139 @@
+"""Our DeepSeek-V3 layer against transformers' in float32: dense and sparse, few experts and many, plain and YaRN positions."""
+
+import pytest
+import torch
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RotaryEmbedding,
+)
+
+from outrider.speculators.checkpoints.mtp_checkpoint import experts_apart
+from outrider.speculators.layers import deepseek_layer as deepseek
+from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch, rotary_tables
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+}
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+CASES = {
+    "dense": ({}, 0),
+    "few experts": ({}, 1),
+    "many experts": ({"n_routed_experts": 16}, 1),
+    "one group": ({"n_group": 1, "topk_group": 1}, 1),
+    "no query rank": ({"q_lora_rank": None}, 1),
+    "yarn, as R1": ({"rope_scaling": YARN}, 1),
+    "yarn, uneven mscale": ({"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}}, 1),
+}
+
+
+@pytest.mark.parametrize(("changes", "layer_index"), CASES.values(), ids=CASES.keys())
+def test_layer_and_gradients_equal_transformers(changes, layer_index):
+    torch.manual_seed(0)
+    config = DeepseekV3Config(**SHAPE | changes)
+    config._attn_implementation = "eager"
+    reference = DeepseekV3DecoderLayer(config, layer_index)
+    # Wide enough that routing, softmax and norms all do something.
+    for name, tensor in reference.state_dict().items():
+        tensor.copy_(
+            torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.3
+        )
+    layer = DecoderLayer(DeepseekArch.from_config(SHAPE | changes), layer_index)
+    layer.load_state_dict(reference.state_dict())
+
+    tokens = 90
+    x = torch.randn(2, tokens, SHAPE["hidden_size"])
+    position = torch.arange(tokens).expand(2, -1) + 100
+    causal = torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
+    tables = DeepseekV3RotaryEmbedding(config)(x, position_ids=position)
+    expected = reference(
+        x, position_embeddings=tables, attention_mask=causal, position_ids=position
+    )
+    ours = layer(x, rotary_tables(layer.arch, position))
+    masked = layer(
+        x,
+        rotary_tables(layer.arch, position),
+        torch.ones(2, tokens, tokens, dtype=torch.bool).tril(),
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(masked, expected, rtol=1e-4, atol=1e-4)
+
+    probe = torch.randn_like(expected)
+    (expected * probe).sum().backward()
+    (ours * probe).sum().backward()
+    theirs = dict(reference.named_parameters())
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad,
+            theirs[name].grad,
+            rtol=1e-3,
+            atol=1e-3,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+def test_the_correction_bias_chooses_but_does_not_weigh():
+    layer = DecoderLayer(DeepseekArch.from_config(SHAPE | {"n_group": 1, "topk_group": 1}), 1)
+    router = layer.mlp.gate
+    x = torch.randn(5, SHAPE["hidden_size"])
+    router.e_score_correction_bias[3] = 10.0
+    weight, index = router(x)
+    assert (index == 3).any(1).all()
+    score = (x @ router.weight.T).sigmoid().gather(1, index)
+    torch.testing.assert_close(weight, 2.5 * score / score.sum(1, keepdim=True))
+
+
+def test_experts_are_named_one_by_one_and_share_memory():
+    stacked = torch.arange(2 * 6 * 4.0).view(2, 6, 4)
+    views = experts_apart("mlp.experts.gate_up_proj", stacked)
+    assert set(views) == {
+        f"mlp.experts.{e}.{p}_proj.weight" for e in range(2) for p in ("gate", "up")
+    }
+    torch.testing.assert_close(
+        torch.cat([views[f"mlp.experts.1.{p}_proj.weight"] for p in ("gate", "up")]), stacked[1]
+    )
+    views["mlp.experts.0.up_proj.weight"].zero_()
+    assert not stacked[0, 3:].any()
+
+
+def test_grouped_tokens_go_through_their_experts_and_gradients_too():
+    torch.manual_seed(0)
+    x_MI = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    stack_XOI = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
+    counts = [2, 0, 4, 3, 0]
+    out_MO = deepseek._GroupedLinear.apply(x_MI, stack_XOI, counts)
+    expert_M = torch.arange(5).repeat_interleave(torch.tensor(counts))
+    assert torch.allclose(out_MO, torch.einsum("mi,moi->mo", x_MI, stack_XOI[expert_M]))
+    assert torch.autograd.gradcheck(
+        lambda x, stack: deepseek._GroupedLinear.apply(x, stack, counts), (x_MI, stack_XOI)
+    )

@@ -1,0 +1,189 @@
+"""Frozen experts and adapters on them: the plain module's arithmetic, and nothing for an optimizer to see."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.mtp_checkpoint import (
+    checkpoint_views,
+    load_mtp,
+    save_mtp,
+    write_mtp,
+)
+from outrider.speculators.layers.deepseek_layer import Experts
+from outrider.speculators.layers.frozen_experts import FrozenExperts
+from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
+from outrider.speculators.layers.mtp_layer import MTPSpeculator
+from tests.fp8_target import write_fp8_copy
+from tests.tiny import write_tiny_target
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp8"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    source = write_tiny_target(folder / "source")
+    return write_fp8_copy(source, folder / "target") if request.param == "fp8" else source
+
+
+@pytest.fixture
+def x_NH() -> Tensor:
+    torch.manual_seed(3)
+    return torch.randn(40, 64)
+
+
+def adapted(target: Path, moved: bool) -> MTPSpeculator:
+    """Adapters of rank 3; with `moved`, as if training had moved B away from zero."""
+    speculator = load_mtp(target, frozen_experts=True)
+    experts = AdaptedExperts(
+        speculator.block.mlp.experts, speculator.arch, rank=3, alpha=6.0, seed=0
+    )
+    if moved:
+        torch.manual_seed(4)
+        torch.nn.init.normal_(experts.gate_up_b, std=0.1)
+        torch.nn.init.normal_(experts.down_b, std=0.1)
+    speculator.block.mlp.experts = experts
+    return speculator
+
+
+def gradients(speculator: MTPSpeculator, x_NH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of a sum with changing signs, to x and to every parameter that has one."""
+    x_NH = x_NH.clone().requires_grad_()
+    out_NH = speculator.block.mlp(x_NH)
+    (out_NH * torch.linspace(-1, 1, out_NH.numel()).view_as(out_NH)).sum().backward()
+    return x_NH.grad, {
+        name: p.grad for name, p in speculator.named_parameters() if p.grad is not None
+    }
+
+
+def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -> None:
+    plain, frozen = load_mtp(target), load_mtp(target, frozen_experts=True)
+    torch.testing.assert_close(frozen.block.mlp(x_NH), plain.block.mlp(x_NH), rtol=1e-5, atol=1e-5)
+    (grad_x, grads), (expected_x, expected) = gradients(frozen, x_NH), gradients(plain, x_NH)
+    torch.testing.assert_close(grad_x, expected_x, rtol=1e-4, atol=1e-5)
+    assert set(grads) == {name for name in expected if ".mlp.experts." not in name}
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_frozen_experts_are_seen_by_no_optimizer_and_no_checkpoint(target: Path) -> None:
+    frozen = load_mtp(target, frozen_experts=True)
+    assert isinstance(frozen.block.mlp.experts, FrozenExperts)
+    assert not list(frozen.block.mlp.experts.parameters()) and not list(
+        frozen.block.mlp.experts.buffers()
+    )
+    assert not [name for name in frozen.state_dict() if ".mlp.experts." in name]
+
+
+def test_they_keep_their_precision_and_move_with_the_module(target: Path, x_NH: Tensor) -> None:
+    frozen = load_mtp(target, torch.bfloat16, frozen_experts=True)
+    stored = torch.bfloat16 if read_layout(target).blocks is None else torch.float8_e4m3fn
+    before = {
+        name: stack.value_XOI.clone() for name, stack in frozen.block.mlp.experts.stacks.items()
+    }
+    frozen.float().bfloat16().double().float()
+    for name, stack in frozen.block.mlp.experts.stacks.items():
+        assert stack.value_XOI.dtype == stored
+        assert torch.equal(stack.value_XOI.view(torch.uint8), before[name].view(torch.uint8))
+        assert stack.scale_XPQ is None or stack.scale_XPQ.dtype == torch.float32
+    frozen.to("meta")
+    assert all(stack.value_XOI.is_meta for stack in frozen.block.mlp.experts.stacks.values())
+
+
+def test_saving_a_frozen_speculator_keeps_the_experts_bytes(target: Path, tmp_path: Path) -> None:
+    frozen = load_mtp(target, frozen_experts=True)
+    with torch.no_grad():
+        frozen.eh_proj.weight.add_(0.25)
+    save_mtp(frozen, target, tmp_path / "speculator")
+    before, after = (
+        checkpoint_views(load_mtp(target)),
+        checkpoint_views(load_mtp(tmp_path / "speculator")),
+    )
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        "eh_proj.weight"
+    }
+
+
+def test_new_adapters_change_nothing(target: Path, x_NH: Tensor) -> None:
+    frozen = load_mtp(target, frozen_experts=True)
+    assert torch.equal(adapted(target, moved=False).block.mlp(x_NH), frozen.block.mlp(x_NH))
+    draws = [
+        getattr(adapted(target, moved=False).block.mlp.experts, name)
+        for name in ("gate_up_a", "down_a") * 2
+    ]
+    assert torch.equal(draws[0], draws[2]) and torch.equal(draws[1], draws[3])
+    assert 0.9 / 8 < draws[0].abs().max() <= 1 / 8
+
+
+def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
+    """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each of the three projections."""
+    speculator = adapted(target, moved=True)
+    mlp, weights = speculator.block.mlp, checkpoint_views(load_mtp(target))
+    experts, scale = mlp.experts, 6.0 / 3
+    weight_Nk, index_Nk = mlp.gate(x_NH)
+    expected = torch.zeros_like(x_NH)
+    for n, x_H in enumerate(x_NH):
+        for weight, e in zip(weight_Nk[n], index_Nk[n].tolist(), strict=True):
+            gate_b, up_b = experts.gate_up_b[e][:32], experts.gate_up_b[e][32:]
+            low = experts.gate_up_a[e] @ x_H
+            gate = weights[f"mlp.experts.{e}.gate_proj.weight"] @ x_H + scale * gate_b @ low
+            up = weights[f"mlp.experts.{e}.up_proj.weight"] @ x_H + scale * up_b @ low
+            act = gate / (1 + (-gate).exp()) * up
+            down = weights[f"mlp.experts.{e}.down_proj.weight"] @ act
+            expected[n] += weight * (down + scale * experts.down_b[e] @ (experts.down_a[e] @ act))
+    torch.testing.assert_close(
+        mlp.experts(x_NH, weight_Nk, index_Nk), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor) -> None:
+    speculator = adapted(target, moved=True)
+    experts = speculator.block.mlp.experts
+    merged = dict(experts.merged({name: getattr(experts, name) for name in ADAPTERS}))
+    plain = load_mtp(target)
+    views = {
+        name: view
+        for name, view in checkpoint_views(plain).items()
+        if ".experts." in name and "shared" not in name
+    }
+    assert set(merged) == set(views)
+    with torch.no_grad():
+        for name, view in views.items():
+            assert not torch.equal(view, merged[name])
+            view.copy_(merged[name])
+    assert type(plain.block.mlp.experts) is Experts
+    torch.testing.assert_close(
+        plain.block.mlp(x_NH), speculator.block.mlp(x_NH), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_gradients_reach_the_adapters_and_not_the_experts(target: Path, x_NH: Tensor) -> None:
+    speculator = adapted(target, moved=True)
+    _, grads = gradients(speculator, x_NH)
+    reached = {name.removeprefix("block.mlp.experts.") for name in grads if ".mlp.experts." in name}
+    assert reached == set(ADAPTERS)
+    assert all(grads[f"block.mlp.experts.{name}"].any() for name in ADAPTERS)
+    assert "block.mlp.gate.weight" in grads and "block.mlp.shared_experts.up_proj.weight" in grads
+
+
+def test_an_expert_whose_adapter_never_moved_keeps_its_bytes(target: Path, tmp_path: Path) -> None:
+    speculator = adapted(target, moved=True)
+    experts = speculator.block.mlp.experts
+    with torch.no_grad():
+        experts.gate_up_b[2] = 0
+        experts.down_b[2] = 0
+    write_mtp(
+        experts.merged({name: getattr(experts, name) for name in ADAPTERS}),
+        target,
+        tmp_path / "speculator",
+    )
+    before, after = (
+        checkpoint_views(load_mtp(target)),
+        checkpoint_views(load_mtp(tmp_path / "speculator")),
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {
+        f"mlp.experts.{e}.{p}_proj.weight" for e in (0, 1, 3) for p in ("gate", "up", "down")
+    }

@@ -1,0 +1,81 @@
+"""Rooms import only downwards, and no modules import each other in a circle."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYERS = ("common", "speculators", "serving", "data", "training", "eval", "recipes")
+"""From the bottom up: a room imports from itself and from those before it."""
+
+STRANGERS = {("training", "data"), ("eval", "training")}
+"""Room and lower room that it must not import all the same."""
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name of every module to its file."""
+    found = {}
+    for room in LAYERS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(("outrider", *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of this project that a file imports anywhere, inside functions too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+    return names & known.keys()
+
+
+MODULES = modules()
+IMPORTS = {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
+
+
+def test_every_room_is_found() -> None:
+    assert {name.split(".")[1] for name in MODULES} == set(LAYERS)
+    assert len(MODULES) > 150
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for name, targets in IMPORTS.items():
+        room = name.split(".")[1]
+        for target in sorted(targets):
+            other = target.split(".")[1]
+            if LAYERS.index(other) > LAYERS.index(room) or (room, other) in STRANGERS:
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # A package's __init__ is imported by its modules' importers anyway: only module to module counts.
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_circle_is_found() -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+def test_every_package_is_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    packages = {
+        f'"outrider.{".".join(p.parent.relative_to(ROOT).parts)}"'
+        for p in ROOT.glob("*/**/__init__.py")
+        if p.relative_to(ROOT).parts[0] in LAYERS
+    }
+    missing = sorted(name for name in packages if name not in text)
+    assert not missing, missing

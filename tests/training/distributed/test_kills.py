@@ -1,0 +1,143 @@
+"""Kill -9 at random moments, in a process of its own: what goes on afterwards ends as if nothing had happened.
+
+    python -m pytest tests/training/distributed/test_kills.py -m slow        # twenty kills of training: minutes
+
+The moments are drawn from a seed and count from the first sign of life, so that kills fall into steps, evaluations and the
+writing of checkpoints alike; some fall into the start.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.corpus import Corpus, make_corpus
+
+SETTINGS = {
+    "epochs": 20,
+    "checkpoint_every": 2,
+    "evaluate_every": 5,
+    "row_tokens": 128,
+    "learning_rate": 2e-3,
+    "compute": "bf16",
+    "parity_tolerance": 0.2,
+    "wandb_project": None,
+}
+"""60 steps, a checkpoint or an evaluation after most of them; in bf16, as R1's layer is trained, whose masters are float32."""
+
+KILLS = 20
+
+# As tests.training.corpus does it, without what that imports.
+RUN = """
+import json, sys
+from pathlib import Path
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.launch import train
+target, features, parts, run, settings = sys.argv[1:]
+parts, run = json.loads(parts), Path(run)
+sampling = {name: (0.6, 0.95) for part in parts.values() for name in part}
+train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3), TrainingConfig(**json.loads(settings)),
+      run / "training", run / "speculator", run / "logs")
+"""
+
+
+def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
+    """The launcher; the worker, its child, is killed with it by the guard that notices its end."""
+    arguments = [
+        str(corpus.target_dir),
+        str(corpus.features_dir),
+        json.dumps(corpus.parts),
+        str(run_dir),
+    ]
+    command = [sys.executable, "-c", RUN, *arguments, json.dumps(SETTINGS)]
+    # The same number of threads in every run: it decides the order of sums.
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def signs_of_life(run_dir: Path) -> tuple:
+    """What changes as a run goes on."""
+    metrics = run_dir / "logs" / "metrics.jsonl"
+    return (metrics.stat().st_size, metrics.stat().st_mtime_ns) if metrics.exists() else ()
+
+
+def kill_at_random(corpus: Corpus, run_dir: Path, chance: random.Random) -> str | None:
+    """Starts a run and kills it; returns what it was doing, or None if it came to its end first."""
+    before = signs_of_life(run_dir)
+    process = start(corpus, run_dir)
+    in_the_start, patience = chance.random() < 0.15, chance.uniform(0, 1.5)
+    while not in_the_start and process.poll() is None and signs_of_life(run_dir) == before:
+        time.sleep(0.005)
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        # The guard ends the worker a moment later: nothing may write any more when the next run starts.
+        time.sleep(1.5)
+        drafts = [path.name for path in (run_dir / "training").rglob(".*")]
+        return f"writing {drafts[0]}" if drafts else "at its start" if in_the_start else "training"
+    assert process.returncode == 0
+    return None
+
+
+def finish(corpus: Corpus, run_dir: Path) -> None:
+    assert start(corpus, run_dir).wait() == 0
+
+
+def final_state(run_dir: Path) -> dict[str, torch.Tensor]:
+    """The published weights, and what DeepSpeed holds: float32 masters and moments."""
+    newest = sorted((run_dir / "training" / "checkpoints").glob("step-*"))[-1]
+    files = [
+        run_dir / "speculator" / "model.safetensors",
+        *sorted((newest / "deepspeed").glob("*.safetensors")),
+    ]
+    return {
+        f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()
+    }
+
+
+def assert_same_end(expected: Path, found: Path) -> None:
+    ours, theirs = final_state(found), final_state(expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name]), name
+    lines = [(run / "logs" / "metrics.jsonl").read_text().splitlines() for run in (found, expected)]
+    losses = [
+        [(row["step"], row["loss"]) for row in map(json.loads, each) if "loss" in row]
+        for each in lines
+    ]
+    assert losses[0] == losses[1], "a step is missing or was logged twice"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_killed_at_random_moments_training_ends_with_the_same_bits(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    finish(corpus, tmp_path / "whole")
+    chance, moments = random.Random(KILLS), []
+    while len(moments) < KILLS:
+        moment = kill_at_random(corpus, tmp_path / "killed", chance)
+        if moment is None:  # it came to its end before the kills did: once more from the beginning
+            assert_same_end(tmp_path / "whole", tmp_path / "killed")
+            (tmp_path / "killed").rename(tmp_path / f"ended-{len(moments)}")
+        else:
+            moments.append(moment)
+    finish(corpus, tmp_path / "killed")
+    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    print(f"{len(moments)} kills: {moments}")

@@ -1,0 +1,194 @@
+"""Several processes: whichever fails ends the job soon and is named, and every launcher starts the same run."""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.training.distributed.fail_fast import RankError, describe
+from outrider.training.distributed.world import first_host, join_world, slurm_world
+from tests.training.corpus import Corpus, make_corpus
+
+LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "r1" / "launch"
+SHORT = {"epochs": 1, "evaluate_every": 100, "checkpoint_every": 100}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return make_corpus(
+        tmp_path_factory.mktemp("corpus"), train_sequences=12, validation_sequences=2
+    )
+
+
+def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
+    corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
+    ):
+        corpus.train(
+            tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT
+        )
+    left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
+    assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
+    assert time.monotonic() - began < 400
+    assert "stores.py" not in capfd.readouterr().out, "a traceback for a user's mistake"
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        pytest.param(
+            "BugInRank1", r"^rank 1: RuntimeError: a kernel failed$", marks=pytest.mark.slow
+        ),
+        ("KilledInRank1", r"rank 1 left no message: perhaps killed"),
+    ],
+)
+def test_what_ended_rank_1_is_told(
+    store: str, message: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    with pytest.raises(OutriderError, match=message):
+        corpus.train(tmp_path, feature_store=f"tests.training.stores:{store}", processes=2, **SHORT)
+
+
+def test_advice_comes_before_consequences_and_the_silent_are_named() -> None:
+    closed = RankError(0, "Connection closed by peer", 1, expected=False, at=1.0)
+    advice = RankError(2, "disk full", 1, expected=True, at=2.0)
+    assert describe([advice, closed], processes=4) == "rank 2: disk full"
+    assert "(rank 1, 2, 3 left no message" in describe([closed], processes=4)
+    assert describe([advice], processes=1) == "disk full"
+
+
+def test_a_launcher_that_starts_another_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(OutriderError, match=r"training.processes=16, but 1 processes were started"):
+        join_world(16, by_slurm=True)
+
+
+def test_a_shell_inside_a_slurm_job_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    assert join_world(1, by_slurm=False) == 0
+
+
+def test_slurm_s_variables_become_torch_s() -> None:
+    step = {
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "16",
+        "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+    }
+    assert slurm_world(step | {"SLURM_STEP_NODELIST": "gpu-[003-004]"}) == {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "16",
+        "LOCAL_WORLD_SIZE": "8",
+        "MASTER_ADDR": "gpu-003",
+        "MASTER_PORT": "29500",
+    }
+    assert (
+        slurm_world(step | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4"})["MASTER_ADDR"]
+        == "10.0.0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [
+        ("gpu-[003-005,9],login", "gpu-003"),
+        ("a[7,9]", "a7"),
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("r[1-2]-ib,x", "r1-ib"),
+    ],
+)
+def test_the_first_machine_of_slurm_s_list(nodelist: str, first: str) -> None:
+    assert first_host(nodelist) == first
+
+
+# Stand-ins for what a test machine has not: both run on this one what they are asked to run on others.
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+    if [ "$1" = -o ]; then shift; fi
+    shift
+done
+shift
+exec sh -c "$1"
+"""
+SRUN = """#!/bin/sh
+ntasks=
+while [ "${1#-}" != "$1" ]; do
+    case $1 in --ntasks=*) ntasks=${1#--ntasks=} ;; esac
+    shift
+done
+task=0
+running=
+while [ "$task" -lt "$ntasks" ]; do
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$ntasks SLURM_STEP_TASKS_PER_NODE=$ntasks \\
+        SLURM_STEP_NODELIST=localhost "$@" &
+    running="$running $!"
+    task=$((task + 1))
+done
+for process in $running; do wait "$process" || exit 1; done
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hostfile of two machines that are this one; ssh and srun on the PATH."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("ssh", SSH), ("srun", SRUN)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755 | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# both are this machine\nlocalhost slots=1\n127.0.0.1 slots=1\n")
+    return hostfile
+
+
+def free_port() -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def launchers(hostfile: Path) -> dict[str, str]:
+    one = hostfile.with_name("one")
+    one.write_text("localhost slots=2\n")
+    script = (LAUNCH / "slurm.sbatch").read_text()
+    [srun] = [line for line in script.splitlines() if line.startswith("launcher=")]
+    srun = srun.removeprefix('launcher="').removesuffix('"').replace("$SLURM_NTASKS", "2")
+    return {
+        "torchrun": f"sh {LAUNCH}/torchrun.sh {hostfile}",
+        "deepspeed": f"sh {LAUNCH}/deepspeed.sh {one}",
+        "srun": srun.replace(
+            "python", os.environ.get("OUTRIDER_PYTHON", "") or __import__("sys").executable
+        ),
+    }
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun"])
+def test_the_example_launchers_start_one_run_of_two_processes(
+    launcher: str, cluster: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    result = corpus.train(tmp_path, processes=2, launcher=launchers(cluster)[launcher], **SHORT)
+    assert result["steps"] == result["stopped_at"] > 0
+    assert (tmp_path / "speculator" / "model.safetensors").is_file()
+
+
+def test_a_launcher_that_is_not_there_is_told(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(
+        OutriderError, match=r"training.launcher: no-such-launcher cannot be started"
+    ):
+        corpus.train(tmp_path, processes=2, launcher="no-such-launcher --nodes=2", **SHORT)

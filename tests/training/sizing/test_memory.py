@@ -1,0 +1,113 @@
+"""Predicted memory against what torch allocates, and the rules that the prediction rests on."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.speculators.size import mtp_size
+from outrider.speculators.unroll import unroll_anchors
+from outrider.training import losses
+from outrider.training.sizing import memory
+from outrider.training.sizing.activations import RowShape
+from outrider.training.sizing.memory import MemoryPlan
+from tests.r1_config import R1
+from tests.tiny import tiny_config
+
+SMALL = tiny_config().to_dict() | {"num_nextn_predict_layers": 1}
+LONG = SMALL | {"num_attention_heads": 16}
+WIDE = SMALL | {"hidden_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 32}
+
+
+def peak_of_backward(settings: dict, tokens: int, depth: int) -> int:
+    """Most bytes that torch holds at once from the start of forward to the end of backward, in bf16, weights not counted."""
+    torch.manual_seed(0)
+    arch = DeepseekArch.from_config(settings)
+    speculator = MTPSpeculator(arch).bfloat16()
+    for module in speculator.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.float())
+    ends = TargetEnds(*(torch.randn(arch.vocab, arch.hidden).bfloat16() for _ in range(2)))
+    inputs = (
+        torch.randint(0, arch.vocab, (1, tokens)),
+        torch.randn(1, tokens, arch.hidden).bfloat16(),
+        torch.zeros(1, tokens, dtype=torch.long),
+        torch.arange(tokens)[None],
+        torch.arange(tokens)[None] < tokens - 2,
+    )
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        _, states = unroll_anchors(speculator, ends, *inputs, depth)
+        u_KNH = torch.stack(states)
+        del states
+        u_KNH.backward(torch.ones_like(u_KNH))
+    events = recorded.profiler.kineto_results.events()
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
+    held, peak = 0, 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "depth", "heavy"),
+    [(LONG, 600, 2, "activations"), (WIDE, 40, 2, "gradients")],
+    ids=["attention_is_most", "weights_are_most"],
+)
+def test_backwards_peak_is_predicted_within_a_tenth(settings, tokens, depth, heavy):
+    row = RowShape.of_sequences([(tokens, tokens - 2)])
+    parts = MemoryPlan(mtp_size(settings), row, tokens, depth, device="cpu").phases()["backward"]
+    dynamic = {part: parts.get(part, 0) for part in ("activations", "drafted_states", "gradients")}
+    assert max(dynamic, key=dynamic.__getitem__) == heavy
+    assert sum(dynamic.values()) == pytest.approx(
+        peak_of_backward(settings, tokens, depth), rel=0.1
+    )
+
+
+def plan(**changes) -> MemoryPlan:
+    return dataclasses.replace(MemoryPlan(mtp_size(R1), RowShape.full(4096), 4096, 3), **changes)
+
+
+def test_bytes_of_a_weight_are_deepspeeds():
+    size, one = mtp_size(R1), plan().phases()["update"]
+    assert one["weights"] == 2 * size.total and one["master_weights"] == 4 * size.total
+    assert (
+        one["adam_moments"] == 8 * size.total and one["embedding_and_head"] == 2 * 2 * 129280 * 7168
+    )
+    eight = plan(zero_stage=3, processes=8).phases()["update"]
+    for part in ("weights", "master_weights", "adam_moments"):
+        assert eight[part] == pytest.approx(one[part] / 8)
+    assert plan(zero_stage=1, processes=8).phases()["update"]["weights"] == one["weights"]
+
+
+def test_what_is_not_trained_has_no_states():
+    size = mtp_size(R1)
+    parts = plan(trained_parameters="non_routed", frozen_value_bytes=1).phases()["update"]
+    assert parts["weights"] == size.routed_experts + 2 * (size.total - size.routed_experts)
+    assert parts["adam_moments"] == 8 * (size.total - size.routed_experts)
+    adapted = plan(trained_parameters="lora", lora_rank=16, frozen_value_bytes=1).phases()["update"]
+    assert adapted["adam_moments"] - parts["adam_moments"] == 8 * (
+        size.trained("lora", 16) - size.trained("non_routed")
+    )
+
+
+def test_more_of_anything_never_takes_less():
+    base = plan(processes=8).peak()[1]
+    for more in (
+        {"depth": 4},
+        {"row": RowShape.full(8192), "row_tokens": 8192},
+        {"rows_each": 4},
+        {"processes": 4},
+    ):
+        assert plan(**({"processes": 8} | more)).peak()[1] > base, more
+    assert plan(processes=8, compute="fp32").peak()[1] > base
+    assert plan(processes=8, trained_parameters="non_routed").peak()[1] < base
+
+
+def test_the_chunk_of_the_loss_is_the_losses():
+    assert (memory.CHUNK_LOGITS, memory.CHUNK_ROWS) == (losses.CHUNK_ELEMENTS, losses.CHUNK_ROWS)

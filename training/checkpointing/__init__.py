@@ -1,0 +1,1 @@
+"""Checkpoints from which training resumes exactly."""

@@ -1,0 +1,1 @@
+"""Launching ranks, preparing accelerate and DeepSpeed, failing fast."""

@@ -1,0 +1,145 @@
+"""accelerate and DeepSpeed, set up for the processes at hand: one without a launcher, or as many as torchrun started.
+
+start_environment()                              # before accelerate is imported
+accelerator = make_accelerator(config, log_dir)
+model = prepare_model(accelerator, ChainUnroll(speculator, ends, depth), config)
+"""
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.speculators.unroll import unroll_anchors
+from outrider.training.batches import Batch
+from outrider.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_PATIENCE = timedelta(hours=3)
+"""How long a process waits for the others: while one converts or writes a checkpoint of R1's layer, the rest wait for it. That
+a process has ended is found out otherwise, in seconds (peers.py)."""
+
+COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class ChainUnroll(nn.Module):
+    """The unroll as one module's forward pass, as DeepSpeed wants it. E and W are no part of it: frozen, never sharded."""
+
+    def __init__(self, speculator: MTPSpeculator, ends: TargetEnds, depth: int):
+        super().__init__()
+        self.speculator = speculator
+        self.ends = ends
+        self.depth = depth
+
+    def forward(
+        self,
+        token_ids_BT: Tensor,
+        hidden_BTH: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+    ) -> Tensor:
+        """u [K, N, H] of the anchors in row-major order."""
+        _, states = unroll_anchors(
+            self.speculator,
+            self.ends,
+            token_ids_BT,
+            hidden_BTH,
+            sequence_BT,
+            position_BT,
+            anchor_BT,
+            self.depth,
+        )
+        return torch.stack(states)
+
+
+def run_unroll(model: nn.Module, batch: Batch) -> Tensor:
+    """A ChainUnroll, wrapped by DeepSpeed or not, on a batch."""
+    return model(
+        batch.token_ids_BT, batch.hidden_BTH, batch.sequence_BT, batch.position_BT, batch.anchor_BT
+    )
+
+
+def start_environment() -> None:
+    """What accelerate and DeepSpeed read from the environment. A process without a launcher is rank 0 of 1."""
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        alone = {
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 1,
+            "LOCAL_WORLD_SIZE": 1,
+            "MASTER_PORT": port,
+        }
+        os.environ.update({name: str(value) for name, value in alone.items()})
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+
+
+def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
+    """An Accelerator over DeepSpeed with the recipe's ZeRO stage; a row is a micro-batch."""
+    import deepspeed.ops
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import InitProcessGroupKwargs
+
+    # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo does without a compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    rows_each = config.rows_per_step // int(os.environ["WORLD_SIZE"])
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": rows_each,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "bf16": {"enabled": config.compute == "bf16"},
+        # DeepSpeed's own Adam kernels want a compiler at run time; torch's is as fast for one layer.
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": config.learning_rate,
+                "betas": (0.9, 0.95),
+                "weight_decay": config.weight_decay,
+                "torch_adam": True,
+                # In place: the other implementations build square roots of the moments, 8 more bytes a weight.
+                "fused": True,
+            },
+        },
+        "steps_per_print": 10**9,
+    }
+    # Without naming gloo, each process on a CPU believes that it is alone.
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    return Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
+        gradient_accumulation_steps=rows_each,
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
+        log_with="wandb" if config.wandb_project else None,
+        project_dir=str(log_dir),
+    )
+
+
+def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Module, Any]:
+    """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
+    from accelerate.utils import DummyOptim
+
+    from outrider.training.checkpointing.deepspeed_files import use_safetensors
+
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
+    # bf16 rounds the routing bias too, which would send tokens to other experts than the engine does.
+    for name, buffer in model.named_buffers():
+        buffer.data = buffers[name].to(accelerator.device)
+    return prepared, optimizer

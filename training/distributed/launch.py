@@ -1,0 +1,182 @@
+"""Starts the training processes, relays what they say, and ends them when this one is told to end.
+
+    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(), out, publish, logs)
+
+One process runs as it is, several under torchrun, or under what `training.launcher` names. SIGTERM and SIGINT are handed to the
+workers, which write a checkpoint and exit with code 75; an error of any of them ends all (peers.py), with its message.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.serving.processes import Family
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.fail_fast import describe, error_files, read_errors
+from outrider.training.distributed.spec import Preempted, Sampling, TrainingSpec
+
+WORKER = "outrider.training.distributed.worker"
+_NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
+"""DeepSpeed calls what torch has renamed; nobody who trains can mend that."""
+
+
+def train(
+    target_dir: Path,
+    features_dir: Path,
+    sampling: Mapping[str, tuple[float, float]],
+    parts: Mapping[str, list[str]],
+    speculator: SpeculatorConfig,
+    training: TrainingConfig,
+    out_dir: Path,
+    publish_dir: Path,
+    log_dir: Path,
+    *,
+    feature_store: str = "outrider.data.features.feature_store:FeatureStore",
+    probabilistic_drafts: bool = False,
+) -> dict[str, Any]:
+    """Trains on parts["train"], chooses on parts["validation"], publishes the best speculator; returns `result.json`.
+
+    `sampling` gives (temperature, top_p) of each sequence. What `out_dir` holds of an earlier, unfinished run of the same
+    settings is continued.
+    """
+    spec = TrainingSpec(
+        target_dir=Path(target_dir).resolve(),
+        features_dir=Path(features_dir).resolve(),
+        feature_store=feature_store,
+        train=parts["train"],
+        validation=parts["validation"],
+        sampling={name: Sampling(temperature=t, top_p=p) for name, (t, p) in sampling.items()},
+        speculator=speculator,
+        training=training,
+        probabilistic_drafts=probabilistic_drafts,
+        out_dir=Path(out_dir).resolve(),
+        publish_dir=Path(publish_dir).resolve(),
+        log_dir=Path(log_dir).resolve(),
+    )
+    spec.log_dir.mkdir(parents=True, exist_ok=True)
+    spec.out_dir.mkdir(parents=True, exist_ok=True)
+    for stale in (*error_files(spec.out_dir), spec.stop_file, spec.out_dir / "result.json"):
+        stale.unlink(missing_ok=True)
+    spec_path = spec.out_dir / "spec.json"
+    write_json(spec_path, spec.model_dump(mode="json"))
+    code, told_to_stop = _run(_command(spec_path, training), spec, spec.log_dir / "train.log")
+    _raise_what_went_wrong(spec, code, told_to_stop)
+    return read_json(spec.out_dir / "result.json")
+
+
+def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
+    if training.launcher is not None:
+        return [*shlex.split(training.launcher), str(spec_path)]
+    worker = ["-m", WORKER, str(spec_path)]
+    if training.processes == 1:
+        return [sys.executable, *worker]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={training.processes}",
+    ]
+    return [sys.executable, *launcher, *worker]
+
+
+def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
+    """Runs to the end, output to the terminal and the log; the exit code, and whether it was told to stop."""
+    threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
+    with Family() as family:
+        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": _NOT_OURS}
+        environment = defaults | os.environ | family.environment
+        # For launchers that are scripts: recipes/r1/launch.
+        environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                # A Ctrl-C at the terminal reaches this process alone, which then tells the workers.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise OutriderError(
+                f"training.launcher: {command[0]} cannot be started ({error.strerror})"
+            ) from None
+        with (
+            _signals_go_to_workers(spec.stop_file) as told,
+            log_path.open("a", encoding="utf-8") as log,
+        ):
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                log.write(line)
+                log.flush()
+            return process.wait(), told.is_set()
+
+
+@contextmanager
+def _signals_go_to_workers(stop_file: Path) -> Iterator[threading.Event]:
+    """Only the workers are told, not what launched them, which would kill them before their checkpoint is written."""
+
+    told = threading.Event()
+
+    def hand_on(*_: object) -> None:
+        told.set()
+        stop_file.touch()
+        for member in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if _is_worker(member.cmdline()):
+                    member.send_signal(signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    previous = {
+        number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield told
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _is_worker(command_line: list[str]) -> bool:
+    """`python [-flags] -m outrider.training.distributed.worker SPEC`, and not a launcher that is told to start that."""
+    if WORKER not in command_line:
+        return False
+    before = command_line[1 : command_line.index(WORKER)]
+    return before[-1:] == ["-m"] and all(argument.startswith("-") for argument in before)
+
+
+def _raise_what_went_wrong(spec: TrainingSpec, code: int, told_to_stop: bool) -> None:
+    errors = read_errors(spec.out_dir)
+    if errors and errors[0].exit_code == Preempted.exit_code:
+        raise Preempted(errors[0].message)
+    if (told_to_stop and code) or code == -signal.SIGTERM:
+        raise Preempted(
+            "training was asked to stop outside its steps; the same command goes on from the last checkpoint"
+        )
+    if errors:
+        raise OutriderError(describe(errors, spec.training.processes))
+    if code:
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise OutriderError(
+            f"training {ended} without a message; see {spec.log_dir / 'train.log'} (out of memory?)"
+        )
+    if not (spec.out_dir / "result.json").exists():
+        raise OutriderError(
+            f"training.launcher={spec.training.launcher!r} ended without starting the workers; see"
+            f" {spec.log_dir / 'train.log'}"
+        )

@@ -1,0 +1,1 @@
+"""Memory and FLOPs of training, computed without torch."""

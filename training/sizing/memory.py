@@ -1,0 +1,225 @@
+"""Memory of one training process, by part and phase, before it exists: no torch, no weights, no GPU.
+
+    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=1, processes=8, rows_each=4)
+    needed = plan.phases()                # {"start": {part: bytes}, "backward": {...}, "update": {...}}
+    plan.peak()                           # ("backward", bytes)
+
+Three moments can be the largest: the start, when the base speculator in float32 stands beside the prepared one (step-0 parity);
+backward; and the update of the weights. What DeepSpeed 0.19 (stage_1_and_2.py, stage3.py) holds in each was read from its code:
+
+- every depth of the unroll uses every weight, and autograd adds the depths' gradients up before it hands one over: full gradients
+  of all trained weights stand at once in every stage, plus the largest tensor's newest share; ZeRO-2 and 3 shard what comes after;
+- with several rows a step, stage 1 keeps the sum so far beside them; stages 2 and 3 their part of it;
+- the update casts this process's part of the gradients to one float32 vector, from a bf16 copy of a bf16 buffer;
+- stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep each gathering until backward.
+
+Bytes of a trained weight: b (2 in bf16, else 4) of weights, 4 of master weights, 8 of AdamW's moments.
+"""
+
+import dataclasses
+from typing import Literal
+
+from outrider.speculators.size import MTPSize, TrainedParameters
+from outrider.training.sizing.activations import DENSE_EXPERTS, Device, RowShape, Unrolled
+
+CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
+"""Logits that the loss holds at once: `training.losses.CHUNK_ELEMENTS`."""
+
+CHUNK_ROWS = 256
+"""Rows that it holds at least."""
+
+CHUNK_COPIES = 5
+"""[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
+
+BUCKET = 500_000_000
+"""Gradients that DeepSpeed reduces together, its default."""
+
+SUB_GROUP = 1_000_000_000
+"""Weights that ZeRO-3 updates together, its default."""
+
+ROWS_IN_FLIGHT = 4
+"""In host memory: one computed, two waiting, one being assembled (training/batches.py)."""
+
+CUDA_CONTEXT = 1_500_000_000
+"""Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
+
+LIBRARIES = 320_000_000
+"""Of a process on a CPU before any data: Python, torch, DeepSpeed and what they import; measured by benchmarks/memory.py."""
+
+VALUE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """What decides the memory of a training process."""
+
+    size: MTPSize
+    row: RowShape
+    """The largest row."""
+    row_tokens: int
+    depth: int
+    zero_stage: int = 1
+    processes: int = 1
+    """Over all nodes."""
+    rows_each: int = 1
+    """Rows that a process computes for one optimizer step."""
+    compute: Literal["bf16", "fp32"] = "bf16"
+    trained_parameters: TrainedParameters = "all"
+    lora_rank: int = 0
+    frozen_value_bytes: float = 2.0
+    """Of a routed expert's weight that is not trained: in the target's own precision, 1 in FP8."""
+    device: Device = "cuda"
+
+    @property
+    def trained(self) -> int:
+        """Parameters with gradients."""
+        return self.size.trained(self.trained_parameters, self.lora_rank)
+
+    def peak(self) -> tuple[str, int]:
+        """The phase that needs most, and its bytes."""
+        totals = {phase: sum(parts.values()) for phase, parts in self.phases().items()}
+        phase = max(totals, key=totals.__getitem__)
+        return phase, totals[phase]
+
+    def phases(self) -> dict[str, dict[str, int]]:
+        """Bytes by part in each phase; the parts of a phase stand at once."""
+        kept = self._kept()
+        states = {"adam_moments": self._share(8)}
+        phases = {
+            "start": kept | self._start(),
+            "backward": kept | states | self._backward(),
+            "update": kept | states | self._update(),
+        }
+        return {
+            phase: {part: int(value) for part, value in parts.items() if value}
+            for phase, parts in phases.items()
+        }
+
+    def host_bytes(self, processes: int) -> int:
+        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs embedding and head on their way
+        there, rows and libraries of each, and the weights that one of them publishes."""
+        if self.device == "cpu":
+            return self.peak()[1] * processes
+        each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
+        return processes * each + self._b * self.size.total
+
+    @property
+    def unrolled(self) -> Unrolled:
+        """What autograd keeps."""
+        return Unrolled(
+            self.size,
+            self.row,
+            self.depth,
+            self._b,
+            self.device,
+            self.trained_parameters,
+            self.lora_rank,
+        )
+
+    @property
+    def _b(self) -> int:
+        return VALUE_BYTES[self.compute]
+
+    def _share(self, value_bytes: float) -> int:
+        """Bytes of one value for each trained weight, sharded over the processes."""
+        return int(value_bytes * self.trained / self.processes)
+
+    def _ends(self) -> int:
+        return self._b * self.size.ends
+
+    def _row_bytes(self) -> int:
+        """States in bf16; token, sequence and position in 8 bytes each, and the anchor's mark."""
+        return self.row_tokens * (2 * self.size.hidden + 25)
+
+    def _largest(self) -> int:
+        return (
+            self.size.largest if self.trained_parameters == "all" else self.size.largest_non_routed
+        )
+
+    def _bucket(self) -> int:
+        """A GPU reserves it whole; on a CPU only what is written to takes memory."""
+        return self._b * (BUCKET if self.device == "cuda" else min(BUCKET, self.trained))
+
+    def _kept(self) -> dict[str, int]:
+        frozen = int(self.size.frozen(self.trained_parameters) * self.frozen_value_bytes)
+        whole = self._b * self.trained if self.zero_stage < 3 else self._share(self._b)
+        rows = ROWS_IN_FLIGHT if self.device == "cpu" else 1
+        kept = {
+            "weights": whole + frozen,
+            "master_weights": self._share(4),
+            "embedding_and_head": self._ends(),
+            "rows_in_flight": rows * self._row_bytes(),
+        }
+        if self.zero_stage == 3:
+            kept["gradient_shard_and_bucket"] = self._share(self._b) + self._bucket()
+        if self.device == "cuda":
+            kept["cuda_context_assumed"] = CUDA_CONTEXT
+        else:
+            kept["libraries"] = LIBRARIES
+        return kept
+
+    def _start(self) -> dict[str, int]:
+        """Exact replay of the validation part by the base speculator in float32: one row, nothing kept for backward."""
+        s, row = self.size, self.row
+        heads = s.heads * (2 * s.nope_dim + s.rope_dim + s.value_dim)
+        keys_and_values = heads * (row.tokens + (self.depth - 1) * row.anchors)
+        if s.experts and s.experts <= DENSE_EXPERTS:
+            mlp = 4 * s.experts * s.expert_intermediate
+        else:
+            mlp = s.experts_per_token * (2 * s.hidden + 3 * s.expert_intermediate)
+        states = 2 * self.depth * row.anchors * s.hidden + 4 * row.tokens * s.hidden
+        return {
+            "base_speculator_float32": 4 * s.total,
+            "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
+            "activations": 4 * (keys_and_values + states + row.anchors * mlp)
+            + self.unrolled.attention_scratch(4),
+            "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
+        }
+
+    def _backward(self) -> dict[str, int]:
+        """The larger of two moments: nothing freed yet; or the last depth done, which leaves a gradient for every weight."""
+        b, s, row = self._b, self.size, self.row
+        saved = self.unrolled.saved_bytes()
+        states = 3 * b * self.depth * row.anchors * s.hidden
+        attention = self.unrolled.attention_scratch(b)
+        gradients = b * self.trained * (2 if self.rows_each > 1 and self.zero_stage == 1 else 1)
+        if self.zero_stage == 2:
+            gradients += self._share(self._b) + self._bucket()
+        chunk = 4 * CHUNK_COPIES * self._chunk()
+        first = {"activations": saved + attention, "drafted_states": states, "loss_chunk": 0}
+        at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
+        if self.rows_each > 1 and self.zero_stage == 1:
+            first["gradients"] = at_loss["gradients"] = b * self.trained
+        later = saved - self.unrolled.last_depth_bytes()
+        between = {
+            "activations": later + (attention if self.depth > 1 else 0),
+            "drafted_states": states,
+            "gradients": gradients + b * self._largest(),
+        }
+        found = max(first, at_loss, between, key=lambda parts: sum(parts.values()))
+        if self.zero_stage == 3 and self.trained_parameters == "all":
+            found["gathered_weights"] = b * s.routed_experts * self.depth + b * (
+                s.total - s.routed_experts
+            )
+        return found
+
+    def _update(self) -> dict[str, int]:
+        """Norm and clipping in float64 of one tensor at a time; bf16 buffer, flat copy and float32 vector; AdamW in place."""
+        b, own = self._b, self.trained / self.processes
+        flat = 0 if b == 4 else 4
+        if self.zero_stage == 3:
+            group = min(SUB_GROUP, own)
+            return {
+                "gradients": int(
+                    max((b + flat) * group, 8 * min(self._largest() / self.processes, own))
+                )
+            }
+        others = b * (self.trained - own) if self.zero_stage == 1 else 0
+        reduce = b * self.trained * (1 if self.zero_stage == 1 else 0) + self._bucket() + b * own
+        norm = others + b * own + 8 * min(self._largest(), own)
+        cast = 2 * b * own + flat * own
+        return {"gradients": int(max(reduce if self.device == "cuda" else 0, norm, cast))}
+
+    def _chunk(self) -> int:
+        """Logits of a chunk."""
+        return max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
