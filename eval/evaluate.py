@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.common.files import file_digest, value_digest
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import JUDGED_ANEW, VERSION, check_settings, same_text, serve
 from outrider.eval.bench.measurement_cache import Steps

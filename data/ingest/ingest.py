@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, value_digest, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records

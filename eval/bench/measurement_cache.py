@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import read_json, value_digest, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import value_digest
 
 
 class Steps:
