@@ -23,6 +23,7 @@ from rich.table import Table
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.supervision import Interrupted, stopped_by_signal
 from outrider.eval.gate import DO_NOT_SHIP, EXIT_CODES
 from outrider.recipes.config.load import LoadedRecipe, load_overrides, load_recipe, shipped_recipes
 from outrider.recipes.config.recipe import Recipe
@@ -31,7 +32,6 @@ from outrider.recipes.pipeline.preflight import check
 from outrider.recipes.pipeline.run import run_stages
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages import Options, stage_names
-from outrider.recipes.pipeline.supervise import Interrupted, stopped_by_signal
 
 RecipeName = Annotated[
     str,

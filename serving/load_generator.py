@@ -25,11 +25,11 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import engine_environment
-from outrider.serving.processes import Family
 
 WARM_UP_TOKENS = 32
 """Longest response of a block that only warms a server up."""
@@ -110,7 +110,7 @@ class LoadGenerator:
 
     def __enter__(self) -> "LoadGenerator":
         self._stack = contextlib.ExitStack()
-        family = self._stack.enter_context(Family())
+        tree = self._stack.enter_context(ProcessTree())
         self._folder = Path(
             self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
         )
@@ -118,7 +118,7 @@ class LoadGenerator:
         self._log_path.touch(mode=0o600)
         log = self._stack.enter_context(self._log_path.open("ab"))
         environment = (
-            engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
+            engine_environment(EngineConfig()) | tree.environment | {"OMP_NUM_THREADS": "1"}
         )
         self._child = subprocess.Popen(
             [sys.executable, "-m", "outrider.serving.load_generator"],

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import members, wait_until
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.processes import members, wait_until
 from outrider.serving.server import HOST, Server
 from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors
 from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp

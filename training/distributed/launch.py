@@ -1,9 +1,11 @@
-"""Starts the training processes, relays what they say, and ends them when this one is told to end.
+"""Starts the training processes, relays their output, and passes SIGTERM and SIGINT to them.
 
-    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(), out, publish, logs)
+    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(),
+                   out_dir, publish_dir, log_dir)
 
-One process runs as it is, several under torchrun, or under what `training.launcher` names. SIGTERM and SIGINT are handed to the
-workers, which write a checkpoint and exit with code 75; an error of any of them ends all (peers.py), with its message.
+One process runs as it is, several run under torchrun or the command in `training.launcher`. After a
+signal the workers write a checkpoint and exit with code 75. An error of one worker ends all
+(fail_fast.py) and is raised here.
 """
 
 import os
@@ -21,7 +23,8 @@ import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.serving.processes import Family
+from outrider.common.process_tree import ProcessTree
+from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
@@ -29,7 +32,7 @@ from outrider.training.distributed.spec import Preempted, Sampling, TrainingSpec
 
 WORKER = "outrider.training.distributed.worker"
 _NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""DeepSpeed calls what torch has renamed; nobody who trains can mend that."""
+"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
 def train(
@@ -92,11 +95,11 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs to the end, output to the terminal and the log; the exit code, and whether it was told to stop."""
+    """Runs to the end, output to the terminal and the log; (exit code, whether a signal came)."""
     threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
-    with Family() as family:
+    with ProcessTree() as tree:
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": _NOT_OURS}
-        environment = defaults | os.environ | family.environment
+        environment = defaults | os.environ | tree.environment
         # For launchers that are scripts: recipes/r1/launch.
         environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
         try:
@@ -107,49 +110,44 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                # A Ctrl-C at the terminal reaches this process alone, which then tells the workers.
+                # A Ctrl-C at the terminal reaches this process alone, which passes it on.
                 start_new_session=True,
             )
         except OSError as error:
             raise OutriderError(
                 f"training.launcher: {command[0]} cannot be started ({error.strerror})"
             ) from None
+        assert process.stdout is not None
         with (
-            _signals_go_to_workers(spec.stop_file) as told,
+            _signals_to_workers(tree, spec.stop_file) as stopped,
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
                 print(line, end="", flush=True)
                 log.write(line)
                 log.flush()
-            return process.wait(), told.is_set()
+            return process.wait(), stopped.is_set()
 
 
 @contextmanager
-def _signals_go_to_workers(stop_file: Path) -> Iterator[threading.Event]:
-    """Only the workers are told, not what launched them, which would kill them before their checkpoint is written."""
+def _signals_to_workers(tree: ProcessTree, stop_file: Path) -> Iterator[threading.Event]:
+    """Passes signals to the workers alone; a launcher would kill them before their checkpoint."""
 
-    told = threading.Event()
+    stopped = threading.Event()
 
-    def hand_on(*_: object) -> None:
-        told.set()
+    def pass_on(*_: object) -> None:
+        stopped.set()
         stop_file.touch()
-        for member in psutil.Process().children(recursive=True):
+        for member in tree.members():
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 if _is_worker(member.cmdline()):
                     member.send_signal(signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield stopped
         return
-    previous = {
-        number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield told
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with signal_handlers(pass_on, (signal.SIGTERM, signal.SIGINT)):
+        yield stopped
 
 
 def _is_worker(command_line: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""No process outlives its stage: real processes, some in sessions of their own, ended every way a run can end."""
+"""Supervised runs with real processes: no process outlives its stage, however the run ends."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outrider.recipes.pipeline.supervise import Interrupted, run_supervised
+from outrider.common.supervision import Interrupted, run_supervised
 
-# A stage whose grandchild has left its session and lost its parent, as an engine's worker may.
-FAMILY = """
+# A stage whose grandchild is an orphan in another session, as an engine's worker may be.
+STAGE = """
 import os, subprocess, sys, time
 sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], start_new_session=True)"
@@ -28,7 +28,7 @@ sys.exit(int(sys.argv[2]))
 RUNNER = """
 import os, sys
 from pathlib import Path
-from outrider.recipes.pipeline.supervise import Interrupted, run_supervised
+from outrider.common.supervision import Interrupted, run_supervised
 try:
     sys.exit(run_supervised([sys.executable, *sys.argv[2:]], Path(sys.argv[1]), dict(os.environ)))
 except Interrupted as signal:
@@ -56,7 +56,7 @@ def ended(pid: int, seconds: float = 60) -> bool:
 @pytest.mark.parametrize("status", [0, 3])
 def test_what_a_stage_leaves_behind_is_ended_and_its_status_kept(tmp_path, status):
     pid_file = tmp_path / "pid"
-    argv = [sys.executable, "-c", FAMILY, str(pid_file), str(status)]
+    argv = [sys.executable, "-c", STAGE, str(pid_file), str(status)]
     assert run_supervised(argv, tmp_path / "log", dict(os.environ)) == status
     assert ended(wait_for_pid(pid_file), seconds=0)
 
@@ -64,10 +64,10 @@ def test_what_a_stage_leaves_behind_is_ended_and_its_status_kept(tmp_path, statu
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)]
 )
-def test_a_signal_ends_the_whole_family(tmp_path, number, exit_code):
+def test_a_signal_ends_the_whole_tree(tmp_path, number, exit_code):
     pid_file = tmp_path / "pid"
     runner = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", FAMILY, str(pid_file), "wait"]
+        [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", STAGE, str(pid_file), "wait"]
     )
     pid = wait_for_pid(pid_file)
     runner.send_signal(number)
@@ -75,16 +75,14 @@ def test_a_signal_ends_the_whole_family(tmp_path, number, exit_code):
     assert ended(pid, seconds=0)
 
 
-def test_a_stage_ends_with_its_family_when_the_command_is_killed(tmp_path):
+def test_a_stage_ends_with_its_tree_when_the_command_is_killed(tmp_path):
     pid_file = tmp_path / "pid"
     stage = (
         "import signal, sys, time\n"
-        "from outrider.recipes.pipeline.supervise import die_with_parent, end_descendants\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        "die_with_parent()\n"
-        f"source = {FAMILY!r}\n"
+        f"source = {STAGE!r}\n"
         "try: exec(source)\n"
-        "finally: end_descendants()\n"
+        "except KeyboardInterrupt: open(sys.argv[1] + '.stopped', 'w').close()\n"
     )
     runner = subprocess.Popen(
         [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", stage, str(pid_file), "wait"]
@@ -93,6 +91,7 @@ def test_a_stage_ends_with_its_family_when_the_command_is_killed(tmp_path):
     runner.kill()
     runner.wait()
     assert ended(pid)
+    assert (tmp_path / "pid.stopped").exists(), "the stage got no chance to clean up"
 
 
 def test_children_that_were_there_before_are_left_alone(tmp_path):
@@ -118,7 +117,7 @@ def test_exit_codes_name_the_signal():
     assert str(Interrupted(signal.SIGTERM)) == "SIGTERM"
 
 
-# A stage in whose libraries the first signal gets lost.
+# A stage that ignores the first signal.
 DEAF = """
 import signal, sys, time
 heard = []
@@ -129,11 +128,11 @@ while True:
 """
 
 
-def test_a_stage_that_goes_on_is_told_again(tmp_path):
+def test_the_signal_is_repeated_while_the_stage_runs(tmp_path):
     ready = tmp_path / "ready"
     runner = RUNNER.replace(
         "try:",
-        "import outrider.recipes.pipeline.supervise as supervise; supervise.REPEAT_SECONDS = 1\ntry:",
+        "import outrider.common.process_tree as process_tree; process_tree.REPEAT_S = 1\ntry:",
     )
     command = [sys.executable, "-c", runner, str(tmp_path / "log"), "-c", DEAF, str(ready)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

@@ -1,11 +1,11 @@
-"""A family ends with its starter, however that ends, and takes grandchildren along."""
+"""A process tree ends with its starter, grandchildren included."""
 
 import os
 import signal
 import subprocess
 import sys
 
-from outrider.serving.processes import Family, members, wait_until
+from outrider.common.process_tree import ProcessTree, members, wait_until
 
 # A child that ignores SIGTERM and starts a grandchild in a session of its own.
 CHILD = (
@@ -14,19 +14,19 @@ CHILD = (
 )
 STARTER = f"""
 import os, subprocess, sys, time
-from outrider.serving.processes import Family
-with Family() as family:
-    subprocess.Popen([sys.executable, "-c", {CHILD!r}], env=os.environ | family.environment)
-    print(family.mark, flush=True)
+from outrider.common.process_tree import ProcessTree
+with ProcessTree() as tree:
+    subprocess.Popen([sys.executable, "-c", {CHILD!r}], env=os.environ | tree.environment)
+    print(tree.mark, flush=True)
     time.sleep(600)
 """
 
 
 def test_leaving_the_context_ends_children_and_grandchildren() -> None:
-    with Family() as family:
-        child = subprocess.Popen([sys.executable, "-c", CHILD], env=os.environ | family.environment)
-        assert wait_until(lambda: len(members(family.mark)) == 2, 30)
-    assert members(family.mark) == []
+    with ProcessTree() as tree:
+        child = subprocess.Popen([sys.executable, "-c", CHILD], env=os.environ | tree.environment)
+        assert wait_until(lambda: len(members(tree.mark)) == 2, 30)
+    assert members(tree.mark) == []
     assert child.wait() == -signal.SIGKILL
 
 
