@@ -54,6 +54,7 @@ def evaluate(
     recipe: str,
     run_dir: Path,
     target: TargetConfig,
+    base_dir: Path,
     speculator_dir: Path,
     features_dir: Path,
     sequences_dir: Tables,
@@ -67,10 +68,10 @@ def evaluate(
     log_dir: Path,
     show_samples: bool = False,
 ) -> dict[str, Any]:
-    """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
+    """Measures `speculator_dir` against the base, the speculator in use, and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
-    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down.
     `show_samples` puts example responses, customer text, into results and report.
     """
     from outrider.data.features.feature_store import FeatureStore
@@ -79,7 +80,9 @@ def evaluate(
     check_settings(evaluation, serving, parts, depth)
     target_dir = target.directory()
     check_speculator(speculator_dir, target_dir)
-    speculators = {"base": target_dir, "custom": Path(speculator_dir)}
+    speculators = {"base": base_dir, "custom": Path(speculator_dir)}
+    if base_dir != target_dir:
+        check_speculator(base_dir, target_dir)
     say = Console(stderr=True, highlight=False).print
     weights = {
         path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))
@@ -89,6 +92,7 @@ def evaluate(
         {
             "version": VERSION,
             "speculator": weights,
+            **({"base": Speculator.named(base_dir).weights()} if base_dir != target_dir else {}),
             "target": file_digest(target_dir / "config.json"),
             "features": file_digest(features_dir / "manifest.json"),
             "parts": {name: parts.get(name) for name in ("validation", "heldout", "general")},
@@ -126,7 +130,7 @@ def evaluate(
     def mixture(variant: str) -> Path:
         directory = out_dir / "mixtures" / variant
         if not directory.is_dir():
-            interpolate(target_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
+            interpolate(base_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
         return directory
 
     validation = replayed("validation", parts["validation"], "custom")
@@ -208,8 +212,8 @@ def evaluate(
         "run_dir": str(run_dir),
         "target": target.model,
         "speculator": {
-            "kind": "mtp",
-            "in_words": Speculator("mtp").in_words,
+            "kind": Speculator.named(speculator_dir).kind,
+            "in_words": Speculator.named(speculator_dir).in_words,
             "weights_sha256": value_digest(weights),
         },
         "heldout_time": heldout_time(heldout),
