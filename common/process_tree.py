@@ -29,8 +29,8 @@ MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
 GRACE_S = 900.0
-"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this time:
-162 GB for R1's layer, plus the step before it."""
+"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this
+time: 162 GB for R1's layer, plus the step before it."""
 
 REPEAT_S = 30.0
 """Time between two SIGTERMs to the leader, in seconds. Libraries lose signals while an engine

@@ -1,7 +1,7 @@
 """Checkpoints for exact resume: published atomically, the last few kept, torn ones skipped.
 
-    save_checkpoint(accelerator, out_dir / "checkpoints", step, {"digest": ..., "best": ...}, keep=2)
-    state = load_checkpoint(accelerator, out_dir / "checkpoints", digest)    # None: nothing to resume
+    save_checkpoint(accelerator, directory, step, {"digest": ..., "best": ...}, keep=2)
+    state = load_checkpoint(accelerator, directory, digest)      # None: nothing to resume
 
 A checkpoint is a directory `step-0000050`:
 
@@ -10,10 +10,10 @@ A checkpoint is a directory `step-0000050`:
     random-00000.safetensors      the random generators of each rank
     manifest.json                 size and SHA-256 of every file (manifest.py)
 
-This is ours because accelerate's `save_state` writes pickles, publishes nothing atomically and loads
-a torn file as far as it goes. The order of the data and the learning rate are functions of the step,
-so they need no state. Every rank needs the directory: with several nodes it is on a shared disk.
-"""
+This is ours because accelerate's `save_state` writes pickles, publishes nothing atomically and
+loads a torn file as far as it goes. The order of the data and the learning rate are functions of
+the step, so they need no state. Every rank needs the directory: with several nodes it is on a
+shared disk."""
 
 import random
 import shutil

@@ -4,10 +4,9 @@
     write_manifest(directory, digests_of_all)
     problem = torn(directory, share=rank, shares=world)              # None: this share is complete
 
-Ours because a rename is atomic but the data behind it is not: after a power cut or on a network disk
-a renamed directory can hold torn files, which neither DeepSpeed nor safetensors detects (safetensors
-checks the size, not the content).
-"""
+Ours because a rename is atomic but the data behind it is not: after a power cut or on a network
+disk a renamed directory can hold torn files, which neither DeepSpeed nor safetensors detects
+(safetensors checks the size, not the content)."""
 
 from pathlib import Path
 

@@ -2,12 +2,11 @@
 
     load_at_other_world_size(accelerator, engine, checkpoint, zero_stage)       # all ranks together
 
-Resharding is DeepSpeed's (`ds_to_universal`: every parameter whole, with its float32 master and both
-moments). Ours is the way from safetensors to it and back: the first rank writes the checkpoint as
-the pickles that `ds_to_universal` reads, converts them, and removes all of it once every rank has
-loaded its part. The pickles are made here from safetensors and read with `weights_only`, so no code
-runs. The conversion takes about three times the checkpoint's size on disk.
-"""
+Resharding is DeepSpeed's (`ds_to_universal`: every parameter whole, with its float32 master and
+both moments). Ours is the way from safetensors to it and back: the first rank writes the checkpoint
+as the pickles that `ds_to_universal` reads, converts them, and removes all of it once every rank
+has loaded its part. The pickles are made here from safetensors and read with `weights_only`, so no
+code runs. The conversion takes about three times the checkpoint's size on disk."""
 
 import shutil
 from pathlib import Path

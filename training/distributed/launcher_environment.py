@@ -2,9 +2,8 @@
 
     rank = join_world(processes=16, by_slurm=True)    # sets RANK, WORLD_SIZE, ... from Slurm's
 
-The world size must be the recipe's. Processes that a launcher did not reach would each train as rank
-0 of 1, repeat the same work 16 times and overwrite each other's files.
-"""
+The world size must be the recipe's. Processes that a launcher did not reach would each train as
+rank 0 of 1, repeat the same work 16 times and overwrite each other's files."""
 
 import os
 import re

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pickle
 import shutil
 from collections import OrderedDict
 from pathlib import Path
@@ -30,6 +31,7 @@ from outrider.training.checkpointing.checkpoints import (
 from outrider.training.checkpointing.deepspeed_hooks import (
     FOLDER,
     WRITTEN_FOR,
+    convert_to_universal,
     use_safetensors,
 )
 from outrider.training.checkpointing.manifest import MANIFEST, file_digests, torn, write_manifest
@@ -147,6 +149,26 @@ def test_the_hooks_are_written_for_the_installed_deepspeed(
         match=rf"deepspeed 0.20.1 is installed; .*pip install deepspeed=={WRITTEN_FOR}",
     ):
         use_safetensors(SimpleNamespace())
+
+
+class RunsCode:
+    """An object whose pickle creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_no_code_in_a_pickle_runs_while_a_checkpoint_is_converted(tmp_path: Path) -> None:
+    source = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": RunsCode(tmp_path / "ran")}, source)
+    with pytest.raises(pickle.UnpicklingError, match=r"Weights only load failed"):
+        convert_to_universal(tmp_path, tmp_path / "universal", zero_stage=1)
+    assert not (tmp_path / "ran").exists()
+    torch.load(source, weights_only=False)
+    assert (tmp_path / "ran").exists(), "the pickle is harmless: the test shows nothing"
 
 
 class OneLayer:
