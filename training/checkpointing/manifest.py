@@ -11,7 +11,8 @@ disk a renamed directory can hold torn files, which neither DeepSpeed nor safete
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, read_json, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import file_digest
 
 MANIFEST = "manifest.json"
 
