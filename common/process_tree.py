@@ -10,9 +10,9 @@ pipe from the starter. When the pipe closes, on leaving the context or on `kill 
 every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
 the starter ends; a subreaper finds orphans only while it lives.
 
-Trees nest: the mark of a tree started inside another one contains both marks, so the outer guard
-also ends the inner tree and its guard.
-"""
+A process has the mark from the start of its program: one that the starter forks without starting a
+program is no member. Trees nest: the mark of a tree started inside another one contains both marks,
+so the outer guard also ends the inner tree and its guard. """
 
 import contextlib
 import os
