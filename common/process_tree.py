@@ -12,7 +12,8 @@ the starter ends; a subreaper finds orphans only while it lives.
 
 A process has the mark from the start of its program: one that the starter forks without starting a
 program is no member. Trees nest: the mark of a tree started inside another one contains both marks,
-so the outer guard also ends the inner tree and its guard. """
+so the outer guard also ends the inner tree and its guard.
+"""
 
 import contextlib
 import os
