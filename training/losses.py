@@ -1,41 +1,34 @@
-"""Distillation loss of every draft depth against the target's distribution, in chunks.
+"""The loss of every draft depth against the target's distribution, recomputed from stored states, in chunks of target tokens.
 
-    loss_KN, judged = distillation_loss(
-        u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid"
-    )
+    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid")
     (loss_KN * weight_KN).sum().backward()
 
-p is the target's distribution as served (teacher.py), recomputed from stored states. q =
-softmax(W u / t) is the draft's, where t is the request's temperature if drafts are sampled from q
-and 1 if they are its argmax. alpha is the probability that the draft is accepted:
+p is the target's distribution as it is served (teacher.py), q = softmax(W u / t) the draft's, with t the request's temperature
+where drafts are drawn from q, and 1 where they are its argmax. alpha is how likely the draft is accepted,
 
-    sum_v min(p, q)     drafts sampled from q, under rejection sampling
-    sum_v p q           argmax drafts: p(argmax q) made smooth in q; equal where q is one-hot
+    sum_v min(p, q)     drafts drawn from q, under rejection sampling
+    sum_v p q           argmax drafts: p(argmax q), smooth in q; equal to it where q is sure
 
-The losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; p itself
-for argmax drafts):
+and the losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; for argmax drafts p itself):
 
     kl         KL(p||q)                                q - p
     ce         -log q[argmax p]                        q - onehot(argmax p)
     tv         1 - alpha                               -q (m - <m, q>)
     lk_alpha   -log alpha                              -q (m - <m, q>) / alpha
-    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
-                                                       constant in the gradient
+    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    as its parts; lambda = exp(-3 alpha), a constant to the gradient
 
-For sampled drafts 1 - alpha is the total variation. tv has no gradient where p and q do not
-overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0)
-kl, ce and lk_alpha are equal.
+For draws from q, 1 - alpha is the total variation. tv has no gradient where p and q do not meet; lk_hybrid is KL there, and
+becomes tv as they meet. Against a p that is one-hot (temperature 0) kl, ce and lk_alpha are the same.
 
-W is frozen, so the gradient of a chunk goes to u while the chunk's logits exist, and replaces them.
-Only one tensor of u's size is kept for backward; no [N, V] tensor, p or q, ever exists as a whole.
-The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
-results of this pass (depth_weights.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
-must be aligned to the same target token.
+W is frozen, so the gradient of a chunk goes straight to u while its logits are at hand, in place of them: what is kept for
+backward is one tensor of u's size, and no [N, V] tensor, p or q, ever exists as a whole. It is kept for a weight of 1 and
+scaled in backward, so weights may depend on what this pass finds (weights.py). The teacher's row n is the one that all depths
+predict: u_KNH[s][n] and h[n] must have been aligned to the same target token.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, C rows of a chunk.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,28 +38,24 @@ from outrider.training.config import Loss
 from outrider.training.teacher import Served, Teacher, served_distribution
 
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits of a chunk. On a CPU they stay near the caches (8 MB in float32), on a GPU they fill it
-(256 MB)."""
+"""Logits of a chunk: on a CPU what stays near the caches (8 MB in float32), on a GPU what fills it (256 MB)."""
 
 CHUNK_ROWS = 256
-"""Smallest chunk, in rows: with fewer, reading W costs more than multiplying by it. At a vocabulary
-of 129,280 they are 132 MB of logits in float32."""
+"""Rows of a chunk at least: with fewer, reading W costs more than multiplying by it. At 129,280 tokens, 132 MB of logits in float32."""
 
 ETA = 3.0
-"""How fast lk_hybrid moves from KL to TV as alpha grows."""
+"""How soon lk_hybrid leaves KL as alpha grows."""
 
 
 class Judged(NamedTuple):
-    """Results of the pass other than the loss, by depth and target; 0 where `valid_KN` is false."""
+    """What the pass finds beside the loss, by depth and target; 0 where `valid_KN` is false."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
-    """Probability that the engine accepts the draft, over the target's tokens: p(argmax q), or
-    sum min(p, q) if drafts are sampled."""
+    """How likely the engine accepts the draft, over what the target may say: p(argmax q), or sum min(p, q) where drafts are drawn."""
     accepted_KN: Tensor
-    """Probability that it accepted the draft, given the logged token: a of
-    `speculators.acceptance`."""
+    """How likely it accepted the draft, given the token that the log shows: a of `speculators.acceptance`."""
 
 
 def distillation_loss(
@@ -78,7 +67,7 @@ def distillation_loss(
     served: Served,
     kind: Loss,
 ) -> tuple[Tensor, Judged]:
-    """The loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and the rest.
+    """Each target's loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and what else was found.
 
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
     """
@@ -90,10 +79,7 @@ def distillation_loss(
 
 
 class _Buffers:
-    """Memory for the logits of a chunk, allocated once.
-
-    A new allocation of this size costs as much as the arithmetic on it.
-    """
+    """Room for the logits of a chunk, taken once: fresh memory of this size costs as much as the arithmetic on it."""
 
     def __init__(self, u_KNH: Tensor, rows: int, vocabulary: int, wide: torch.dtype):
         self.raw_CV = u_KNH.new_empty(rows, vocabulary)
@@ -114,17 +100,7 @@ class _Buffers:
 
 class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        u_KNH: Tensor,
-        teacher_NH: Tensor,
-        token_N: Tensor,
-        valid_KN: Tensor,
-        lm_head_VH: Tensor,
-        served: Served,
-        kind: Loss,
-        rows: int,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx, u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows):
         depths, tokens, _ = u_KNH.shape
         wide = torch.promote_types(u_KNH.dtype, torch.float32)
         grad_KNH = torch.zeros_like(u_KNH)
@@ -155,9 +131,8 @@ class _ChunkedDistillation(torch.autograd.Function):
         return tuple(out)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad_loss_KN, *_):
         (grad_KNH,) = ctx.saved_tensors
-        grad_loss_KN = gradients[0]
         return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), *[None] * 7
 
 
@@ -170,7 +145,7 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(loss, KL, acceptance, accepted) by row, and the gradient in the logits z; overwrites z."""
+    """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits z, which are overwritten."""
     p_CV = teacher.p_CV
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
@@ -182,18 +157,19 @@ def _judge(
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
     accepted_C = (drafted_C == token_C).to(z_CV.dtype)
-    if draft_temperature_C is not None:
+    drawn = draft_temperature_C is not None
+    if drawn:
         sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
         ratio_C = (
             q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
         ).clamp(max=1.0)
         accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
-    if draft_temperature_C is not None or kind in _MIXED:
-        m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
+    if drawn or kind in _MIXED:
+        m_CV = (q_CV < p_CV).to(z_CV.dtype) if drawn else p_CV
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
-        if draft_temperature_C is not None:
-            # Summed directly, not as 1 - TV: cancellation would spoil a small alpha, and 1 / alpha.
+        if drawn:
+            # Summed as it stands, not as 1 - TV: 1 / alpha must not meet what cancellation leaves of a small alpha.
             alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
@@ -204,18 +180,18 @@ def _judge(
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
     else:
         loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
-        # of_kl (q - p) - of_alpha q (m - <m, q>), with q as the only matrix that changes
+        # of_kl (q - p) - of_alpha q (m - <m, q>), written so that q is the only matrix that changes
         rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
             (of_kl_C + of_alpha_C * m_q_C)[:, None]
         )
         dz_CV = q_CV.mul_(rise_CV).addcmul_(p_CV, of_kl_C[:, None], value=-1)
-    if draft_temperature_C is not None:
+    if drawn:
         dz_CV.div_(draft_temperature_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, its factor of KL's gradient, and its factor of minus alpha's gradient; [C] each."""
+"""The loss, how much of KL's gradient it has, and how much of alpha's with the sign turned; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:
