@@ -175,7 +175,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     ):
         corpus.train(tmp_path, **SETTINGS)
     assert (
-        f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over"
+        f"{newest}: deepspeed/{masters.name} has changed since it was written; skipped"
         in capfd.readouterr().out
     )
     assert not (tmp_path / "speculator").exists()
