@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ _NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
+RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
+"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
+
+
 def train(
     target_dir: Path,
     features_dir: Path,
@@ -48,11 +52,12 @@ def train(
     *,
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
+    run: RunRanks | None = None,
 ) -> dict[str, Any]:
     """Trains on parts["train"], chooses on parts["validation"], publishes the best speculator; returns `result.json`.
 
     `sampling` gives (temperature, top_p) of each sequence. What `out_dir` holds of an earlier, unfinished run of the same
-    settings is continued.
+    settings is continued. `run` replaces the subprocess in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -74,7 +79,8 @@ def train(
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    code, told_to_stop = _run(_command(spec_path, training), spec, spec.log_dir / "train.log")
+    command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
+    code, told_to_stop = (run or _run)(command, spec, log_path)
     _raise_what_went_wrong(spec, code, told_to_stop)
     return read_json(spec.out_dir / "result.json")
 
