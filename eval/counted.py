@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import counted_passes, noise_of, summarise

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import (

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, runs_on_cpu, serve_arguments, vllm_version

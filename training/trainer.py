@@ -19,7 +19,8 @@ import torch
 from accelerate.utils import broadcast
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, value_digest, write_json
+from outrider.common.files import publish, write_json
+from outrider.common.fingerprint import value_digest
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, write_mtp
 from outrider.training.batches import Batch, Prefetch, Store

@@ -25,7 +25,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.data.features.state_dtype import STORED_AS, decode, encode
 

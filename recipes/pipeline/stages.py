@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, value_digest, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import changes, path_digest, value_digest
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.pipeline.fingerprints import changes, path_identity, source_identity
+from outrider.recipes.pipeline.log_digest import log_digest
 from outrider.recipes.pipeline.retention import deletion_of
 from outrider.recipes.pipeline.run_dir import RunDirectory
 
@@ -120,7 +121,7 @@ class Stage:
         record = {
             "stage": self.name,
             "inputs": inputs,
-            "artifact": path_identity(self.identity(run)),
+            "artifact": path_digest(self.identity(run)),
             "result": result,
             "started": begin.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
@@ -142,13 +143,13 @@ def _target(recipe: Recipe) -> dict[str, str]:
     return {
         "target": value_digest([recipe.target.model, directory.name])
         if recipe.target.on_hub
-        else path_identity(directory)
+        else path_digest(directory)
     }
 
 
 def _logs(paths: str | list[str] | None) -> dict[str, str]:
     return {
-        path: source_identity(path) for path in ([paths] if isinstance(paths, str) else paths or [])
+        path: log_digest(path) for path in ([paths] if isinstance(paths, str) else paths or [])
     }
 
 
@@ -168,7 +169,7 @@ def _privacy_settings(recipe: Recipe) -> dict[str, Any]:
 def _privacy_key(recipe: Recipe) -> dict[str, str]:
     named = recipe.privacy.mode == "surrogate" and recipe.privacy.key_file
     return (
-        {"privacy.key_file": path_identity(Path(recipe.privacy.key_file).expanduser())}
+        {"privacy.key_file": path_digest(Path(recipe.privacy.key_file).expanduser())}
         if named
         else {}
     )

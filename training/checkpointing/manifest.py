@@ -10,7 +10,8 @@ A rename is atomic, the blocks behind it are not: after a power cut or on a netw
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, read_json, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import file_digest
 
 MANIFEST = "manifest.json"
 
