@@ -4,11 +4,11 @@
     python -m benchmarks.memory --target r1_8_experts --row-tokens 128 --depth 2 [--vocab 129280]
 
 Runs two real steps of the trainer in a watched process: ZeRO-1, bf16. `r1_8_experts` is an MTP
-layer of R1's dimensions with 8 experts and random weights. Measured is RssAnon every 5 ms (file pages can
-be reclaimed) in two phases: the start with step-0 parity, and the steps; the second step has
-optimizer states. Rows are packed from sequences of at most 400 tokens, 150 (or half) of them
-response. `before` is the process with all imports and no data; DeepSpeed imports more later. Prints
-one line of JSON. Does not start with less than 1.05 times the predicted memory available.
+layer of R1's dimensions with 8 experts and random weights. Measured is RssAnon every 5 ms (file
+pages can be reclaimed) in two phases: the start with step-0 parity, and the steps; the second
+step has optimizer states. Rows are packed from sequences of at most 400 tokens, 150 (or half) of
+them response. `before` is the process with all imports and no data; DeepSpeed imports more later.
+Prints one line of JSON. Does not start with less than 1.05 times the predicted memory available.
 """
 
 import argparse
