@@ -6,9 +6,9 @@
     python -m benchmarks.forgetting --table
 
 Every run trains on the same number of sequences: general traffic replaces the customer's.
-Acceptance length by exact replay at the trained depth, greedy drafts, on the customer's held-out part and the
-general one, base and custom paired, with 95 % intervals of custom / base over sessions.
-`interpolated` averages the weights of base and `all` without training.
+Acceptance length by exact replay at the trained depth, greedy drafts, on the customer's held-out
+part and the general one, base and custom paired, with 95 % intervals of custom / base over
+sessions. `interpolated` averages the weights of base and `all` without training.
 """
 
 import argparse
