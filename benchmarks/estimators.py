@@ -24,11 +24,10 @@ from benchmarks.states import one_epoch, write_states
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay.replay import acceptances, batches
+from outrider.eval.replay.replay import acceptances, batches, load_replayed
 from outrider.eval.stats.bootstrap import bootstrap
 from outrider.serving.config import TargetConfig
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.distributed.launch import train
 
@@ -41,13 +40,10 @@ def accepted(
     speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any], probabilistic: bool
 ) -> tuple[Tensor, Tensor]:
     """a_RAK at the requests' own sampling, and the anchors of each response."""
-    speculator, ends = (
-        load_mtp(speculator_dir, dtype=torch.float32).eval(),
-        load_target_ends(target),
-    )
+    model = load_replayed(speculator_dir, target, "float32")
     flat, anchors = [], []
-    for batch in batches(store, rows, None):
-        a_NK, anchors_R = acceptances(speculator, ends, batch, DEPTH, probabilistic, "cpu")
+    for batch in batches(store, rows, None, model.spec):
+        a_NK, anchors_R = acceptances(model, batch, DEPTH, probabilistic)
         flat.append(a_NK)
         anchors.append(anchors_R)
     anchors_R = torch.cat(anchors)

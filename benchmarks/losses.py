@@ -84,10 +84,11 @@ class Bench:
         """The speculator after one epoch, and the seconds of training."""
         import torch
 
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
         from outrider.training.batches import assemble
         from outrider.training.config import TrainingConfig
-        from outrider.training.distributed.accelerator import ChainUnroll, run_unroll
+        from outrider.training.distributed.accelerator import ChainUnroll
         from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import plan_epoch
@@ -110,8 +111,8 @@ class Bench:
         for step, rows in enumerate(steps):
             share_K = objective.share([self.samples[index] for row in rows for index in row])
             for row in rows:
-                batch = assemble(self.store, self.samples, row, args.row_tokens)
-                loss, _ = objective.of_row(run_unroll(model, batch), batch, share_K)
+                batch = assemble(self.store, self.samples, row, args.row_tokens, self.store.spec)
+                loss, _ = objective.of_row(model.drafted(batch), batch, share_K)
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
@@ -125,7 +126,7 @@ class Bench:
     def judge(self, speculator: Any) -> dict[str, list[float]]:
         """Held-out acceptance lengths for k = 1..K, of the exported weights."""
         from outrider.eval.replay.replay import replay
-        from outrider.speculators.checkpoints.mtp_checkpoint import save_mtp
+        from outrider.speculators.kinds.mtp_checkpoint import save_mtp
 
         held_out = [self.rows[name] for name in self.parts["heldout"][: self.args.heldout]]
         with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
     if ("base", "", "", 0) not in done and not part:
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
 
         _append(
             args.out,

@@ -140,7 +140,8 @@ class StepBench:
         from outrider.data.features.feature_store import FeatureStore
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
         from outrider.training.distributed.spec import Sampling
@@ -182,13 +183,12 @@ class StepBench:
     def our_step(self, turn: int) -> tuple[float, int]:
         """The loss and the tokens of a step over one row."""
         from outrider.training.batches import assemble
-        from outrider.training.distributed.accelerator import run_unroll
 
         row = self.steps[turn % len(self.steps)][0]
-        batch = assemble(self.store, self.samples, row, self.args.row_tokens)
+        batch = assemble(self.store, self.samples, row, self.args.row_tokens, self.store.spec)
         in_step = [self.samples[index] for index in row]
         value, _ = self.objective.of_row(
-            run_unroll(self.model, batch), batch, self.objective.share(in_step)
+            self.model.drafted(batch), batch, self.objective.share(in_step)
         )
         self._update(value, self.model, self.optimizer)
         return value.item(), sum(sample.length for sample in in_step)

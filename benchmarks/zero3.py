@@ -17,9 +17,10 @@ import torch
 
 from outrider.common.files import read_json
 from outrider.serving.config import TargetConfig
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
-from outrider.speculators.size import mtp_size
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import (
     ChainUnroll,

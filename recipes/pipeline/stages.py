@@ -22,6 +22,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.log_digest import log_digest
 from outrider.recipes.pipeline.retention import deletion_of
 from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.speculators.kinds import base_directory
 
 Options = dict[str, Any]
 """What the command line says beside the recipe: `force` for export."""
@@ -147,10 +148,14 @@ def _target(recipe: Recipe) -> dict[str, str]:
     }
 
 
+def _target_and_base(recipe: Recipe) -> dict[str, str]:
+    base = recipe.speculator.base
+    named = {"speculator.base": path_digest(Path(base).expanduser())} if base else {}
+    return _target(recipe) | named
+
+
 def _logs(paths: str | list[str] | None) -> dict[str, str]:
-    return {
-        path: log_digest(path) for path in ([paths] if isinstance(paths, str) else paths or [])
-    }
+    return {path: log_digest(path) for path in ([paths] if isinstance(paths, str) else paths or [])}
 
 
 def _traffic(recipe: Recipe) -> dict[str, str]:
@@ -181,7 +186,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     from outrider.recipes.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    check_target(target_dir)  # a target from the hub is here only now
+    check_target(target_dir, recipe.speculator)  # a target from the hub is here only now
     result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
@@ -216,6 +221,7 @@ def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, A
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
+        kind=recipe.speculator.kind,
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
     return {**captured, "on_policy": judged}
@@ -277,6 +283,7 @@ def _evaluated(run: RunDirectory, recipe: Recipe, out: Path, report: Path) -> di
         "recipe": recipe.name,
         "run_dir": run.root,
         "target": recipe.target,
+        "base_dir": base_directory(recipe.speculator.base, recipe.target.directory()),
         "sequences_dir": run.tables,
         "parts": _parts(run),
         "depth": recipe.speculator.depth,
@@ -350,6 +357,7 @@ STAGES: dict[str, Stage] = {
             settings=lambda recipe: {
                 "target": _dump(recipe.target),
                 "capture": _dump(recipe.capture, {"tokens_per_s"}),
+                "speculator": {"kind": recipe.speculator.kind},
                 "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
                 "serving": {"engine": _dump(recipe.serving.engine, SPEED_ONLY)},
             },
@@ -368,7 +376,7 @@ STAGES: dict[str, Stage] = {
                 "training": _dump(recipe.training, {"parity", "tokens_per_s"}),
                 "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
             },
-            sources=_target,
+            sources=_target_and_base,
             work=_train,
             reads=lambda run: (run.sequences, run.features / "manifest.json"),
             artifact=lambda run: run.speculator / "model.safetensors",
@@ -384,7 +392,7 @@ STAGES: dict[str, Stage] = {
             version=3,
             needs=("split", "capture", "train"),
             settings=_evaluate_settings,
-            sources=_target,
+            sources=_target_and_base,
             work=_evaluate,
             reads=lambda run: (run.sequences, run.features / "manifest.json"),
             artifact=lambda run: run.root / "report.json",
@@ -413,7 +421,7 @@ OTHER_EVALUATION = Stage(
     version=3,
     needs=("split", "capture"),
     settings=_evaluate_settings,
-    sources=_target,
+    sources=_target_and_base,
     work=_evaluate_other,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.other_evaluation / "report.json",
