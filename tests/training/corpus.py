@@ -11,8 +11,8 @@ from outrider.data.features.feature_store import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
-from tests.training.forked_ranks import run_forked
 from tests.tiny import VOCAB, write_tiny_target
+from tests.training.forked_ranks import run_forked
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
