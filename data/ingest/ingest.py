@@ -152,12 +152,11 @@ def read_log(
 def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
     """The second half: the table, and the summary of what is in it."""
     out_dir = Path(out_dir)
-    times = assemble(read.tables, out_dir / "sequences")
+    assemble(read.tables, out_dir / "sequences")
     described = profile(out_dir / "sequences", target_dir)
     summary = {
         "files": [file.name for file in read.files],
         **read.tally.summary(),
-        **times,
         **described,
     }
     write_json(out_dir / "summary.json", summary)

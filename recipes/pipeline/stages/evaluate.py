@@ -6,7 +6,7 @@ from typing import Any
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
-from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_digest
+from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
 
 
 def _evaluate(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -40,10 +40,13 @@ def _measure(
 
 def _evaluated(run: RunDirectory, recipe: Recipe, out: Path, report: Path) -> dict[str, Any]:
     """Arguments that the evaluation of every kind of speculator takes."""
+    from outrider.speculators.kinds import base_directory
+
     return {
         "recipe": recipe.name,
         "run_dir": run.root,
         "target": recipe.target,
+        "base_dir": base_directory(recipe.speculator.base, recipe.target.directory()),
         "sequences_dir": run.tables,
         "parts": parts_in_use(run),
         "depth": recipe.speculator.depth,
@@ -72,7 +75,7 @@ EVALUATE = Stage(
     version=3,
     needs=("split", "capture", "train"),
     settings=_settings,
-    sources=target_digest,
+    sources=target_and_base_digests,
     work=_evaluate,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
@@ -86,7 +89,7 @@ EVALUATE_OTHER = Stage(
     version=3,
     needs=("split", "capture"),
     settings=_settings,
-    sources=target_digest,
+    sources=target_and_base_digests,
     work=_evaluate_other,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.other_evaluation / "report.json",

@@ -22,7 +22,9 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     from outrider.recipes.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    check_target(target_dir)  # the preflight could not: a hub model is downloaded only now
+    check_target(
+        target_dir, recipe.speculator
+    )  # the preflight could not: a hub model is downloaded only now
     result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)

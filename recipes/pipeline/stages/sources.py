@@ -27,6 +27,14 @@ def target_digest(recipe: Recipe) -> dict[str, str]:
     return {"target": path_digest(directory)}
 
 
+def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the target and of the base speculator, where the recipe names another one."""
+    digests = target_digest(recipe)
+    if base := recipe.speculator.base:
+        digests["speculator.base"] = path_digest(Path(base).expanduser())
+    return digests
+
+
 def traffic_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the customer's logs."""
     return {path: log_digest(path) for path in _listed(recipe.traffic.path)}

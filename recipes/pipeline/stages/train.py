@@ -5,7 +5,7 @@ from typing import Any
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
-from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_digest
+from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -39,7 +39,7 @@ TRAIN = Stage(
         "training": section(recipe.training, {"parity", "tokens_per_s"}),
         "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
     },
-    sources=target_digest,
+    sources=target_and_base_digests,
     work=_work,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.speculator / "model.safetensors",
