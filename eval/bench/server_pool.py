@@ -125,7 +125,7 @@ class Fleet:
     def _name(self, variant: str) -> str:
         """The server of a variant: those without speculation share one, those whose weights can be exchanged another."""
         speculator = self._speculators[variant]
-        if speculator.kind == "none":
+        if not speculator.speculates:
             return PLAIN
         return SPECULATING if speculator.has_unroll else variant
 

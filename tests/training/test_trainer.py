@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.spec import Preempted
@@ -177,7 +178,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     ):
         corpus.train(tmp_path, **SETTINGS)
     assert (
-        f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over"
+        f"{newest}: deepspeed/{masters.name} has changed since it was written; skipped"
         in capfd.readouterr().out
     )
     assert not (tmp_path / "speculator").exists()

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.mtp_layer import MTPSpeculator
-from outrider.speculators.size import mtp_size
 from tests.r1_config import R1
 from tests.tiny import tiny_config
 
@@ -55,6 +55,10 @@ def test_every_part_is_what_the_module_has(name, nano_r1):
     assert size.parts == counted
     assert size.total == sum(parameter.numel() for parameter in module.parameters())
     assert size.largest == max(parameter.numel() for parameter in module.parameters())
+    assert size.largest_trained("all") == size.largest
+    assert size.largest_trained("lora") == max(
+        p.numel() for n, p in module.named_parameters() if ".experts." not in n
+    )
     routed = [p.numel() for n, p in module.named_parameters() if ".experts." in n]
     assert size.trained("non_routed") == size.total - sum(routed)
 
@@ -82,7 +86,11 @@ def test_a_config_of_another_architecture_is_told_by_its_name():
 
 
 def test_no_torch_is_imported():
-    script = "import sys, outrider.speculators.size, outrider.training.sizing.memory; print('torch' in sys.modules)"
+    script = (
+        "import sys, outrider.speculators.kinds, outrider.training.sizing.memory;"
+        " outrider.speculators.kinds.trainable_kind('mtp').size;"
+        " print('torch' in sys.modules)"
+    )
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, write_mtp
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, write_mtp
+from outrider.speculators.kinds.mtp_training import load_trainable, trained_tensors
 from outrider.training.distributed.spec import Preempted
-from outrider.training.trainable import export_line, load_trainable, trained_tensors
+from outrider.training.exported import export_line
 from tests.fp8_target import write_fp8_copy
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.test_trainer import assert_same_run, losses, once_at_step
@@ -74,8 +75,8 @@ def test_the_untrained_speculator_is_written_as_the_target_has_it(
     speculator = load_trainable(
         corpus.target_dir, config, torch.bfloat16, torch.device("cpu"), seed=0
     )
-    weights = {f"speculator.{name}": value for name, value in speculator.state_dict().items()}
-    write_mtp(trained_tensors(speculator, weights), corpus.target_dir, tmp_path / "speculator")
+    state = speculator.state_dict()
+    write_mtp(trained_tensors(speculator, state), corpus.target_dir, tmp_path / "speculator")
     assert not moved(corpus, tmp_path / "speculator")
 
 

@@ -3,13 +3,15 @@
 import pytest
 import torch
 
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.mtp_activations import DENSE_EXPERTS, MTPActivations
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, Experts
 from outrider.speculators.layers.frozen_experts import FrozenExperts, Stack
 from outrider.speculators.layers.lora import AdaptedExperts
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
-from outrider.speculators.size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
-from outrider.training.sizing.activations import DENSE_EXPERTS, RowShape, Unrolled
 from tests.tiny import tiny_config
 
 
@@ -103,7 +105,7 @@ def kept_by_autograd(
 )
 def test_autograd_keeps_what_is_counted(settings, depth, dtype):
     settings, sequences = config(**settings), [(120, 60), (90, 80), (40, 5)]
-    counted = Unrolled(
+    counted = MTPActivations(
         mtp_size(settings), RowShape.of_sequences(sequences), depth, dtype.itemsize
     ).saved_bytes()
     assert counted == pytest.approx(kept_by_autograd(settings, sequences, depth, dtype), rel=0.01)
@@ -114,7 +116,7 @@ def test_autograd_keeps_what_is_counted(settings, depth, dtype):
 def test_autograd_keeps_less_of_frozen_experts(train, experts):
     settings, sequences = config(n_routed_experts=experts), [(120, 60), (40, 5)]
     row = RowShape.of_sequences(sequences)
-    counted = Unrolled(mtp_size(settings), row, 3, 2, "cpu", train, RANK).saved_bytes()
+    counted = MTPActivations(mtp_size(settings), row, 3, 2, "cpu", train, RANK).saved_bytes()
     assert counted == pytest.approx(
         kept_by_autograd(settings, sequences, 3, torch.bfloat16, train), rel=0.01
     )
@@ -128,4 +130,7 @@ def test_a_row_is_worst_when_one_sequence_fills_it():
     split, whole = RowShape.of_sequences([(60, 30), (40, 40)]), RowShape.full(100)
     assert (split.tokens, split.anchors, split.pairs, split.largest_pairs) == (100, 70, 3400, 1800)
     size = mtp_size(config())
-    assert Unrolled(size, split, 3, 2).saved_bytes() < Unrolled(size, whole, 3, 2).saved_bytes()
+    assert (
+        MTPActivations(size, split, 3, 2).saved_bytes()
+        < MTPActivations(size, whole, 3, 2).saved_bytes()
+    )
