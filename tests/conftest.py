@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from outrider.serving.engine import runs_on_cpu
 from outrider.serving.vllm_hooks import process_start
+from tests.fuzzing import register_profile
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -30,9 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if runs_on_cpu():
     os.environ.setdefault(process_start.FORK, "1")
 
-# The same examples every time: a change is judged by what it changed. benchmarks/fuzz.py draws new ones.
-settings.register_profile("outrider", derandomize=True, deadline=None)
-settings.load_profile("outrider")
+register_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
