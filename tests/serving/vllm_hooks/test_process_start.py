@@ -1,12 +1,10 @@
 """Engine processes are forked where the environment asks for it, and only there."""
 
-import subprocess
-import sys
-
 import pytest
 
 from outrider.serving.engine import Engine, runs_on_cpu
 from outrider.serving.vllm_hooks import process_start
+from outrider.serving.vllm_hooks.plugin import register
 
 
 @pytest.mark.engine
@@ -17,13 +15,14 @@ def test_the_tests_fork_their_engines(engine: Engine) -> None:
     assert utils.get_mp_context().get_start_method() == "fork"
 
 
-def test_a_command_spawns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(process_start.FORK)
-    code = (
-        "from outrider.serving.vllm_hooks import plugin, process_start\n"
-        "from vllm.utils import system_utils\n"
-        "plugin.register()\n"
-        "print(system_utils.get_mp_context is process_start.fork_context)"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert finished.stdout == "False\n", finished.stderr
+@pytest.mark.parametrize(("value", "forks"), [(None, False), ("0", False), ("1", True)])
+def test_engines_are_forked_on_request_only(
+    value: str | None, forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[bool] = []
+    monkeypatch.setattr(process_start, "install", lambda: installed.append(True))
+    monkeypatch.delenv(process_start.FORK, raising=False)
+    if value is not None:
+        monkeypatch.setenv(process_start.FORK, value)
+    register()
+    assert bool(installed) == forks
