@@ -1,12 +1,15 @@
 """Steps of a real server, timed while it serves; how long they take is the machine's affair, what is made of them is not."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.serving import step_times
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import (
     StepCosts,
     StepTimes,
@@ -20,26 +23,31 @@ from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 @pytest.mark.engine
 def test_every_number_of_drafts_is_timed_at_every_batch_size(
-    target: TargetConfig, prompts: list[list[int]], tmp_path: Path
+    target: TargetConfig,
+    prompt_texts: list[str],
+    load: LoadGenerator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from transformers import AutoTokenizer
-
+    # Enough to see every number of drafts; times that are used need more.
+    for name, value in (("STEPS", 4), ("LEAST_ROUNDS", 1), ("SETTLE_S", 0.0)):
+        monkeypatch.setattr(step_times, name, value)
+    monkeypatch.setattr(step_times, "LoadGenerator", lambda *_: nullcontext(load))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
     )
-    texts = AutoTokenizer.from_pretrained(target.directory()).batch_decode(prompts)
     times = measure_step_times(
         target,
         serving,
         target.directory(),
         2,
-        [1, 3],
-        texts,
+        [1, 2],
+        prompt_texts,
         Sampling(0.6, 0.95),
         48,
         tmp_path / "logs",
     )
-    assert set(times.step_s) == {1, 3} and all(
+    assert set(times.step_s) == {1, 2} and all(
         len(row) == 3 and min(row) > 0 for row in times.step_s.values()
     )
     assert min(times.prompt_token_s) > 0
