@@ -92,7 +92,6 @@ class Bench:
         from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import plan_epoch
-        from outrider.training.schedule import learning_rate
 
         args = self.args
         config = TrainingConfig(
@@ -116,9 +115,7 @@ class Bench:
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(
-                    step, len(steps), config.learning_rate, config.warmup_fraction
-                )
+                group["lr"] = config.learning_rate_at(step, len(steps))
             optimizer.step()
             optimizer.zero_grad()
         return speculator, time.perf_counter() - began

@@ -37,12 +37,10 @@ from outrider.training.distributed.accelerator import (
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
-from outrider.training.metrics import Metrics
+from outrider.training.metrics import Metrics, step_line, step_values, validation_line
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
-from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
-from outrider.training.schedule import learning_rate
 from outrider.training.sizing.utilization import utilization
 from outrider.training.validation import Validation, check_parity
 
@@ -259,7 +257,7 @@ class Trainer:
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        rate = learning_rate(step, len(self.steps), config.learning_rate, config.warmup_fraction)
+        rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         in_step = [self.samples[index] for row in rows for index in row]

@@ -165,7 +165,7 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
     from accelerate.utils import DummyOptim
 
-    from outrider.training.checkpointing.deepspeed_files import use_safetensors
+    from outrider.training.checkpointing.deepspeed_hooks import use_safetensors
 
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))

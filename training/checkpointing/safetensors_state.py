@@ -1,10 +1,12 @@
-"""A nested state in one safetensors file: its tensors as tensors, its structure as JSON in the header. Nothing is unpickled.
+"""A nested state in one safetensors file: tensors as tensors, structure as JSON in the header.
 
-    write_state(path, {"step": 3, "moments": {0: tensor}, "shapes": OrderedDict(w=torch.Size([2, 3]))})
+    write_state(path, {"step": 3, "moments": {0: tensor}, "shapes": OrderedDict(w=torch.Size([2]))})
     state = read_state(path)
 
-It carries what DeepSpeed's states consist of: dicts (any plain keys, their order), lists, tuples, sizes, dtypes, numbers and the
-few classes of `KNOWN`. Anything else is refused as it is written, so a checkpoint that cannot be read back is never made.
+Ours because safetensors writes flat dicts of tensors alone, and torch.save writes pickles. It holds
+what DeepSpeed's states consist of: dicts (any plain keys, in order), lists, tuples, sizes, dtypes,
+numbers and the classes of `KNOWN`. Writing anything else is an error, so every file can be read
+back.
 """
 
 import json
@@ -22,32 +24,33 @@ from safetensors.torch import save_file
 from outrider.common.errors import OutriderError
 
 KNOWN = {cls.__name__: cls for cls in (LossScaler, DynamicLossScaler, fragment_address)}
-"""Classes of DeepSpeed's whose instances are restored from their attributes, without running their code."""
+"""DeepSpeed's classes whose instances are restored from attributes, without running their code."""
 
 _STRUCTURE = "structure"
 _CONTAINERS = {"list": list, "tuple": tuple, "size": torch.Size}
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Writes `state` to `path`. A value of no known kind is a TypeError that says where it stands."""
+    """Writes `state` to `path`; a value of another type is a TypeError that names its place."""
     tensors: dict[str, torch.Tensor] = {}
     structure = json.dumps(_encode(state, tensors, "state"))
     save_file(tensors, path, metadata={_STRUCTURE: structure})
 
 
 def read_state(path: Path) -> Any:
-    """What `write_state` wrote, its tensors in the CPU's memory."""
+    """Reads what `write_state` wrote, with its tensors in the CPU's memory."""
     with safe_open(path, framework="pt") as file:
         structure = (file.metadata() or {}).get(_STRUCTURE)
         if structure is None:
             raise OutriderError(
-                f"{path}: a safetensors file without {_STRUCTURE!r} in its header; no checkpoint of Outrider's"
+                f"{path}: a safetensors file without {_STRUCTURE!r} in its header;"
+                " no checkpoint of Outrider's"
             )
         return _decode(json.loads(structure), file)
 
 
 def _encode(value: Any, tensors: dict[str, torch.Tensor], where: str) -> Any:
-    """Plain values stand for themselves; everything else is [kind, content]."""
+    """Plain values are written as they are, everything else as [kind, content]."""
     if isinstance(value, torch.Tensor):
         name = f"{len(tensors):05d} {where}"
         tensors[name] = value.detach().cpu().contiguous()
@@ -61,22 +64,18 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.dtype):
         return ["dtype", str(value).removeprefix("torch.")]
     if isinstance(value, dict):
-        pairs = [
-            [_encode(key, tensors, where), _encode(item, tensors, f"{where}.{key}")]
-            for key, item in value.items()
-        ]
+        pairs = []
+        for key, item in value.items():
+            pairs.append([_encode(key, tensors, where), _encode(item, tensors, f"{where}.{key}")])
         return ["ordered" if isinstance(value, OrderedDict) else "dict", pairs]
     for kind, container in _CONTAINERS.items():
         if type(value) is container:
-            return [
-                kind,
-                [_encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)],
-            ]
+            items = enumerate(value)
+            return [kind, [_encode(item, tensors, f"{where}.{index}") for index, item in items]]
     if KNOWN.get(type(value).__name__) is type(value):
         return ["object", [type(value).__name__, _encode(vars(value), tensors, where)]]
-    raise TypeError(
-        f"{where}: a {type(value).__module__}.{type(value).__qualname__} cannot be written to a checkpoint"
-    )
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"{where}: a {name} cannot be written to a checkpoint")
 
 
 def _decode(node: Any, file: Any) -> Any:
