@@ -11,17 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from outrider.common.files import file_digest, value_digest
+from outrider.common.files import value_digest
 from outrider.data.sequences import Tables
-from outrider.eval.bench.measure import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import counted_passes, noise_of, summarise
 from outrider.eval.bench.open_loop import summarise_rates
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.scenarios import select
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import (
+    VERSION,
+    EvaluationContext,
+    EvaluationData,
+    EvaluationFolders,
+    HeldoutRequests,
+)
+from outrider.eval.evaluate import check_settings
+from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.lossless.verification import examine_text, judge_tasks
 from outrider.eval.report.drift import heldout_time
 from outrider.eval.stats.bootstrap import bootstrap
@@ -55,23 +62,17 @@ def evaluate_counted(
     if speculator.directory is not None:
         check_speculator(speculator.directory, target_dir)
     speculators = {"base": Speculator("mtp", target_dir), "custom": speculator}
-    say = Console(stderr=True, highlight=False).print
-    files = sorted(speculator.directory.glob("*.safetensors")) if speculator.directory else []
-    weights = {path.name: file_digest(path) for path in files}
-    steps = Steps(
-        out_dir / "steps",
-        {
-            "version": VERSION,
-            "kind": speculator.kind,
-            "speculator": weights,
-            "target": file_digest(target_dir / "config.json"),
-            "parts": {"heldout": parts["heldout"]},
-            "depth": depth,
-            "serving": serving.model_dump(mode="json"),
-            "evaluation": evaluation.model_dump(mode="json", exclude=JUDGED_ANEW),
-            "near_tie_nats": evaluation.gate.near_tie_nats,
-        },
+    context = EvaluationContext(
+        recipe=recipe,
+        target=target,
+        serving=serving,
+        settings=evaluation,
+        depth=depth,
+        speculators=speculators,
+        data=EvaluationData(sequences_dir, parts),
+        folders=EvaluationFolders(run_dir, out_dir, report_dir, log_dir),
     )
+    weights, steps = context.weights, context.cache
     heldout = load_sequences(sequences_dir, parts["heldout"])
     k = depth if evaluation.k == "auto" else evaluation.k
     sampling = customers_sampling(heldout)
@@ -85,22 +86,10 @@ def evaluate_counted(
             outputs, prompts, target=target, serving=serving, evaluation=evaluation, scratch=scratch
         )
 
-    blocks, verification = serve(
-        steps,
-        target,
-        serving,
-        speculators,
-        k,
-        evaluation,
-        sampling,
-        prompts,
-        timed_prompts,
-        traffic,
-        log_dir,
-        say,
-        look,
-    )
-    outputs, noise = verification["outputs"], noise_of(blocks)
+    requests = HeldoutRequests(sampling, prompts, timed_prompts, traffic)
+    measured = serve(context, k, requests)
+    blocks, outputs, noise = measured.blocks, measured.outputs, noise_of(measured.blocks)
+    findings = steps.run("verification_findings", lambda: look(outputs))
     passes = {mode: _passes(measured) for mode, measured in blocks.items()}
     sampled = {v: (outputs["sampled"][v]["counters"], len(prompts)) for v in speculators}
     everything = [one for mode in passes.values() for one in mode] + [("verification", sampled)]
@@ -150,7 +139,7 @@ def evaluate_counted(
         },
         "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {
-            **verification["findings"],
+            **findings,
             "parity": {},
             "replay_vs_engine": None,
             "same_text": same_text(outputs, evaluation),

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from outrider.common.files import file_digest, value_digest
+from outrider.common.errors import OutriderError
+from outrider.common.files import value_digest
 from outrider.data.sequences import Tables
-from outrider.eval.bench.measure import JUDGED_ANEW, VERSION, check_settings, same_text, serve
-from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import (
     CountedPass,
     counted_acceptance,
@@ -30,6 +28,15 @@ from outrider.eval.bench.open_loop import summarise_rates
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.scenarios import select
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import (
+    VERSION,
+    EvaluationContext,
+    EvaluationData,
+    EvaluationFolders,
+    HeldoutRequests,
+)
+from outrider.eval.lossless.task_accuracy import task_of
+from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.lossless.verification import examine, judge_tasks
 from outrider.eval.prediction.choose_k import choose
 from outrider.eval.prediction.predicted import predict_served
@@ -80,24 +87,18 @@ def evaluate(
     target_dir = target.directory()
     check_speculator(speculator_dir, target_dir)
     speculators = {"base": target_dir, "custom": Path(speculator_dir)}
-    say = Console(stderr=True, highlight=False).print
-    weights = {
-        path.name: file_digest(path) for path in sorted(Path(speculator_dir).glob("*.safetensors"))
-    }
-    steps = Steps(
-        out_dir / "steps",
-        {
-            "version": VERSION,
-            "speculator": weights,
-            "target": file_digest(target_dir / "config.json"),
-            "features": file_digest(features_dir / "manifest.json"),
-            "parts": {name: parts.get(name) for name in ("validation", "heldout", "general")},
-            "depth": depth,
-            "serving": serving.model_dump(mode="json"),
-            "evaluation": evaluation.model_dump(mode="json", exclude=JUDGED_ANEW),
-            "near_tie_nats": evaluation.gate.near_tie_nats,
-        },
+    context = EvaluationContext(
+        recipe=recipe,
+        target=target,
+        serving=serving,
+        settings=evaluation,
+        depth=depth,
+        speculators={v: Speculator("mtp", path) for v, path in speculators.items()},
+        data=EvaluationData(sequences_dir, parts, features_dir, slices),
+        folders=EvaluationFolders(run_dir, out_dir, report_dir, log_dir),
+        show_samples=show_samples,
     )
+    say, weights, steps = context.say, context.weights, context.cache
     store = FeatureStore.open(features_dir)
     heldout = load_sequences(sequences_dir, parts["heldout"])
     traffic = select(heldout, evaluation, serving)
@@ -181,24 +182,13 @@ def evaluate(
             scratch=out_dir / "verification_states",
         )
 
-    blocks, verification = serve(
-        steps,
-        target,
-        serving,
-        speculators,
-        k,
-        evaluation,
-        sampling,
-        verification_prompts,
-        timed_prompts,
-        traffic,
-        log_dir,
-        say,
-        look,
-    )
+    requests = HeldoutRequests(sampling, verification_prompts, timed_prompts, traffic)
+    measured = serve(context, k, requests)
+    blocks, outputs = measured.blocks, measured.outputs
+    findings = steps.run("verification_findings", lambda: look(outputs))
     noise = noise_of(blocks)
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
-    sampled = {v: verification["outputs"]["sampled"][v]["counters"] for v in ("base", "custom")}
+    sampled = {v: outputs["sampled"][v]["counters"] for v in ("base", "custom")}
     everything = [one for mode in passes.values() for one in mode] + [
         CountedPass("verification", sampled)
     ]
@@ -238,8 +228,8 @@ def evaluate(
         },
         "scenarios": {asked.name: asked.described for asked in traffic},
         "verification": {
-            **verification["findings"],
-            "same_text": same_text(verification["outputs"], evaluation),
+            **findings,
+            "same_text": same_text(outputs, evaluation),
         },
         "settings": evaluation.model_dump(mode="json"),
     }
@@ -256,9 +246,7 @@ def evaluate(
         )
         for mode, served in results["served"].items()
     }
-    results["verification"]["task"] = judge_tasks(
-        verification["outputs"], verification_prompts, target, evaluation
-    )
+    results["verification"]["task"] = judge_tasks(outputs, verification_prompts, target, evaluation)
     results["samples"] = None
     if show_samples:
         results["samples"] = steps.run(
@@ -268,6 +256,28 @@ def evaluate(
             ),
         )
     return conclude(results, evaluation, run_dir, out_dir, report_dir, private=show_samples)
+
+
+def check_settings(
+    evaluation: EvalConfig, serving: ServingConfig, parts: Mapping[str, list[str]], depth: int
+) -> None:
+    """Mistakes that would show only when the servers have been started, or after."""
+    task_of(evaluation)
+    widest, seats = max(evaluation.concurrency), serving.engine.max_num_seqs
+    if widest > seats:
+        raise OutriderError(
+            f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: requests would queue, and the queue be measured; "
+            f"raise serving.engine.max_num_seqs to {widest} or lower eval.concurrency"
+        )
+    if evaluation.k != "auto" and evaluation.k > depth:
+        raise OutriderError(
+            f"eval.k = {evaluation.k}, but the speculator was trained to speculator.depth = {depth}; lower eval.k"
+        )
+    for name in ("validation", "heldout"):
+        if not parts[name]:
+            raise OutriderError(
+                f"evaluate: the {name} part has no sequence; raise split.{name}_fraction or bring more traffic"
+            )
 
 
 def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:

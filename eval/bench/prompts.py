@@ -6,13 +6,23 @@ verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, se
 
 import collections
 import random
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
-from outrider.eval.lossless.verification import Prompt
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out request."""
+
+    sequence_id: str
+    session: str
+    token_ids: list[int]
+    text: str
 
 
 def customers_sampling(heldout: Any) -> Sampling:

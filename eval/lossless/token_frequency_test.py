@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from outrider.eval.config import EvalConfig
+
 RARE = 10
 """Tokens that occur fewer times in all responses together share one bin."""
 
@@ -41,6 +43,19 @@ def same_tokens(
         "bins": len(total_B),
         "distance": distance,
         "p_value": (1 + reached) / (1 + samples),
+    }
+
+
+def same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
+    """The permutation test of base and custom against none, on the sampled responses."""
+    sampled = {variant: recorded["token_ids"] for variant, recorded in outputs["sampled"].items()}
+    samples, seed = (
+        max(evaluation.bootstrap_samples, round(2 / (evaluation.gate.min_same_text_p or 1))),
+        evaluation.seed,
+    )
+    return {
+        variant: same_tokens(sampled["none"], sampled[variant], samples=samples, seed=seed)
+        for variant in ("base", "custom")
     }
 
 

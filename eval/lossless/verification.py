@@ -12,12 +12,13 @@ that captures them also drafts, and its drafts are compared with the trainer's (
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
 from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
@@ -28,16 +29,6 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 
 REGIMES = ("greedy", "sampled")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A held-out request."""
-
-    sequence_id: str
-    session: str
-    token_ids: list[int]
-    text: str
 
 
 def collect(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.bench.measure import VERSION
 from outrider.eval.bench.metrics import counted_acceptance, counted_passes, noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import VERSION
 from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics

@@ -7,6 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.eval import counted as module
+from outrider.eval.bench.measure import Measured
 from outrider.eval.config import EvalConfig
 from outrider.eval.counted import delivered_acceptance, evaluate_counted
 from outrider.eval.report.schema import Report
@@ -97,8 +98,8 @@ def case(tmp_path):
 def served_as(kind, speed):
     """Of `serve`, with blocks in which custom is `speed` times as fast and accepts as its kind can."""
 
-    def serve(steps, target, serving, speculators, k, *rest):
-        assert speculators["custom"].kind == kind and k == 3
+    def serve(context, k, requests):
+        assert context.speculators["custom"].kind == kind and k == 3
         blocks = sample_blocks(speed)
         for block in blocks:
             block["counters"] = dict(block["counters"])
@@ -110,11 +111,7 @@ def served_as(kind, speed):
         sampled = {
             b["variant"]: {"counters": b["counters"], "token_ids": [[1, 2]] * 6} for b in blocks
         }
-        findings = {
-            name: sample_results()["verification"][name]
-            for name in ("requests", "greedy", "sampled_text")
-        }
-        return {"eager": blocks}, {"outputs": {"sampled": sampled}, "findings": findings}
+        return Measured({"eager": blocks}, {"sampled": sampled})
 
     return serve
 
@@ -132,6 +129,11 @@ def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
     case, tmp_path, monkeypatch, kind, speed, verdict, reason
 ):
     monkeypatch.setattr(module, "serve", served_as(kind, speed))
+    findings = {
+        name: sample_results()["verification"][name]
+        for name in ("requests", "greedy", "sampled_text")
+    }
+    monkeypatch.setattr(module, "examine_text", lambda *_, **__: findings)
     head = write_eagle3_head(tmp_path / "target", tmp_path / "head") if kind == "eagle3" else None
     line = evaluate_counted(**case, speculator=Speculator(kind, head))
     assert line["verdict"] == verdict and reason in line["reason"], line["reason"]

@@ -9,6 +9,7 @@ import torch
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureWriter
+from outrider.eval.bench.measure import Measured
 from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
@@ -136,14 +137,13 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     }
     asked = []
 
-    def served(steps, *_):
-        asked.append(steps.digest)
-        return {"eager": sample_blocks(1.4)}, {
-            "outputs": outputs,
-            "findings": sample_results()["verification"],
-        }
+    def served(context, k, requests):
+        asked.append(context.cache.digest)
+        return Measured({"eager": sample_blocks(1.4)}, outputs)
 
+    findings = sample_results()["verification"]
     monkeypatch.setattr("outrider.eval.evaluate.serve", served)
+    monkeypatch.setattr("outrider.eval.evaluate.examine", lambda *_, **__: findings)
     arguments = case.arguments | {"evaluation": EVALUATION.model_copy(update={"k": 3})}
     line = evaluate(**arguments)
     assert line["acceptance_length"]["k"] == 3 and line["acceptance_length"]["ratio"] > 1.2
@@ -155,6 +155,7 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
         "replay_validation_custom.json",
+        "verification_findings.json",
     ]
 
     before = [

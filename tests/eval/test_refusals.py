@@ -37,7 +37,6 @@ from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, save_mtp
 from outrider.speculators.unroll import unroll, valid_BT
@@ -141,15 +140,16 @@ def bench(nano_r1, tmp_path_factory):
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
         @contextlib.contextmanager
-        def the_fleet(_, serving, speculators, k, *rest):
+        def the_fleet(context, mode, k):
             assert k == K
-            fleet._speculators |= {name: Speculator.of(each) for name, each in speculators.items()}
+            fleet._speculators |= context.speculators
             fleet._loaded = None
             yield fleet
 
-        patch.setattr("outrider.eval.bench.measure.open_fleet", the_fleet)
+        patch.setattr("outrider.eval.context.EvaluationContext.open_servers", the_fleet)
         patch.setattr(
-            "outrider.serving.load_generator.LoadGenerator", lambda *_: contextlib.nullcontext(load)
+            "outrider.eval.context.EvaluationContext.open_load",
+            lambda _: contextlib.nullcontext(load),
         )
         patch.setattr(
             "outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine)

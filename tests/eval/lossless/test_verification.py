@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.lossless import verification
-from outrider.eval.lossless.verification import Prompt, examine, judge_tasks
+from outrider.eval.lossless.verification import examine, judge_tasks
 from outrider.eval.replay.replay import replay
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig

@@ -1,0 +1,191 @@
+"""Everything that the stages of one evaluation share: inputs, settings, folders, cache, backends.
+
+    context = EvaluationContext(
+        recipe="resume_screening", target=target, serving=serving, settings=EvalConfig(), depth=4,
+        speculators={"base": Speculator("mtp", target.directory()), "custom": custom},
+        data=EvaluationData(sequences, parts), folders=EvaluationFolders(run, out, report, logs),
+    )
+    evaluate(context)
+
+Stages read the context and never change it. `context.backends` starts servers, engines and load
+generators, so a test replaces them with `dataclasses.replace` and patches nothing.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from outrider.common.files import file_digest
+from outrider.data.sequences import Tables
+from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.scenarios import Traffic
+from outrider.eval.bench.server_pool import Fleet, open_fleet
+from outrider.eval.config import EvalConfig
+from outrider.eval.replay.slices import Slices
+from outrider.serving.client import Sampling
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.engine import Engine, open_engine
+from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.speculator import Speculator
+from outrider.serving.step_times import StepTimes, measure_step_times
+
+VERSION = 8
+"""Version of the measurements and of results.json. Raise it when the same settings measure something
+else, or when the shape of results.json changes."""
+
+JUDGED_LATER = {
+    "gate": True,
+    "cost": True,
+    "interpolation": True,
+    "bootstrap_samples": True,
+    "task": True,
+    "answers": True,
+    "parity": {"min_agreement", "max_difference"},
+}
+"""Settings that change what is computed from the measurements, not the measurements."""
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Which sequences are evaluated, and where they are stored."""
+
+    sequences: Tables
+    """Tables of sequences (`load_sequences`)."""
+    parts: Mapping[str, list[str]]
+    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured there)
+    and, where the recipe has general traffic, `general` (what was forgotten is measured there)."""
+    features: Path | None = None
+    """The feature store of these sequences. Exact replay reads it."""
+    slices: Slices = field(default_factory=dict)
+    """Slices of the held-out part, by which acceptance is broken down."""
+
+
+@dataclass(frozen=True)
+class EvaluationFolders:
+    """Where an evaluation writes."""
+
+    run: Path
+    """The run's directory; the report's other sections come from here."""
+    out: Path
+    """results.json and the measurement cache."""
+    report: Path
+    """report.html, report.md and report.json."""
+    logs: Path
+    """Logs of servers and load generators."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """How an evaluation starts what it measures. Each field is called like its default."""
+
+    servers: Callable[..., AbstractContextManager[Fleet]] = open_fleet
+    engine: Callable[..., AbstractContextManager[Engine]] = open_engine
+    load: Callable[..., AbstractContextManager[LoadGenerator]] = LoadGenerator
+    step_times: Callable[..., StepTimes] = measure_step_times
+
+
+@dataclass(frozen=True)
+class HeldoutRequests:
+    """The held-out requests that an evaluation sends."""
+
+    sampling: Sampling
+    """How most of the customer's requests were sampled."""
+    verification: list[Prompt]
+    """Prompts of the verification pass."""
+    timed: list[Prompt]
+    """Prompts of the timed blocks."""
+    traffic: list[Traffic] = field(default_factory=list)
+    """Requests of each scenario of the open loop; empty where no rate is measured."""
+
+    @property
+    def timed_texts(self) -> list[str]:
+        """The timed prompts as rendered text."""
+        return [prompt.text for prompt in self.timed]
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """Inputs and collaborators of one evaluation."""
+
+    recipe: str
+    """Name of the recipe."""
+    target: TargetConfig
+    serving: ServingConfig
+    settings: EvalConfig
+    """The recipe's `eval` section."""
+    depth: int
+    """`speculator.depth`, the largest k."""
+    speculators: Mapping[str, Speculator]
+    """`base`, which is in use, and `custom`, which is judged against it."""
+    data: EvaluationData
+    folders: EvaluationFolders
+    show_samples: bool = False
+    """Whether results and report may hold example responses, which are customer text."""
+    backends: Backends = Backends()
+    console: Console = field(
+        default_factory=lambda: Console(stderr=True, highlight=False), compare=False
+    )
+
+    def say(self, line: str) -> None:
+        """Prints one line of progress."""
+        self.console.print(line)
+
+    def open_servers(self, mode: str, k: int) -> AbstractContextManager[Fleet]:
+        """The servers of one engine mode, in which base and custom draft `k` tokens a step."""
+        return self.backends.servers(
+            self.target,
+            self.serving,
+            self.speculators,
+            k,
+            mode,
+            self.folders.logs,
+            self.settings.side_by_side,
+        )
+
+    def open_load(self) -> AbstractContextManager[LoadGenerator]:
+        """A load generator that logs into the evaluation's folder."""
+        return self.backends.load(self.target, self.folders.logs / "load.log")
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether exact replay computes both base and custom."""
+        return self.data.features is not None and all(
+            speculator.has_unroll for speculator in self.speculators.values()
+        )
+
+    @functools.cached_property
+    def weights(self) -> dict[str, str]:
+        """SHA-256 of each of the custom speculator's weight files; empty where it has none."""
+        directory = self.speculators["custom"].directory
+        files = sorted(directory.glob("*.safetensors")) if directory else []
+        return {path.name: file_digest(path) for path in files}
+
+    @functools.cached_property
+    def cache(self) -> Steps:
+        """The measurements of this evaluation that are done, kept under a digest of its inputs."""
+        return Steps(self.folders.out / "steps", self._inputs())
+
+    def _inputs(self) -> dict[str, Any]:
+        """All that the measurements depend on."""
+        target_dir, base = self.target.directory(), self.speculators["base"]
+        parts = ("validation", "heldout", "general")
+        features = self.data.features
+        return {
+            "version": VERSION,
+            "kinds": {name: each.kind for name, each in self.speculators.items()},
+            "speculator": self.weights,
+            "base": None if base.directory in (None, target_dir) else str(base.directory),
+            "target": file_digest(target_dir / "config.json"),
+            "features": file_digest(features / "manifest.json") if features else None,
+            "parts": {name: self.data.parts.get(name) for name in parts},
+            "depth": self.depth,
+            "serving": self.serving.model_dump(mode="json"),
+            "evaluation": self.settings.model_dump(mode="json", exclude=JUDGED_LATER),
+            "near_tie_nats": self.settings.gate.near_tie_nats,
+        }
