@@ -17,7 +17,7 @@ Shapes: N observations, M sums carried together, G clusters, S resamples.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,16 @@ LEVEL = 0.95
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """A function of pooled sums: [..., M] -> [...]."""
+
+
+class Interval(Protocol):
+    """Anything with a lower and an upper end."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ of the looks: independent, normal increments, and a stop by nothing but the rule
 
 from dataclasses import dataclass
 
-from outrider.eval.stats.bootstrap import LEVEL, Estimate
+from outrider.eval.config import EvalConfig
+from outrider.eval.stats.bootstrap import LEVEL, Interval
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,18 @@ class Looks:
         return 1 - (1 - LEVEL) * share
 
 
-def decided(estimate: Estimate, threshold: float) -> bool:
+def looks_of(settings: EvalConfig) -> Looks:
+    """The looks that a recipe plans."""
+    if settings.measure == "full":
+        return Looks(settings.repeats, settings.repeats)
+    return Looks(min(settings.min_repeats, settings.repeats), settings.repeats)
+
+
+def level_after(repeats: int, settings: EvalConfig) -> float:
+    """Confidence level of every interval from timed blocks, measured `repeats` times."""
+    return LEVEL if settings.measure == "full" else looks_of(settings).level(repeats)
+
+
+def decided(estimate: Interval, threshold: float) -> bool:
     """Whether the interval excludes the threshold, on either side."""
     return estimate.low > threshold or estimate.high < threshold
