@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import IO, Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.client import Sampling
@@ -110,26 +110,29 @@ class LoadGenerator:
 
     def __enter__(self) -> "LoadGenerator":
         self._stack = contextlib.ExitStack()
-        family = self._stack.enter_context(Family())
-        self._folder = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
-        )
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path.touch(mode=0o600)
-        log = self._stack.enter_context(self._log_path.open("ab"))
-        environment = (
-            engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
-        )
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "outrider.serving.load_generator"],
-            env=os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+        self._child: subprocess.Popen[str] | None = None
         return self
+
+    def start(self) -> subprocess.Popen[str]:
+        """The child process; it is started at the first call, or block."""
+        if self._child is None:
+            family = self._stack.enter_context(Family())
+            folder = tempfile.TemporaryDirectory(prefix="outrider-")
+            self._folder = Path(self._stack.enter_context(folder))
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._log_path.touch(mode=0o600)
+            log = self._stack.enter_context(self._log_path.open("ab"))
+            engine = engine_environment(EngineConfig())
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "outrider.serving.load_generator"],
+                env=os.environ | engine | family.environment | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        return self._child
 
     def __exit__(
         self,
@@ -137,11 +140,14 @@ class LoadGenerator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._child is None:
+            return
+        stdin, stdout = _pipes(self._child)
         with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.close()
+            stdin.close()
         self._stack.close()
         self._child.wait()
-        self._child.stdout.close()
+        stdout.close()
 
     def run_block(
         self,
@@ -184,10 +190,10 @@ class LoadGenerator:
         concurrency: int | None,
         arrivals: list[float] | None,
     ) -> BlockResult:
+        self.start()
         dataset = self._folder / "prompts.jsonl"
-        dataset.write_text(
-            "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
-        )
+        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+        dataset.write_text("".join(lines), encoding="utf-8")
         body: dict[str, Any] = {"add_special_tokens": False}
         if sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -215,23 +221,33 @@ class LoadGenerator:
             "--disable-tqdm",
             "--save-detailed",
         ]
-        words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        for name, value in options.items():
+            words += [f"--{name}", str(value)]
         before = read_counters(url)
         result = self._ask({"words": words, "arrivals": arrivals})
         return _block(result, concurrency, len(prompts), read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
+        child = self.start()
+        stdin, stdout = _pipes(child)
         try:
-            print(json.dumps(block), file=self._child.stdin, flush=True)
-            line = self._child.stdout.readline()
+            print(json.dumps(block), file=stdin, flush=True)
+            line = stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             end = "\n".join(self._log_path.read_text(errors="replace").splitlines()[-25:])
+            code = child.wait()
             raise OutriderError(
-                f"the load generator ended with code {self._child.wait()}; {self._log_path} ends:\n{end}"
+                f"the load generator ended with code {code}; {self._log_path} ends:\n{end}"
             )
-        return json.loads(line)
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+
+def _pipes(child: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert child.stdin is not None and child.stdout is not None
+    return child.stdin, child.stdout
 
 
 def _block(
