@@ -5,8 +5,8 @@
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
-request at a time, base and custom alternate by request (exchanging the drafter's weights takes
-milliseconds), so that the requests of a pair share the machine's noise.
+request at a time, the variants alternate by request (exchanging the drafter's weights takes
+milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
 
 Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
@@ -66,7 +66,9 @@ def measure(
             for size in evaluation.concurrency
         }
         for concurrency, variants in _turns(fleet, repeat, evaluation.concurrency):
-            warm_up(fleet, variants[0], load, prompts, sampling, evaluation, say)
+            for variant in variants:
+                if variant == variants[0] or fleet.needs_warm_up(variant):
+                    warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
             names = ", ".join(variants)
             say(f"repeat {repeat + 1}, concurrency {concurrency}, {names}")
             texts = chosen[concurrency]
@@ -88,10 +90,20 @@ def _turns(
     """
     for group in fleet.groups[:: -1 if repeat % 2 else 1]:
         for place, concurrency in enumerate(concurrencies):
-            turns = fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
+            turns = _alternating(fleet, group) if concurrency == 1 else [[each] for each in group]
             first = (repeat + place) % len(turns)
             for variants in turns[first:] + turns[:first]:
                 yield concurrency, variants
+
+
+def _alternating(fleet: Fleet, group: Sequence[str]) -> list[list[str]]:
+    """Variants that alternate by request.
+
+    All of them, where base and custom share an engine: in the order a, b, c, c, b, a, a, ... the
+    machine changes servers once per request. With more engines only those of one alternate.
+    """
+    engines = fleet.engines(group)
+    return [[*group]] if len(engines) <= 2 else engines
 
 
 def _end(
@@ -148,8 +160,8 @@ def _blocks(
 ) -> list[Record]:
     """A block of each variant.
 
-    Several variants alternate by request: a, b, b, a, ... in one repeat, b, a, a, b, ... in the
-    next.
+    Several variants alternate by request: a, b, c, c, b, a, ... in one repeat, c, b, a, a, b, c, ...
+    in the next.
     """
     alternated = len(variants) > 1
     parts = [[prompt] for prompt in prompts] if alternated else [list(prompts)]

@@ -127,8 +127,12 @@ class Fleet:
         )
         return [own for own in by_server if own]
 
+    def needs_warm_up(self, variant: str) -> bool:
+        """Whether the variant's server is up and has not been warmed up."""
+        return self._name(variant) in self._fresh
+
     def is_fresh(self, variant: str) -> bool:
-        """Whether the variant's server needs a warm-up: true once after each start."""
+        """Like `needs_warm_up`, but true only once after each start."""
         name = self._name(variant)
         fresh = name in self._fresh
         self._fresh.discard(name)
@@ -139,18 +143,11 @@ class Fleet:
         return self._steps[self._name(variant)].new()
 
     def start(self, names: Sequence[str]) -> None:
-        """Starts servers side by side and waits for all of them.
-
-        On a CPU compiled servers start one after the other: the second finds the target's graph in
-        torch.compile's cache (41 s instead of 104 s for nano R1).
-        """
-        compiled = self._serving.engine.mode == "compiled"
-        one_by_one = compiled and runs_on_cpu()
-        for together in [[name] for name in names] if one_by_one else [[*names]]:
-            waiting = {name: self._launch(name, names.index(name)) for name in together}
-            for name, server in waiting.items():
-                server.wait()
-                self._fresh.add(name)
+        """Starts servers side by side and waits for all of them."""
+        launched = {name: self._launch(name, place) for place, name in enumerate(names)}
+        for name, server in launched.items():
+            server.wait()
+            self._fresh.add(name)
         if SPECULATING in names:
             self._loaded = self._variants_of[SPECULATING][0]
 

@@ -80,43 +80,40 @@ def played_fleet(
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_alone_base_and_custom_take_turns_request_by_request(asked, tmp_path, side_by_side):
+def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
+    asked, tmp_path, side_by_side
+):
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
     with played_fleet(tmp_path, Path("custom"), side_by_side) as opened:
         measured = measure(
             opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
         )
+    together = ["none", "base", "custom"] if side_by_side else ["base", "custom"]
     alone = [
-        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url != "none"
+        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url in together
     ]
-    first = [
-        ("base", "a"),
-        ("custom", "a"),
-        ("custom", "bb"),
-        ("base", "bb"),
-        ("base", "ccc"),
-        ("custom", "ccc"),
-    ]
-    begins = sum(
-        evaluation.block_requests(size) for size in (1, 2)
-    )  # the prompts that the first repeat has had
+    # The first repeat used as many prompts as its blocks of both concurrencies have requests.
+    begins = sum(evaluation.block_requests(size) for size in (1, 2))
     later = [prompts[(begins + place) % 6] for place in range(3)]
-    second = [
-        (url, later[place // 2])
-        for place, url in enumerate(("custom", "base", "base", "custom", "custom", "base"))
-    ]
-    assert alone == first + second
-    assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
-        ("a", "bb", "ccc"),
-        tuple(later),
-    ]
+    back = together[::-1]
+    first = [("a", together), ("bb", back), ("ccc", together)]
+    second = [(later[0], back), (later[1], together), (later[2], back)]
+    expected = []
+    for prompt, urls in first + second:
+        expected += [(url, prompt) for url in urls]
+    assert alone == expected
+    if not side_by_side:
+        assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
+            ("a", "bb", "ccc"),
+            tuple(later),
+        ]
     assert all(len(texts) == 4 for _, size, texts in asked if size == 2)
-    # One block each all the same, with all its requests and counts.
+    # Each variant has one block per repeat and concurrency, with all its requests and counts.
     places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
     assert len(set(places)) == len(places) == 2 * 2 * 3
     for block in measured:
-        assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] != "none")
+        assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] in together)
         assert block["counters"]["drafts"] == (
             0 if block["variant"] == "none" else len(block["request_tokens"])
         )

@@ -215,15 +215,6 @@ def test_another_mode_ends_the_servers_of_the_first(log, pool):
     assert drafts["speculating"] == (2, None)
 
 
-def test_compiled_servers_start_one_after_the_other(log, pool):
-    """So that the second one finds the target's graph in the compile cache."""
-    ask(pool.fleet("compiled", 2), "none")
-    assert [line for line in log if " at " not in line] == [
-        *("plain starts", "plain ready"),
-        *("speculating starts", "speculating ready"),
-    ]
-
-
 def test_an_error_of_a_start_in_the_background_is_raised_where_the_server_is_needed(
     log, pool, monkeypatch
 ):
@@ -254,7 +245,7 @@ def test_stopping_ends_a_server_that_is_still_starting_and_starts_no_other(log, 
     pool.fleet("compiled", 2)
     assert waiting.wait(30)
     pool.close()
-    assert log[1:] == ["plain starts", "plain stops"]
+    assert sorted(log[-2:]) == ["plain stops", "speculating stops"]
 
 
 def test_nothing_starts_in_the_background_where_one_server_fits(log, tmp_path):
