@@ -1,4 +1,4 @@
-"""Trainer against engine: the share of draft tokens that the unroll and vLLM agree on, at each depth, for base and custom.
+"""Draft parity: share of equal draft tokens of trainer and engine, by depth.
 
 python benchmarks/parity.py [--run runs/resume_screening] [--prompts 40] [--k 5]
 """

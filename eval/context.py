@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.common.files import file_digest
+from outrider.common.fingerprint import file_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import (
@@ -61,6 +61,7 @@ def evaluate(
     recipe: str,
     run_dir: Path,
     target: TargetConfig,
+    base_dir: Path,
     speculator_dir: Path,
     features_dir: Path,
     sequences_dir: Tables,
@@ -74,10 +75,10 @@ def evaluate(
     log_dir: Path,
     show_samples: bool = False,
 ) -> dict[str, Any]:
-    """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
+    """Measures `speculator_dir` against the base, the speculator in use, and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
-    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down.
     `show_samples` puts example responses, customer text, into results and report.
     """
     from outrider.data.features.feature_store import FeatureStore
@@ -86,14 +87,16 @@ def evaluate(
     check_settings(evaluation, serving, parts, depth)
     target_dir = target.directory()
     check_speculator(speculator_dir, target_dir)
-    speculators = {"base": target_dir, "custom": Path(speculator_dir)}
+    speculators = {"base": base_dir, "custom": Path(speculator_dir)}
+    if base_dir != target_dir:
+        check_speculator(base_dir, target_dir)
     context = EvaluationContext(
         recipe=recipe,
         target=target,
         serving=serving,
         settings=evaluation,
         depth=depth,
-        speculators={v: Speculator("mtp", path) for v, path in speculators.items()},
+        speculators={v: Speculator.named(path) for v, path in speculators.items()},
         data=EvaluationData(sequences_dir, parts, features_dir, slices),
         folders=EvaluationFolders(run_dir, out_dir, report_dir, log_dir),
         show_samples=show_samples,
@@ -127,7 +130,7 @@ def evaluate(
     def mixture(variant: str) -> Path:
         directory = out_dir / "mixtures" / variant
         if not directory.is_dir():
-            interpolate(target_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
+            interpolate(base_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
         return directory
 
     with context.open_servers() as servers, context.open_load() as load:
@@ -200,8 +203,8 @@ def evaluate(
         "run_dir": str(run_dir),
         "target": target.model,
         "speculator": {
-            "kind": "mtp",
-            "in_words": Speculator("mtp").in_words,
+            "kind": Speculator.named(speculator_dir).kind,
+            "in_words": Speculator.named(speculator_dir).in_words,
             "weights_sha256": value_digest(weights),
         },
         "heldout_time": heldout_time(heldout),

@@ -23,15 +23,15 @@ from rich.table import Table
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.fingerprint import path_digest
+from outrider.common.supervision import Interrupted, stopped_by_signal
 from outrider.eval.gate import DO_NOT_SHIP, EXIT_CODES
 from outrider.recipes.config.load import LoadedRecipe, load_overrides, load_recipe, shipped_recipes
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.pipeline.fingerprints import path_identity
 from outrider.recipes.pipeline.preflight import check
 from outrider.recipes.pipeline.run import run_stages
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages import Options, stage_names
-from outrider.recipes.pipeline.supervise import Interrupted, stopped_by_signal
 
 RecipeName = Annotated[
     str,
@@ -235,7 +235,7 @@ def _named_speculator(name: str, recipe: Recipe) -> Options:
     if directory is None:
         return {"speculator": name, "weights": None}
     check_speculator(directory, recipe.target.training_directory())
-    return {"speculator": str(directory.resolve()), "weights": path_identity(directory)}
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 
 def _endpoint(loaded: LoadedRecipe, run: RunDirectory, url: str) -> int:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
+from outrider.speculators.kinds import target_tensors
 
 EMBEDDED_TARGETS = {
     "nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"
@@ -37,14 +38,17 @@ class TargetConfig(BaseModel):
         return self._local() or _download(self.model, self.revision)
 
     def training_directory(self) -> Path:
-        """The same with what ingest and training read: of a hub model's weights only the shards that hold the MTP layer, the
-        embedding or the head are downloaded (R1: a few of 163); an engine wants `directory`."""
+        """The local directory with what ingest and training read.
+
+        Of a hub model's weights only the shards with its own speculator, the embedding or the head
+        are downloaded (R1: a few of 163). An engine needs `directory`.
+        """
         if local := self._local():
             return local
         small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
         if (small / INDEX).is_file():
             layout = read_layout(small)
-            shards = layout.files(layout.training_tensors())
+            shards = layout.files(target_tensors(layout))
         else:
             shards = ["*.safetensors"]
         # By the commit that the first answer came from: a branch may move between the two.

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.processes import Family
 from outrider.serving.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -301,10 +301,10 @@ def open_engine(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
     with (
-        Family() as family,
+        ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
-        with _environment(engine_environment(engine) | family.environment):
+        with _environment(engine_environment(engine) | tree.environment):
             from vllm import LLM
 
             llm = LLM(**arguments, worker_extension_cls=extension)

@@ -25,11 +25,11 @@ from types import ModuleType, TracebackType
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import engine_environment
-from outrider.serving.processes import Family
 
 WARM_UP_TOKENS = 32
 """Longest response of a block that only warms a server up."""
@@ -116,7 +116,7 @@ class LoadGenerator:
     def start(self) -> subprocess.Popen[str]:
         """The child process; it is started at the first call, or block."""
         if self._child is None:
-            family = self._stack.enter_context(Family())
+            tree = self._stack.enter_context(ProcessTree())
             folder = tempfile.TemporaryDirectory(prefix="outrider-")
             self._folder = Path(self._stack.enter_context(folder))
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class LoadGenerator:
             engine = engine_environment(EngineConfig())
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "outrider.serving.load_generator"],
-                env=os.environ | engine | family.environment | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | engine | tree.environment | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

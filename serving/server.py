@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
-from outrider.serving.processes import Family, members, wait_until
 from outrider.serving.speculator import Speculator
 
 HOST = "127.0.0.1"
@@ -75,19 +75,19 @@ class Server:
 
     @property
     def mark(self) -> str:
-        """What the environment of the server's processes is marked with: see `processes.members`."""
-        return self._family.mark
+        """What the environment of the server's processes is marked with: see `process_tree.members`."""
+        return self._tree.mark
 
     def start(self) -> None:
         """Starts the processes and returns; `wait` for them, so that several servers can start side by side."""
         self._stack = contextlib.ExitStack()
-        self._family = self._stack.enter_context(Family())
+        self._tree = self._stack.enter_context(ProcessTree())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path.touch(mode=0o600)
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
             self.command,
-            env=os.environ | self._environment | self._family.environment,
+            env=os.environ | self._environment | self._tree.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from outrider.serving.engine import runs_on_cpu
+from outrider.serving.vllm_hooks import process_start
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -23,6 +24,11 @@ ONE_ENGINE = ("tests/serving/",)
 """Folders whose conftest.py starts engines for all their files."""
 LONG = ("training", "recipes")
 """Folders whose tests start processes, which takes seconds each."""
+
+# Before torch is imported: a forked engine keeps the number of threads of the process that starts it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if runs_on_cpu():
+    os.environ.setdefault(process_start.FORK, "1")
 
 # The same examples every time: a change is judged by what it changed. benchmarks/fuzz.py draws new ones.
 settings.register_profile("outrider", derandomize=True, deadline=None)

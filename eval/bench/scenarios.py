@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
+from outrider.data.sequences import log_order
 from outrider.eval.bench.scenario_config import ScenarioConfig
 from outrider.eval.config import EvalConfig
 from outrider.serving.config import ServingConfig
@@ -33,8 +34,8 @@ class Traffic:
     name: str
     texts: list[str]
     """Rendered prompts, special tokens as text."""
-    times: list[float]
-    """Unix seconds."""
+    times: list[float | None]
+    """Unix seconds; None where the log has none."""
     max_tokens: int
     described: dict[str, Any]
     """`requests`, of how many (`heldout`), quantiles of `prompt_tokens` and `response_tokens` as logged, `max_tokens`."""
@@ -48,7 +49,7 @@ def select(heldout: Any, evaluation: EvalConfig, serving: ServingConfig) -> list
     prompt_N = np.array(heldout["completion_start"])
     response_N = np.array([len(ids) for ids in heldout["token_ids"]]) - prompt_N
     times, texts = heldout["time"], heldout["prompt_text"]
-    order_N = sorted(range(len(prompt_N)), key=lambda row: times[row])
+    order_N = sorted(range(len(prompt_N)), key=log_order(times).__getitem__)
     traffic = []
     for name, scenario in (evaluation.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or evaluation.max_tokens

@@ -213,7 +213,7 @@ class Fleet:
         Variants without speculation share one, and those whose weights can be exchanged another.
         """
         speculator = self._speculators[variant]
-        if speculator.kind == "none":
+        if not speculator.speculates:
             return PLAIN
         return SPECULATING if speculator.has_unroll else variant
 

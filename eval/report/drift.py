@@ -21,9 +21,6 @@ Z = 1.959964
 LEVEL = 0.05
 """A change is beyond chance below this p-value, shared among the later runs of a series."""
 
-EARLIEST_LOG = 1e9
-"""Unix seconds (2001): what is less is no time but a place in the log."""
-
 FIGURES = {"acceptance_length": "custom", "over_base": "ratio"}
 """What is followed, and where it stands in a report's `replay`."""
 
@@ -43,13 +40,10 @@ def history(names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> list[
 
 
 def heldout_time(heldout: Any) -> dict[str, float] | None:
-    """When the first and the last held-out request were logged, Unix seconds; None where the log has no times (rows then count up
-    from 0)."""
-    times = (
-        [time for time in heldout["time"] if time > EARLIEST_LOG]
-        if "time" in heldout.column_names
-        else []
-    )
+    """Unix seconds of the first and the last held-out request; None where the log has no times."""
+    if "time" not in heldout.column_names:
+        return None
+    times = [time for time in heldout["time"] if time is not None]
     return {"first": min(times), "last": max(times)} if times else None
 
 

@@ -54,7 +54,7 @@ class Verdict(Part):
 class Speculator(Part):
     """The custom speculator's identity."""
 
-    kind: Literal["mtp", "eagle3", "ngram", "none"]
+    kind: str
     """What speculates"""
     in_words: str
     """The same, for people"""

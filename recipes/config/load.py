@@ -209,7 +209,7 @@ def _resolve_paths(
                 traffic[key] = _traffic_path(path, folder)
             elif isinstance(path, list):
                 traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
-    for name, key in (("privacy", "key_file"), ("eval", "answers")):
+    for name, key in (("privacy", "key_file"), ("eval", "answers"), ("speculator", "base")):
         section = values.get(name)
         if (
             isinstance(section, dict)

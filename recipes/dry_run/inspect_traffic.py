@@ -64,7 +64,7 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
     """Of the capture: of what the split keeps, or of everything where there can be no split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
-    cost = capture_cost(tokens, recipe, read_json(target / "config.json")["hidden_size"])
+    cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
     return {
         "tokens": cost.tokens,
         "hidden_size": cost.hidden_size,

@@ -90,7 +90,8 @@ def _split(split: Mapping[str, Any]) -> Table:
         counts = (
             f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens")
         )
-        table.add_row(part, *counts, date(row["first_time"]))
+        began = row["first_time"]
+        table.add_row(part, *counts, "not logged" if began is None else date(began))
     return table
 
 

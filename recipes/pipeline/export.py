@@ -8,7 +8,8 @@ import shutil
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, value_digest
+from outrider.common.files import publish, read_json
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.data.ingest.stores import answering
 from outrider.eval.gate import EXIT_CODES, SHIP
 from outrider.recipes.config.recipe import Recipe

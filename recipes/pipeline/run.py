@@ -18,12 +18,12 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.supervision import run_supervised
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.retention import retain
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage_process import UNEXPECTED
 from outrider.recipes.pipeline.stages import Options, stage_of
-from outrider.recipes.pipeline.supervise import run_supervised
 
 STAGE_ENVIRONMENT = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",

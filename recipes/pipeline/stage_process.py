@@ -19,13 +19,9 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
+from outrider.common.supervision import TERMINAL_DESCRIPTOR
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages import stage_of
-from outrider.recipes.pipeline.supervise import (
-    TERMINAL_DESCRIPTOR,
-    die_with_parent,
-    end_descendants,
-)
 from outrider.recipes.pipeline.tracebacks import traceback_of
 
 INTERRUPTED = 75
@@ -39,7 +35,6 @@ def main(stage: str, run: RunDirectory, options: dict) -> int:
     """Runs the stage and publishes its record; the exit status tells how it ended."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    die_with_parent()
     failed = run.attempt() / f"{stage}.failed.json"
     log, quoting = sys.stderr, stage not in READS_TEXT
     try:
@@ -65,7 +60,6 @@ def main(stage: str, run: RunDirectory, options: dict) -> int:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        end_descendants()
     return 0
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, value_digest, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import changes, path_digest, value_digest
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.pipeline.fingerprints import changes, path_identity, source_identity
+from outrider.recipes.pipeline.log_digest import log_digest
 from outrider.recipes.pipeline.retention import deletion_of
 from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.speculators.kinds import base_directory
 
 Options = dict[str, Any]
 """What the command line says beside the recipe: `force` for export."""
@@ -120,7 +122,7 @@ class Stage:
         record = {
             "stage": self.name,
             "inputs": inputs,
-            "artifact": path_identity(self.identity(run)),
+            "artifact": path_digest(self.identity(run)),
             "result": result,
             "started": begin.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
@@ -142,14 +144,18 @@ def _target(recipe: Recipe) -> dict[str, str]:
     return {
         "target": value_digest([recipe.target.model, directory.name])
         if recipe.target.on_hub
-        else path_identity(directory)
+        else path_digest(directory)
     }
+
+
+def _target_and_base(recipe: Recipe) -> dict[str, str]:
+    base = recipe.speculator.base
+    named = {"speculator.base": path_digest(Path(base).expanduser())} if base else {}
+    return _target(recipe) | named
 
 
 def _logs(paths: str | list[str] | None) -> dict[str, str]:
-    return {
-        path: source_identity(path) for path in ([paths] if isinstance(paths, str) else paths or [])
-    }
+    return {path: log_digest(path) for path in ([paths] if isinstance(paths, str) else paths or [])}
 
 
 def _traffic(recipe: Recipe) -> dict[str, str]:
@@ -168,7 +174,7 @@ def _privacy_settings(recipe: Recipe) -> dict[str, Any]:
 def _privacy_key(recipe: Recipe) -> dict[str, str]:
     named = recipe.privacy.mode == "surrogate" and recipe.privacy.key_file
     return (
-        {"privacy.key_file": path_identity(Path(recipe.privacy.key_file).expanduser())}
+        {"privacy.key_file": path_digest(Path(recipe.privacy.key_file).expanduser())}
         if named
         else {}
     )
@@ -180,7 +186,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     from outrider.recipes.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    check_target(target_dir)  # a target from the hub is here only now
+    check_target(target_dir, recipe.speculator)  # a target from the hub is here only now
     result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
@@ -215,6 +221,7 @@ def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, A
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
+        kind=recipe.speculator.kind,
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
     return {**captured, "on_policy": judged}
@@ -276,6 +283,7 @@ def _evaluated(run: RunDirectory, recipe: Recipe, out: Path, report: Path) -> di
         "recipe": recipe.name,
         "run_dir": run.root,
         "target": recipe.target,
+        "base_dir": base_directory(recipe.speculator.base, recipe.target.directory()),
         "sequences_dir": run.tables,
         "parts": _parts(run),
         "depth": recipe.speculator.depth,
@@ -349,6 +357,7 @@ STAGES: dict[str, Stage] = {
             settings=lambda recipe: {
                 "target": _dump(recipe.target),
                 "capture": _dump(recipe.capture, {"tokens_per_s"}),
+                "speculator": {"kind": recipe.speculator.kind},
                 "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
                 "serving": {"engine": _dump(recipe.serving.engine, SPEED_ONLY)},
             },
@@ -367,7 +376,7 @@ STAGES: dict[str, Stage] = {
                 "training": _dump(recipe.training, {"parity", "tokens_per_s"}),
                 "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
             },
-            sources=_target,
+            sources=_target_and_base,
             work=_train,
             reads=lambda run: (run.sequences, run.features / "manifest.json"),
             artifact=lambda run: run.speculator / "model.safetensors",
@@ -383,7 +392,7 @@ STAGES: dict[str, Stage] = {
             version=3,
             needs=("split", "capture", "train"),
             settings=_evaluate_settings,
-            sources=_target,
+            sources=_target_and_base,
             work=_evaluate,
             reads=lambda run: (run.sequences, run.features / "manifest.json"),
             artifact=lambda run: run.root / "report.json",
@@ -412,7 +421,7 @@ OTHER_EVALUATION = Stage(
     version=3,
     needs=("split", "capture"),
     settings=_evaluate_settings,
-    sources=_target,
+    sources=_target_and_base,
     work=_evaluate_other,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.other_evaluation / "report.json",

@@ -15,7 +15,7 @@ from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
 from outrider.eval.report.schema import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
 from tests.tiny import write_tiny_target
 

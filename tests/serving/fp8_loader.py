@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments, engine_environment
-from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors, required
+from outrider.serving.vllm_hooks.drafter_swap import required
+from outrider.speculators.kinds import trainable_kind_of
 
 
 def main(target: Path, speculator: Path, out: Path) -> None:
@@ -46,11 +47,12 @@ def main(target: Path, speculator: Path, out: Path) -> None:
                 model_config=config.speculative_config.draft_model_config,
                 prefix="",
             )
-        loaded = drafter.load_weights(mtp_tensors(speculator))
+        kind = trainable_kind_of(speculator)
+        loaded = drafter.load_weights(kind.exchanged(speculator))
     parameters = {
         name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded
     }
-    missing = sorted(required(drafter) - loaded)
+    missing = sorted(required(drafter, kind) - loaded)
     save_file(
         {name: tensor.contiguous().clone() for name, tensor in parameters.items()},
         out,

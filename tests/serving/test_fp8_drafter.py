@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from outrider.speculators.checkpoints.fp8 import dequantize
-from outrider.speculators.checkpoints.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
 
@@ -50,7 +50,7 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
         assert file.metadata()["missing"] == "", "vLLM wants more than was published"
         loaded = {
             name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name)
-            for name in file.keys()
+            for name in file.keys()  # noqa: SIM118 (safe_open has no __iter__)
         }
     views = {
         name: view.detach()

@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import members, wait_until
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.processes import members, wait_until
 from outrider.serving.server import HOST, Server
-from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
 
@@ -52,7 +51,7 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
         name: tensor
         if "norm" in name or "bias" in name
         else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
-        for name, tensor in mtp_tensors(nano_r1)
+        for name, tensor in stored_mtp_tensors(nano_r1)
     }
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(other, tmp_path / "model.safetensors")
@@ -83,7 +82,9 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
 def test_a_speculator_that_lacks_weights_is_refused_by_name(
     server: Server, nano_r1: Path, tmp_path: Path
 ) -> None:
-    tensors = {name: tensor for name, tensor in mtp_tensors(nano_r1) if "eh_proj" not in name}
+    tensors = {
+        name: tensor for name, tensor in stored_mtp_tensors(nano_r1) if "eh_proj" not in name
+    }
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(OutriderError, match="eh_proj"):

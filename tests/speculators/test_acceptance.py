@@ -13,6 +13,7 @@ from outrider.speculators.acceptance import (
     replay_chain,
     target_distribution,
 )
+from outrider.speculators.heads import DraftHead
 
 
 def literal_expectation(a_AK, anchors: int, k: int):
@@ -137,6 +138,7 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     ]
     a_NK = accept_matrix(
         states,
+        DraftHead(torch.eye(VOCABULARY)),
         torch.eye(VOCABULARY),
         tokens_RT,
         target_logits_VV[tokens_RT],
