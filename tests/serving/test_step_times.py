@@ -5,7 +5,6 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.step_times import (
     StepCosts,
-    StepTimes,
     costs_of,
     summarise_steps,
     tally,

@@ -67,11 +67,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
     return heard
 
 
+def mtp(name: str) -> Speculator:
+    """A speculator of an MTP layer in the directory `name`, which is never read."""
+    return Speculator("mtp", Path(name))
+
+
 @contextlib.contextmanager
 def played_fleet(
-    tmp_path: Path, custom: Path | Speculator, side_by_side: bool = True
+    tmp_path: Path, custom: Speculator, side_by_side: bool = True
 ) -> Iterator[fleet.Fleet]:
-    speculators = {"base": Path("base"), "custom": custom}
+    speculators = {"base": mtp("base"), "custom": custom}
     target, serving = TargetConfig(), ServingConfig()
     with fleet.open_fleet(
         target, serving, speculators, 3, "eager", tmp_path, side_by_side
@@ -85,7 +90,7 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
 ):
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
-    with played_fleet(tmp_path, Path("custom"), side_by_side) as opened:
+    with played_fleet(tmp_path, mtp("custom"), side_by_side) as opened:
         measured = measure(
             opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
         )
@@ -134,7 +139,7 @@ def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int
         measure="until_decided", concurrency=[1], requests=5, min_repeats=2, repeats=6, **settings
     )
     lines: list[str] = []
-    with played_fleet(tmp_path, Path(custom)) as opened:
+    with played_fleet(tmp_path, mtp(custom)) as opened:
         found = measure(
             opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lines.append
         )
@@ -165,7 +170,7 @@ def test_undecided_blocks_end_at_the_time_limit(asked, tmp_path):
 
 def test_the_full_measurement_does_not_stop_early(asked, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=5, repeats=3, max_seconds=1e-6)
-    with played_fleet(tmp_path, Path("faster")) as opened:
+    with played_fleet(tmp_path, mtp("faster")) as opened:
         found = measure(
             opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lambda line: None
         )

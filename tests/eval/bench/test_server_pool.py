@@ -21,7 +21,7 @@ recorded: dict[str, dict[str, str]] = {}
 drafts: dict[str, tuple[int | None, list[tuple[int, int, int]] | None]] = {}
 """k and schedule with which each kind of server was started last."""
 
-SPECULATORS = {"base": Path("base"), "custom": Path("custom")}
+SPECULATORS = {"base": Speculator("mtp", Path("base")), "custom": Speculator("mtp", Path("custom"))}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base
 
 
 def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(log):
-    speculators = {"base": Path("base"), "custom": Speculator("ngram")}
+    speculators = {"base": SPECULATORS["base"], "custom": Speculator("ngram")}
     with open_fleet(
         TargetConfig(), ServingConfig(port=8100), speculators, 3, "eager", Path("logs")
     ) as fleet:
@@ -132,7 +132,7 @@ def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(
 
 
 def test_no_speculation_as_the_custom_one_is_the_server_without(log):
-    speculators = {"base": Path("base"), "custom": Speculator("none")}
+    speculators = {"base": SPECULATORS["base"], "custom": Speculator("none")}
     with open_fleet(
         TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False
     ) as fleet:
