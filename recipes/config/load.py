@@ -17,10 +17,8 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.config_errors import explain
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC, SHIPPED, shipped_recipes
 from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
-
-SHIPPED = Path(__file__).resolve().parents[1]
-EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
 
 OPTIONS = (
     *(
@@ -47,13 +45,6 @@ class LoadedRecipe:
 
     recipe: Recipe
     files: tuple[Path, ...]
-
-
-def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with the package, such as `resume_screening` and `r1/resume_screening`."""
-    return sorted(
-        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml")
-    )
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:

@@ -18,7 +18,8 @@ from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import STAGES, Options
+from outrider.recipes.pipeline.stage import Options
+from outrider.recipes.pipeline.stages.registry import STAGES
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.kinds import trainable_kind
 

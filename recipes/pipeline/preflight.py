@@ -10,8 +10,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import NOT_INSTALLED
 from outrider.eval.lossless.task_accuracy import task_of
-from outrider.recipes.config.load import EMBEDDED_TRAFFIC
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outrider.recipes.pipeline.stages import STAGES
+from outrider.recipes.pipeline.stages.registry import STAGES
 from tests.data.logs import pair, screenings, write_log
 from tests.eval.sample_history import report
 
@@ -238,11 +238,11 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     going.terminate()
     _, told = going.communicate(timeout=120)
     assert going.returncode == 75
-    assert "ended by SIGTERM; the same command goes on from here" in told
+    assert "stopped by SIGTERM; rerun the command to resume" in told
     assert "Traceback" not in told
     again = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    assert "goes on where it stopped" in again.stderr
+    assert "resumes where it stopped" in again.stderr
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
@@ -267,4 +267,4 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
         and "pages/drift.html" in finished.stderr
     )
     mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
-    assert_one_message(mistaken, "--html page.html goes with --compare RUN_A RUN_B")
+    assert_one_message(mistaken, "--html page.html needs --compare RUN_A RUN_B")

@@ -34,18 +34,29 @@ time.sleep(600)
 """
 
 
+TOKENS = 48
+"""Longest greedy response."""
+
+
+@pytest.fixture
+def few_prompts(prompts: list[list[int]]) -> list[list[int]]:
+    """Requests that run one at a time, which alone repeats them bit for bit: 30 ms a step."""
+    return prompts[:3]
+
+
 def greedy(
     server: Server, prompts: list[list[int]]
 ) -> tuple[list[Completion], SpeculationCounters]:
+    """The responses, one request at a time, and the server's counts of them."""
     before = server.counters()
     done = complete(
-        server.url, server.model_name, prompts, Sampling(temperature=0), 64, concurrency=1
+        server.url, server.model_name, prompts, Sampling(temperature=0), TOKENS, concurrency=1
     )
     return done, server.counters() - before
 
 
 def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
-    server: Server, prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
+    server: Server, few_prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
 ) -> None:
     other = {
         name: tensor
@@ -56,13 +67,13 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(other, tmp_path / "model.safetensors")
 
-    first, base = greedy(server, prompts)
+    first, base = greedy(server, few_prompts)
     server.swap_drafter(nano_r1)
-    again, same = greedy(server, prompts)
+    again, same = greedy(server, few_prompts)
     server.swap_drafter(tmp_path)
-    drafted_badly, noise = greedy(server, prompts)
+    drafted_badly, noise = greedy(server, few_prompts)
     server.swap_drafter(nano_r1)
-    _, back = greedy(server, prompts)
+    _, back = greedy(server, few_prompts)
 
     assert base.drafts > 0
     assert base.draft_tokens == k * base.drafts
@@ -93,17 +104,12 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(
 
 
 def test_a_block_of_load_is_counted_request_by_request(
-    server: Server,
-    target: TargetConfig,
-    prompts: list[list[int]],
-    prompt_texts: list[str],
-    tmp_path: Path,
+    server: Server, load: LoadGenerator, prompts: list[list[int]], prompt_texts: list[str]
 ) -> None:
-    with LoadGenerator(target, tmp_path / "load.log") as load:
-        block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
-        again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
-        with pytest.raises(OutriderError, match="1 of 1 requests failed"):
-            load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
+    block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
+    again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
+    with pytest.raises(OutriderError, match="1 of 1 requests failed"):
+        load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
     asked = complete(
         server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1
     )
@@ -120,14 +126,13 @@ def test_a_block_of_load_is_counted_request_by_request(
 
 
 def test_requests_are_sent_at_times_of_their_own(
-    server: Server, target: TargetConfig, prompt_texts: list[str], tmp_path: Path
+    server: Server, load: LoadGenerator, prompt_texts: list[str]
 ) -> None:
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
-    with LoadGenerator(target, tmp_path / "load.log") as load:
-        timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
-        closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
-        with pytest.raises(ValueError, match="must not fall"):
-            load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
+    timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
+    closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
+    with pytest.raises(ValueError, match="must not fall"):
+        load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):
         assert arrival - 0.05 < start < arrival + 30, (starts, arrivals)
@@ -152,14 +157,14 @@ def test_requests_are_sent_at_times_of_their_own(
 def test_a_bundle_is_served_as_it_was_evaluated(
     server: Server,
     target: TargetConfig,
-    prompts: list[list[int]],
+    few_prompts: list[list[int]],
     k: int,
     nano_r1: Path,
     tmp_path: Path,
 ) -> None:
     save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
     server.swap_drafter(tmp_path / "speculator")
-    _, counters = greedy(server, prompts)
+    _, counters = greedy(server, few_prompts)
     serving = ServingConfig()
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
@@ -167,7 +172,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(
         tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out
     )
     assert json.loads((out / "bundle.json").read_text()) == manifest
-    check = (target, serving, prompts, Sampling(temperature=0), 64)
+    check = (target, serving, few_prompts, Sampling(temperature=0), TOKENS)
     expected = counters.acceptance_length
     result = verify_bundle(
         out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"

@@ -21,7 +21,12 @@ from pathlib import Path
 
 from outrider.training.distributed.spec import TrainingSpec
 
-PRELOADED = ["deepspeed", "tests.training.stores", "outrider.training.trainer", "wandb"]
+PRELOADED = [
+    "deepspeed.runtime.zero.muon.original_muon",  # imports torch._inductor, 1.5 s
+    "outrider.training.trainer",
+    "tests.training.stores",
+    "wandb",
+]
 RUNNING: list[ForkServerProcess] = []
 """The ranks of the run in progress, for tests that kill them."""
 

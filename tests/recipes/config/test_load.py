@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.recipes.config.load import find_recipe, load_recipe, parse_overrides, shipped_recipes
+from outrider.recipes.config.load import find_recipe, load_recipe, parse_overrides
+from outrider.recipes.config.shipped import shipped_recipes
 
 
 @pytest.fixture

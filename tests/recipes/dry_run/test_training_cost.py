@@ -86,7 +86,7 @@ def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target,
 def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
     without = [word for word in words(r1_target) if word != "--dry-run"]
     assert_one_message(
-        run("train-speculator", *without, "--json", cwd=tmp_path), "--json goes with --dry-run"
+        run("train-speculator", *without, "--json", cwd=tmp_path), "--json needs --dry-run"
     )
     refused = run("train-speculator", *words(r1_target, "--gpu-memory", "0"), cwd=tmp_path)
     assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.recipes.config.load import load_recipe
-from outrider.recipes.pipeline.export import _write
+from outrider.recipes.pipeline.stages.export import _write
 
 
 @pytest.fixture

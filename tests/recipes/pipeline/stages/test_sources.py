@@ -1,6 +1,6 @@
 """The fingerprint of a log."""
 
-from outrider.recipes.pipeline.log_digest import log_digest
+from outrider.recipes.pipeline.stages.sources import log_digest
 
 
 def test_a_log_is_identified_by_its_files_under_a_path_a_glob_and_a_url(tmp_path):

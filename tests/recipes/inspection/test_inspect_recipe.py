@@ -11,12 +11,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from outrider.recipes.config.load import EMBEDDED_TRAFFIC, load_overrides, load_recipe
-from outrider.recipes.dry_run.inspect_traffic import inspect_recipe
-from outrider.recipes.dry_run.inspect_traffic_page import print_inspection
+from outrider.recipes.config.load import load_overrides, load_recipe
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.recipes.dry_run.plan import CAPTURE_TOKENS_PER_S
+from outrider.recipes.inspection.inspect_recipe import inspect_recipe
+from outrider.recipes.inspection.page import print_inspection
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import STAGES
+from outrider.recipes.pipeline.stages.registry import STAGES
 from tests.data.logs import pair, screenings, write_log
 from tests.recipes.test_cli import assert_one_message, run
 
@@ -201,7 +202,7 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
             ["command line", "did you mean `traffic.format`?"],
         ),
         (["--recipe", "mine.yaml", "--first", "0"], ["--first 0: give a number from 1"]),
-        (["--recipe", "mine.yaml", "--samples", "2", "--json"], ["--json never holds any"]),
+        (["--recipe", "mine.yaml", "--samples", "2", "--json"], ["which --json never contains"]),
         (
             ["--recipe", "mine.yaml", "--frist", "3"],
             ["--frist: no such option; did you mean --first?"],
@@ -235,7 +236,7 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
         seen.append((Path(scratch).parent, stat.S_IMODE(Path(scratch).parent.stat().st_mode)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.recipes.dry_run.inspect_traffic.inspect", note)
+    monkeypatch.setattr("outrider.recipes.inspection.inspect_recipe.inspect", note)
     recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
     with pytest.raises(KeyboardInterrupt):
         inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), None, 0)
@@ -254,7 +255,7 @@ def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr(
-        "outrider.recipes.dry_run.inspect_traffic.local_target", lambda recipe: None
+        "outrider.recipes.inspection.inspect_recipe.local_target", lambda recipe: None
     )
     recipe = load_overrides(
         [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]

@@ -24,7 +24,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.plan import capture_cost
 from outrider.recipes.pipeline.preflight import check_traffic, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import STAGES
+from outrider.recipes.pipeline.stages.registry import STAGES
 
 
 def inspect_recipe(
