@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from outrider.serving.engine import runs_on_cpu
 from outrider.serving.vllm_hooks import process_start
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
