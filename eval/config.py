@@ -116,9 +116,23 @@ class EvalSection(BaseModel):
     """Held-out prompts per block; at high concurrency at least two rounds of it. At one request at a time base and custom take turns after each,
     and every pair narrows their interval; else, on a machine whose speed changes, more short blocks narrow it further than longer ones do."""
 
+    measure: Literal["until_decided", "full"] = "full"
+    """When timed blocks end. `full` measures `repeats` repeats of every engine mode. `until_decided` looks at
+    custom / base at the lowest concurrency after `min_repeats` repeats and after each further one, and stops
+    when its interval lies above or below `gate.min_speed_ratio`. Intervals are wider then, so that they are
+    valid at whichever look the measurement stops (see eval/stats/sequential.py): by 15 % at the first look."""
+
     repeats: int = Field(4, ge=2)
-    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat; how far
-    repeats differ, over all concurrencies and engine modes together, makes the intervals."""
+    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the most of them
+    with `measure: until_decided`. Speeds are compared within a repeat. The spread of the repeats, over all
+    concurrencies and engine modes together, makes the intervals."""
+
+    min_repeats: int = Field(2, ge=2)
+    """Repeats before the first look of `measure: until_decided`."""
+
+    max_seconds: PositiveFloat | None = None
+    """Time limit of the timed blocks of one engine mode with `measure: until_decided`, in seconds: no repeat
+    starts after it, decided or not. null: none. `measure: full` has no limit."""
 
     starts: PositiveInt = 1
     """How often the servers are started for the repeats, at most once each. The same engine started twice is not equally fast; base and custom
