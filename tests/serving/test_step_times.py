@@ -1,4 +1,4 @@
-"""Steps of a real server, timed while it serves; how long they take is the machine's affair, what is made of them is not."""
+"""Step times of a real server, and what is computed from recorded steps."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Enough to see every number of drafts; times that are used need more.
+    # Enough to see every number of drafts once; precise times need more.
     for name, value in (("STEPS", 4), ("LEAST_ROUNDS", 1), ("SETTLE_S", 0.0)):
         monkeypatch.setattr(step_times, name, value)
     monkeypatch.setattr(step_times, "LoadGenerator", lambda *_: nullcontext(load))
@@ -56,7 +56,7 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
 
 
 def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
-    """A closed loop of `size` requests of 37 steps each, as the recorder would have it."""
+    """Steps of a closed loop of `size` requests of 37 steps each, as recorded."""
     steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
         drafts = 1 + (count // RUN) % depth if depth else 0
@@ -79,7 +79,7 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
     assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
-    # Neither a machine that stops now and then nor steps between two numbers of drafts change them.
+    # Stalls of the machine and steps between two numbers of drafts do not change them.
     drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
@@ -93,7 +93,7 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
     assert costs.step_s == pytest.approx(
         {4: seconds(1, 4)}
     ) and costs.prompt_token_s == pytest.approx(2e-4)
-    # The step before which requests came or went is neither: an engine that schedules ahead had another under way.
+    # A step is left out where requests arrived or ended before it: the engine schedules ahead.
     decoding = tally(steps)["decoding"]["4"][0]
     assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
     stalled = [
@@ -112,7 +112,7 @@ def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
     assert StepCosts({4: 0.04}, 0.0).seconds(1) == 0.04
 
 
-def test_responses_too_short_to_time_are_told() -> None:
+def test_responses_too_short_to_time_are_an_error() -> None:
     decoding, prompts_only = (
         [Step(0.03, 1, 0, 1, 0, 0, True)] * 10,
         [Step(0.03, 1, 1, 100, 1, 100, False)] * 10,

@@ -1,4 +1,4 @@
-"""What is recorded of a scheduler's calls, with a scheduler that says what it is told to."""
+"""Steps recorded from the calls of a scheduler with known plans."""
 
 import stat
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from outrider.serving.vllm_hooks import step_recorder
 from outrider.serving.vllm_hooks.step_recorder import RECORD, RUN, Step, StepFile
 
 
-def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_path, monkeypatch):
+def test_numbers_of_drafts_alternate_and_steps_are_recorded(tmp_path, monkeypatch):
     path, clock = tmp_path / "steps.jsonl", iter(range(1000))
     path.write_text("an earlier server's\n")
     file = StepFile(path)
@@ -46,12 +46,12 @@ def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_
     assert steps[1] == Step(1.0, 1, 1, 2, 0, 0, True) and steps[1].settled
     assert (
         not steps[RUN].settled and steps[RUN].drafts == 2
-    )  # verifies what the step before had not drafted
+    )  # verifies another number than the step before drafted
     assert steps[RUN + 1] == Step(1.0, 2, 2, 53, 1, 50, True) and not steps[RUN + 1].settled
     assert steps[RUN + 2] == Step(1.0, 2, 2, 6, 0, 0, False) and steps[RUN + 2].settled
     assert (
         len(steps) == RUN + 3
-    )  # of the call that had nothing to do, and of the last one, nothing is known
+    )  # an empty call and the last one are not recorded
     recorded(scheduler, {"tokens": {"c": 3}})
     assert file.new() == [Step(1.0, 1, 2, 3, 0, 0, True)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -72,7 +72,7 @@ def test_a_server_without_speculation_is_left_as_it_is(tmp_path):
     assert len(steps) == 2 and all(step.settled and step.drafts == 0 for step in steps)
 
 
-def test_half_a_line_is_left_for_the_next_reading(tmp_path):
+def test_an_incomplete_line_is_read_the_next_time(tmp_path):
     path = tmp_path / "steps.jsonl"
     file = StepFile(path)
     path.write_text("[0.5, 1, 0, 1, 0, 0, true]\n[0.25, 1, ")
