@@ -1,26 +1,25 @@
+<<<<<<< HEAD
 """Step times of a real server, and what is computed from recorded steps."""
 
 from contextlib import nullcontext
 from pathlib import Path
+=======
+"""Times and costs computed from recorded steps."""
+>>>>>>> rooms
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving import step_times
-from outrider.serving.client import Sampling
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import (
     StepCosts,
-    StepTimes,
     costs_of,
-    measure_step_times,
     summarise_steps,
     tally,
 )
 from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 
+<<<<<<< HEAD
 @pytest.mark.engine
 def test_every_number_of_drafts_is_timed_at_every_batch_size(
     target: TargetConfig,
@@ -57,6 +56,10 @@ def test_every_number_of_drafts_is_timed_at_every_batch_size(
 
 def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
     """Steps of a closed loop of `size` requests of 37 steps each, as recorded."""
+=======
+def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
+    """A closed loop of `size` requests of 37 steps each, as the recorder writes it."""
+>>>>>>> rooms
     steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
         drafts = 1 + (count // RUN) % depth if depth else 0
@@ -69,7 +72,7 @@ def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step
     return steps
 
 
-def test_times_are_read_off_steps_that_only_decode() -> None:
+def test_step_times_come_from_steps_that_only_decode() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
@@ -79,12 +82,16 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
     assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
+<<<<<<< HEAD
     # Stalls of the machine and steps between two numbers of drafts do not change them.
+=======
+    # Occasional stalls, and steps between two numbers of drafts, do not change them.
+>>>>>>> rooms
     drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
 
-def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> None:
+def test_tallies_of_a_measured_server_include_stalls() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
@@ -93,7 +100,12 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
     assert costs.step_s == pytest.approx(
         {4: seconds(1, 4)}
     ) and costs.prompt_token_s == pytest.approx(2e-4)
+<<<<<<< HEAD
     # A step is left out where requests arrived or ended before it: the engine schedules ahead.
+=======
+    # A step after requests came or went is not counted: an engine that schedules ahead was still
+    # running another one.
+>>>>>>> rooms
     decoding = tally(steps)["decoding"]["4"][0]
     assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
     stalled = [
@@ -103,7 +115,7 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
     assert costs_of([tally(stalled)]).step_s[4] == pytest.approx(seconds(1, 4) + 1 / decoding)
 
 
-def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
+def test_batch_sizes_are_interpolated_and_extrapolated() -> None:
     costs = StepCosts({1: 0.01, 4: 0.04, 8: 0.06}, 0.0)
     assert [costs.seconds(size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx(
         [0.01, 0.02, 0.04, 0.05, 0.06, 0.08]
@@ -118,6 +130,7 @@ def test_responses_too_short_to_time_are_an_error() -> None:
         [Step(0.03, 1, 1, 100, 1, 100, False)] * 10,
     )
     with pytest.raises(
-        OutriderError, match=r"at 1 requests at once no step was found that drafts 1 .* Set eval.k"
+        OutriderError,
+        match=r"at 1 requests at once there is no step that only decodes with 1 drafts .* Set eval.k",
     ):
         summarise_steps({1: decoding}, {1: prompts_only}, 1)
