@@ -94,7 +94,8 @@ def evaluate_counted(
         )
 
     requests = HeldoutRequests(sampling, prompts, timed_prompts, traffic)
-    measured = serve(context, k, requests)
+    with context.open_servers() as servers, context.open_load() as load:
+        measured = serve(context, servers, load, k, requests)
     blocks, outputs, noise = measured.blocks, measured.outputs, noise_of(measured.blocks)
     findings = steps.run("verification_findings", lambda: look(outputs))
     passes = {mode: _passes(measured) for mode, measured in blocks.items()}

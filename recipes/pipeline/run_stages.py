@@ -5,12 +5,15 @@ with run.locked():
     run_stages(run, loaded.recipe, stage_names(None), {}, console)
 """
 
+import contextlib
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +61,32 @@ def run_stages(
     Stops at the first stage that fails. After the export, `privacy.retention` deletes its share.
     """
     results: Results = {}
-    for name in wanted:
-        stage = stage_of(name)
-        _require_needed(stage, run, results)
-        _bring_up_to_date(stage, run, recipe, options, console)
-        results[name] = run.result_of(name)
+    with contextlib.ExitStack() as background:
+        for name in wanted:
+            stage = stage_of(name)
+            _require_needed(stage, run, results)
+            if name == "evaluate":
+                background.close()
+            elif not results and "evaluate" in wanted and "compiled" in recipe.eval.engine_modes:
+                background.enter_context(_compiling(run, recipe, wanted, options))
+            _bring_up_to_date(stage, run, recipe, options, console)
+            results[name] = run.result_of(name)
     if "export" in results and (deleted := retain(run, recipe.privacy.retention)):
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted)}"
         _print_step(console, "[green]✓[/]", "retention", what)
     return results
+
+
+def _compiling(
+    run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options
+) -> AbstractContextManager[None]:
+    """Compiles for the evaluation in the background, if a stage before it has work to do."""
+    from outrider.serving.compile_cache import compiling
+
+    earlier = itertools.takewhile(lambda name: name != "evaluate", wanted)
+    if all(stage_of(name).state(run, recipe, options).done for name in earlier):
+        return contextlib.nullcontext()
+    return compiling(recipe.target, recipe.serving, run.attempt() / "compile.log")
 
 
 def _require_needed(stage: Stage, run: RunDirectory, results: Results) -> None:

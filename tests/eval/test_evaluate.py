@@ -137,7 +137,7 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     }
     asked = []
 
-    def served(context, k, requests):
+    def served(context, servers, load, k, requests):
         asked.append(context.cache.digest)
         return Measured({"eager": sample_blocks(1.4)}, outputs)
 
