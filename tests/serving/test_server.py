@@ -1,4 +1,4 @@
-"""A real `vllm serve`: counted, its drafter exchanged, loaded, bundled, and gone when it should be."""
+"""A real `vllm serve`: counters, exchange of drafters, load, bundles, and its end."""
 
 import json
 import socket
@@ -140,14 +140,15 @@ def test_requests_are_sent_at_times_of_their_own(
     assert max(request.start_s for request in closed.requests) < arrivals[-1], (
         "the next block has no times of the last one's"
     )
-    # Our own prompts, ended by the target or at max_tokens, and not vLLM's stand-ins of a timed trace.
+    # Our prompts, ended by the target or at max_tokens: not the random ones of a timed trace.
     assert all(0 < request.output_tokens <= 24 for request in timed.requests)
     assert (
         timed.counters.generation_tokens
         == timed.output_tokens
         == sum(r.output_tokens for r in timed.requests)
     )
-    # A step delivers once; what waits for its reader is merged, so there are fewer deliveries than steps, never more.
+    # A step delivers once, and output that waits for its reader is merged: never more deliveries
+    # than steps.
     for block in (timed, closed):
         deliveries = sum(len(request.itl_ms) for request in block.requests)
         assert 0 < deliveries <= block.counters.drafts
