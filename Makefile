@@ -23,7 +23,7 @@ test: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
 
 test-long: setup
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) --hypothesis-profile long -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
+	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 lint: setup
 	$(BIN)/ruff check .

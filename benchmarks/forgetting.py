@@ -1,7 +1,7 @@
 """Gain on the customer's traffic and loss on other traffic, by training mode.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split name=forgetting \\
-        traffic.general=nano_r1/general traffic.general_share=0.3
+        traffic.general=nano_r1/general split.general_share=0.3
     python -m benchmarks.forgetting              # computes states first; finished runs are kept
     python -m benchmarks.forgetting --table
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.config import ParityConfig
 from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.config import ParityConfig
 
 
 def main() -> None:

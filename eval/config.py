@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from outrider.eval.bench.scenario_config import ScenarioConfig
+from outrider.speculators.config import ParityConfig
 
 LEAST_ARRIVALS = 6
 """Requests of an open-loop block; fewer have no trend that could show saturation."""
@@ -61,33 +62,6 @@ class GateConfig(BaseModel):
     Beyond it, trainer and engine do not run the same speculator."""
 
 
-class ParityConfig(BaseModel):
-    """Whether the trainer's unroll drafts what the engine drafts: checked before training for the base speculator and in the evaluation
-    for both."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    prompts: PositiveInt = 8
-    """Prompts that the engine answers greedily while its drafts are recorded; of the validation part before training, held-out ones in
-    the evaluation."""
-
-    max_tokens: PositiveInt = 64
-    """Longest answer in tokens."""
-
-    anchors: PositiveInt = 200
-    """Steps compared at most, at every depth; more are drawn from at random."""
-
-    min_agreement: float = Field(0.99, gt=0, le=1)
-    """Least share of draft tokens, over all depths, on which the two agree, near ties aside."""
-
-    near_tie_nats: float = Field(0.25, ge=0)
-    """Two drafts that differ agree where the trainer finds its own at most so much likelier than the engine's (nats): bf16, in which the
-    engine's logits are, has steps of 0.06 to 0.125 at the size that logits have."""
-
-    max_difference: PositiveFloat = 0.05
-    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in nats."""
-
-
 class CostConfig(BaseModel):
     """Prices, for what speed is worth. One endpoint is what the evaluation serves; the currency is yours."""
 
@@ -117,7 +91,7 @@ class ReportConfig(BaseModel):
     `privacy.retention: delete_all` is refused."""
 
 
-class EvalConfig(BaseModel):
+class EvalSection(BaseModel):
     """The evaluation of base and custom speculator on held-out traffic."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -217,9 +191,6 @@ class EvalConfig(BaseModel):
     """Shares of the custom speculator in averages of its weights with the base's, each replayed on the held-out part (and the general
     one): what could be had between the two without training again. Empty: none."""
 
-    parity: ParityConfig = ParityConfig()
-    """How closely trainer and engine must agree on drafts."""
-
     cost: CostConfig | None = None
     """Prices; null: no money in the report."""
 
@@ -281,3 +252,10 @@ class EvalConfig(BaseModel):
     def rate_requests(self, rate: float) -> int:
         """Requests sent at this rate."""
         return round(rate * self.rate_seconds)
+
+
+class EvalConfig(EvalSection):
+    """The settings of an evaluation: the recipe's `eval` section and `speculator.parity`."""
+
+    parity: ParityConfig = ParityConfig()
+    """How closely trainer and engine must agree on drafts."""

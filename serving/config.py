@@ -116,16 +116,13 @@ class EngineConfig(BaseModel):
     """More environment variables for the engine's processes; these win over Outrider's own."""
 
 
-class ServingConfig(BaseModel):
-    """How a speculator is served."""
+class ServingSection(BaseModel):
+    """The engine, its port and the times of its steps."""
 
     model_config = ConfigDict(extra="forbid")
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
-    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """`greedy` drafts the most likely token, accepted with probability p(argmax q); `probabilistic` samples the draft,
-    accepted with probability sum min(p, q), and keeps the draft's logits."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port on 127.0.0.1 of the first server; servers that are up at once take the following ones. None: any free port."""
     target_step_ms: float | None = Field(default=None, gt=0)
@@ -135,6 +132,13 @@ class ServingConfig(BaseModel):
     """Time of one drafted token, in milliseconds."""
     fixed_step_ms: float | None = Field(default=None, ge=0)
     """Time that a speculative step costs beyond the target's step and the drafts, in milliseconds."""
+
+
+class ServingConfig(ServingSection):
+    """How a speculator is served: the recipe's `serving` section, and how drafts are chosen."""
+
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    """`speculator.draft_sample_method`."""
 
     def with_engine(self, **settings: Any) -> "ServingConfig":
         """The same with some of the engine's settings changed."""

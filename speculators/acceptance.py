@@ -15,7 +15,7 @@ expected number of steps, and every rate that the engine counts follows. A mean 
 anchor equally likely) was up to 14 % off on nano R1's chats: the engine starts its steps where
 drafts were rejected, which is where drafting is hard.
 
-    python -m pytest tests/speculators/test_acceptance.py      # against simulated rejection sampling
+    python -m pytest tests/speculators/test_acceptance.py      # simulates rejection sampling
 
 Shapes: B rows, T positions, H hidden size, V vocabulary, D draft vocabulary, N anchors in a flat
 list, R responses, A anchors of a response (padded), K depth.

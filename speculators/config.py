@@ -5,7 +5,7 @@ SpeculatorConfig(depth=4)
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_names
 
@@ -15,6 +15,37 @@ def _trainable(name: str) -> str:
         known = "can be evaluated, but not trained" if name in KINDS else "is not known"
         raise ValueError(f"{name!r} {known}; kinds that train: {', '.join(trainable_names())}")
     return name
+
+
+class ParityConfig(BaseModel):
+    """Draft parity: the trainer's unroll and the engine must draft the same tokens.
+
+    Checked for the base speculator before training, and in the evaluation for base and custom.
+    """
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    prompts: PositiveInt = 8
+    """Prompts that the engine answers greedily while its drafts are recorded: from the validation
+    part before training, held-out ones in the evaluation."""
+
+    max_tokens: PositiveInt = 64
+    """Longest answer in tokens."""
+
+    anchors: PositiveInt = 200
+    """Most steps that are compared, at every depth; they are drawn at random."""
+
+    min_agreement: float = Field(0.99, gt=0, le=1)
+    """Smallest share of draft tokens, over all depths, that are equal or near ties."""
+
+    near_tie_nats: float = Field(0.25, ge=0)
+    """Two different drafts are a near tie if the trainer finds its own at most this much more likely
+    than the engine's (nats). The engine's logits are bf16, whose steps are 0.06 to 0.125 at the usual
+    size of a logit."""
+
+    max_difference: PositiveFloat = 0.05
+    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
+    nats."""
 
 
 class SpeculatorConfig(BaseModel):
@@ -45,3 +76,11 @@ class SpeculatorConfig(BaseModel):
 
     lora_alpha: float = Field(default=32.0, gt=0)
     """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""
+
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the most
+    likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted with
+    probability sum min(p, q); the engine keeps the draft's logits."""
+
+    parity: ParityConfig = ParityConfig()
+    """How closely trainer and engine must agree on drafts, before training and in the evaluation."""

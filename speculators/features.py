@@ -88,7 +88,7 @@ class FeatureSpec:
         return cls(tuple(FeatureStream(row["name"], row["width"]) for row in rows))
 
     def require(self, held: "FeatureSpec", where: object) -> None:
-        """Raises an `OutriderError` where `held`, the states at `where`, lacks one of these streams."""
+        """Raises an `OutriderError` where `held`, the states at `where`, lacks a stream."""
         missing = [stream for stream in self.streams if stream not in held.streams]
         if missing:
             wanted, found = (
@@ -102,7 +102,7 @@ class FeatureSpec:
 
 
 def stream_of(states: SequenceStates, name: str) -> "Tensor":
-    """One stream [T, H] of a sequence. Streams other than `final_norm` are in `states.auxiliary`."""
+    """One stream [T, H] of a sequence. All but `final_norm` are in `states.auxiliary`."""
     if name == FINAL_NORM:
         return states.hidden
     auxiliary: Mapping[str, Tensor] = getattr(states, "auxiliary", {})

@@ -14,7 +14,7 @@ are the logged ones. That is teacher forcing along an accepted chain, the only c
 the engine discards a chain after a rejected token.
 
     u = unroll(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, depth=4)
-    head.logits(u[s])[b, i]      # logits for the token at i+2+s, where valid_BT(sequence_BT, s)[b, i]
+    head.logits(u[s])[b, i]      # for the token at i+2+s, where valid_BT(sequence_BT, s)[b, i]
 
 The kinds' layers (`Chain`) supply inputs, projections and states; this file supplies the order.
 

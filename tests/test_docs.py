@@ -1,5 +1,6 @@
-"""The documentation names only links, files, modules, commands and keys that exist."""
+"""Documentation and benchmarks name only links, files, modules, commands and keys that exist."""
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -143,6 +144,46 @@ def test_commands_and_keys_exist(page: Path) -> None:
     assert missing_keys(text) == []
 
 
+def defined_names(module: Path) -> set[str]:
+    """Names at the top level of a module."""
+    names = set()
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.If):
+            names |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return names
+
+
+def missing_imports(code: str) -> list[str]:
+    """Imports of this project, inside functions too, that would fail."""
+    missing = []
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        package, *parts = node.module.split(".")
+        if package not in ("outrider", "benchmarks", "tests"):
+            continue
+        path = ROOT.joinpath(*([] if package == "outrider" else [package]), *parts)
+        module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        defined = defined_names(module) if module.is_file() else set()
+        for alias in node.names:
+            submodule = path / alias.name
+            exists = submodule.is_dir() or submodule.with_suffix(".py").is_file()
+            if alias.name not in defined and not exists:
+                missing.append(f"{node.module}.{alias.name}")
+    return missing
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=page_id)
+def test_benchmarks_import_what_exists(script: Path) -> None:
+    code = script.read_text(encoding="utf-8")
+    assert missing_imports(code) == []
+    assert missing_modules(ast.get_docstring(ast.parse(code)) or "") == []
+
+
 def test_the_readme_is_short_and_names_every_command() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
@@ -159,5 +200,7 @@ def test_what_does_not_exist_is_found(tmp_path: Path) -> None:
     ]
     modules = "outrider.eval.gate outrider.eval.gone outrider.common.errors.OutriderError"
     assert missing_modules(modules) == ["outrider.eval.gone"]
+    code = "from outrider.eval.gate import judge, gone\nfrom benchmarks.gone import x"
+    assert missing_imports(code) == ["outrider.eval.gate.gone", "benchmarks.gone.x"]
     keys = "`training.epochs` `training.gone` `gate.min_speed_ratio` x split.gone=1 `a.json`"
     assert missing_keys(keys) == ["split.gone", "training.gone"]

@@ -40,7 +40,7 @@ class DraftTeacher(NamedTuple):
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:
-    """`teacher` restricted to the draft vocabulary of `head`; unchanged where it is the target's."""
+    """`teacher` over the draft vocabulary of `head`; unchanged for the target's vocabulary."""
     if head is None or head.target_ids_D is None:
         entropy_C, logged_C = teacher.negative_entropy_C, teacher.logged_C
         p_CV, best_C = teacher.p_CV, teacher.best_C

@@ -110,7 +110,7 @@ class Trainer:
         self.stop_requested = False
 
     def _origin(self) -> Origin:
-        """The base as a warm start where it is of the trained kind; else training is from scratch."""
+        """The base is the warm start if it is of the trained kind; else there is none."""
         base = base_directory(self.spec.speculator.base, self.spec.target_dir)
         warm = kind_of(base) is self.kind
         return Origin(self.spec.target_dir, base if warm else None)
@@ -212,7 +212,7 @@ class Trainer:
                 last = done == len(self.steps)
                 if last or done % self.config.evaluate_every == 0:
                     self._judge(state, done)
-                stop = self._someone_was_told_to_stop()
+                stop = self._some_process_stops()
                 if (
                     stop
                     or last
@@ -273,7 +273,8 @@ class Trainer:
                     base = self.base.drafted(batch) if self.base else None
                 counts_K = share_K if counted else torch.zeros_like(share_K)
                 loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, base)
-                # DeepSpeed divides by the micro-batches and averages over the processes; the loss is a sum already.
+                # DeepSpeed divides by the micro-batches and averages over the processes, but the
+                # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -378,12 +379,12 @@ class Trainer:
                 place = turn * world + rank
                 yield rows[place] if place < len(rows) else rows[0]
 
-    def _someone_was_told_to_stop(self) -> bool:
+    def _some_process_stops(self) -> bool:
         stop = self.stop_requested or (
             self.accelerator.is_main_process and self.spec.stop_file.exists()
         )
-        told = torch.tensor([float(stop)], device=self.device)
-        return bool(self.accelerator.reduce(told, reduction="sum").item())
+        stops = torch.tensor([float(stop)], device=self.device)
+        return bool(self.accelerator.reduce(stops, reduction="sum").item())
 
     def _from_first(self, value: Any) -> float:
         """The first process's value in every process, so that all processes decide alike."""

@@ -6,7 +6,7 @@ clearly; bf16 rounding and an occasional other expert do not. So the gate reads 
 and the top-1 agreement, never the maximum.
 
     check = self_check(engine, rows, ends.lm_head_VH)      # numbers
-    require(check, CaptureConfig())                        # or an OutriderError with the likely causes
+    require(check, CaptureConfig())                        # an OutriderError with likely causes
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class SelfCheck:
     top1_agreement: float
     """Share of positions with the same most probable token."""
     completion_mean_logprob: float
-    """Nats a token of the logged completions; far below 0 where the target did not write them."""
+    """Nats a token of the logged completions; far below 0 where they are off-policy."""
     completion_below_1e4: float
     """Share of completion tokens with a probability below 1e-4 under the target."""
 
@@ -56,8 +56,8 @@ class SelfCheck:
         return (
             f"self-check on {self.sequences} sequences, {self.positions} positions:"
             " log-probabilities from the states differ from the engine's by at most"
-            f" {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average by"
-            f" {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The"
+            f" {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average"
+            f" by {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The"
             f" logged completions: {self.completion_mean_logprob:.3f} nats a token,"
             f" {self.completion_below_1e4:.2%} of the tokens below 1e-4"
         )
@@ -95,7 +95,7 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
 def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """From h_0 .. h_{T-2}: the log-probability of the token that follows each, and the most probable token."""
+    """Log-probability of the token after each of h_0 .. h_{T-2}, and the most probable token."""
     logprobs, tops = [], []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import ParityConfig
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.config import ParityConfig
 
 if TYPE_CHECKING:
     import torch
@@ -235,8 +235,8 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
         f" {found['steps']} x {len(found['per_depth'])} draft tokens ({depths};"
         f" {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their"
         f" log-probabilities to {found['difference']:.3f} nats on average; demanded are"
-        f" {parity.min_agreement:.1%} (eval.parity.min_agreement) and {parity.max_difference:g}"
-        f" (eval.parity.max_difference); {CAUSES}"
+        f" {parity.min_agreement:.1%} (speculator.parity.min_agreement) and {parity.max_difference:g}"
+        f" (speculator.parity.max_difference); {CAUSES}"
     )
 
 

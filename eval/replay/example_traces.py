@@ -37,7 +37,10 @@ HEAD, TAIL = 200, 100
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the engine. `start` counts from the response's first token, which the prefill delivers before any step."""
+    """One step of the engine.
+
+    `start` counts from the response's first token, which the prefill delivers before any step.
+    """
 
     start: int
     """Index of the first token that the step delivers"""

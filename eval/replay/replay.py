@@ -75,7 +75,10 @@ class ReplaySums:
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
 
     def cumulative(self, k: int) -> list[float]:
-        """Share of steps whose drafts 1..j were all accepted, j = 1..k (the engine's per-position acceptance rate)."""
+        """Share of steps whose drafts 1..j were all accepted, j = 1..k.
+
+        The engine's acceptance rate per position.
+        """
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 

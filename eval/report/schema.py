@@ -228,7 +228,7 @@ class Report(Part):
     sampling: Sampling
     """The customer's"""
     draft_sample_method: Literal["greedy", "probabilistic"]
-    """serving.draft_sample_method"""
+    """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """What this kind of speculator has no figure for, and why"""
     own_text: OwnText | None

@@ -96,15 +96,16 @@ def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 
         recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
+        evaluation = recipe.evaluation()
         heldout = load_sequences(run.sequences, read_json(run.split / "parts.json")["heldout"])
-        _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
+        _, prompts = evaluation_prompts(heldout, evaluation, recipe.speculative_serving())
         with stopped_by_signal():
             results = measure_endpoint(
                 url,
                 recipe.target,
                 [prompt.text for prompt in prompts],
                 customers_sampling(heldout),
-                recipe.eval,
+                evaluation,
                 run.attempt(),
                 console.print,
             )

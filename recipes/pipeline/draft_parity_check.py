@@ -28,7 +28,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     base = Speculator.named(base_directory(recipe.speculator.base, recipe.target.directory()))
     if base.directory is None or not base.abilities.draft_parity:
         return
-    path, parity = run.training / FILE, recipe.eval.parity
+    path, parity = run.training / FILE, recipe.speculator.parity
     asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
     kept = read_json(path) if path.is_file() else {}
     if kept.get("asked") == asked:
@@ -67,7 +67,7 @@ def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> 
     """Prompts that leave room for an answer and its drafts, drawn by the evaluation's seed."""
     from outrider.data.sequences import load_sequences
 
-    parity = recipe.eval.parity
+    parity = recipe.speculator.parity
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
     order = sorted(sequence_ids)
     random.Random(recipe.eval.seed).shuffle(order)
@@ -80,7 +80,7 @@ def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> 
     if not prompts:
         raise OutriderError(
             "parity of the warm start: no prompt of the validation part leaves room for"
-            f" eval.parity.max_tokens = {parity.max_tokens} in serving.engine.max_model_len ="
+            f" speculator.parity.max_tokens = {parity.max_tokens} in serving.engine.max_model_len ="
             f" {recipe.serving.engine.max_model_len}; lower the one or raise the other"
         )
     return prompts

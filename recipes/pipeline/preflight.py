@@ -23,7 +23,7 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     this machine already, has the layer that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
     check_traffic(recipe)
     _check_privacy(recipe)
-    task_of(recipe.eval)
+    task_of(recipe.evaluation())
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
 

@@ -15,7 +15,7 @@ from outrider.speculators.kinds.protocol import TrainableKind
 
 
 class DrafterExtension:
-    """Methods that vLLM's worker gains; `model_runner`, `vllm_config`, `device` are the worker's."""
+    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
 
     model_runner: Any
     vllm_config: Any

@@ -18,7 +18,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 
 SCALE_SUFFIX = "_scale_inv"
-"""DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they are multiplied."""
+"""DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -44,7 +44,7 @@ class CheckpointLayout:
         return name + SCALE_SUFFIX if name + SCALE_SUFFIX in self.weight_map else None
 
     def files(self, names: Iterable[str]) -> list[str]:
-        """Names of the files with these tensors; an `OutriderError` for a tensor that is missing."""
+        """Names of the files with these tensors; an `OutriderError` for a missing one."""
         return sorted(self.by_file(names))
 
     def by_file(self, names: Iterable[str]) -> dict[str, list[str]]:
@@ -58,7 +58,7 @@ class CheckpointLayout:
 
 
 def read_layout(directory: Path) -> CheckpointLayout:
-    """Reads config.json and the index (or the only file's header); shards themselves may be absent."""
+    """Reads config.json and the index, or the only file's header; shards may be absent."""
     directory = Path(directory)
     config = read_json(directory / "config.json")
     blocks = fp8_blocks(config, directory / "config.json")
@@ -85,7 +85,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
         and len(blocks) == 2
         and all(isinstance(n, int) and n > 0 for n in blocks)
     )
-    # DeepSeek-V3.1 rounds its scales to powers of two (scale_fmt ue8m0); quantizing here does not.
+    # DeepSeek-V3.1 rounds scales to powers of two (scale_fmt ue8m0); quantizing here does not.
     expected = {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -96,11 +96,11 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
         found.get(key, value) == value for key, value in expected.items()
     )
     if not (sound and known):
-        said = ", ".join(
+        found_keys = ", ".join(
             f"{key} {found[key]}" for key in (*expected, "weight_block_size") if key in found
         )
         raise OutriderError(
-            f"{path}: quantization_config says the weights are quantized ({said}); training reads"
+            f"{path}: quantization_config has quantized weights ({found_keys}); training reads"
             " unquantized weights and DeepSeek's FP8 (quant_method fp8, fmt e4m3,"
             " weight_block_size [128, 128], no scale_fmt) only. Point target.model at such a"
             " checkpoint of the same model"
@@ -118,7 +118,8 @@ def weight_map(directory: Path) -> dict[str, str]:
         return read_json(index)["weight_map"]
     if not single.is_file():
         raise OutriderError(
-            f"{directory}: neither {index.name} nor {single.name} is there; name a checkpoint's directory"
+            f"{directory}: neither {index.name} nor {single.name} is there; name a checkpoint's"
+            " directory"
         )
     with single.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))

@@ -28,7 +28,7 @@ class CheckpointTensors:
         if file not in self._files:
             path = self.layout.directory / file
             if not path.is_file():
-                raise OutriderError(f"{path}: no such file, though the index says it holds {name}")
+                raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
             self._files[file] = safe_open(path, framework="pt")
         return self._files[file].get_tensor(name)
 

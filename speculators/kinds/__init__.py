@@ -1,6 +1,6 @@
 """The registry of drafter kinds. Adding a kind is one module here and one line in `KINDS`.
 
-    kind_of(Path("runs/NAME/speculator")).name       # told from its config.json
+    kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config)           # the protocol is in protocol.py
 
 No torch is imported here.
@@ -81,7 +81,7 @@ def trainable_kind_of(directory: Path) -> TrainableKind:
 
 
 def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
-    """The kinds of which the target ships a speculator of its own."""
+    """The kinds of which the target ships a speculator."""
     return [
         kind
         for kind in KINDS.values()

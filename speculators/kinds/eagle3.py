@@ -36,7 +36,7 @@ vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
 
 
 class Eagle3:
-    """A head over auxiliary states of the target, often with a vocabulary of its own."""
+    """A head over auxiliary states of the target, often with a smaller vocabulary."""
 
     name = "eagle3"
     in_words = "an EAGLE-3 head"
@@ -47,7 +47,7 @@ class Eagle3:
     abilities = Abilities(drafts_every_step=True)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """A head names itself, or has a vocabulary of its own."""
+        """A head has an Eagle3 architecture or a draft vocabulary."""
         architectures = config.get("architectures") or []
         return (
             any("eagle3" in name.lower() for name in architectures)

@@ -86,7 +86,7 @@ class MTPActivations:
         return self.b * self.size.heads * self.size.value_dim
 
     def _first_input(self) -> int:
-        """A token at depth 0: two norms of inputs without gradient, eh_proj's input, projections."""
+        """A token at depth 0: norms of inputs without gradient, eh_proj's input, projections."""
         return 4 * self.b * self.size.hidden + self._project()
 
     def _deeper_input(self, depth: int) -> int:
@@ -97,7 +97,7 @@ class MTPActivations:
         return inputs + self._project() + self._keys + share + self._values
 
     def _project(self) -> int:
-        """Input norm, both ranks and norms, rotary tables, keys, keys and values before the split."""
+        """Input norm, both ranks and norms, rotary tables, keys, keys with values."""
         s, b = self.size, self.b
         found = self._norm(s.hidden) + b * s.hidden
         if s.q_rank is not None:

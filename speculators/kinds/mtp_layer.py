@@ -10,7 +10,8 @@ computes it. E and W are the target's embedding and head (`TargetEnds`): frozen 
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
     _, states = speculator.unroll(ends, token_ids, hidden, sequence, position, anchors, depth=4)
 
-Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden; "..." any leading dimensions.
+Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden; "..." any leading
+dimensions.
 """
 
 import torch
@@ -73,7 +74,7 @@ class MTPSpeculator(Drafter):
         return inputs_NX
 
     def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """The block's input x from E(t_{i+1}) [..., H], the state [..., H] and position [...] of i."""
+        """The block's input from E(t_{i+1}) [..., H], state [..., H] and position [...] of i."""
         # The engine masks the embedding at position 0 before enorm:
         # torch.where(positions == 0, 0, embeds).
         embedding = embedding.masked_fill(position[..., None] == 0, 0)

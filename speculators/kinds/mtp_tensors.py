@@ -14,7 +14,7 @@ SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the target's embedding and head that DeepSeek ships: neither read nor written."""
 
 DERIVED = ".rotary_emb.inv_freq"
-"""Rotary frequencies that some conversions store. They follow from config.json; nothing reads them."""
+"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
 
 
 @dataclasses.dataclass(frozen=True)

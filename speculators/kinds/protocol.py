@@ -73,7 +73,7 @@ class Origin:
 
     target_dir: Path
     base_dir: Path | None
-    """Directory of the speculator of the same kind that training starts from; None: from scratch."""
+    """Directory of a speculator of the same kind to start from; None: training from scratch."""
 
 
 class TrainedParts(Protocol):
@@ -211,7 +211,7 @@ class DrafterKind(Protocol):
         """True for the config.json of a directory of this kind."""
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Raises an `OutriderError` with file, key, value and fix for a speculator of another target.
+        """Raises an `OutriderError` with file, key, value and fix for another target's speculator.
 
         Reads config.json, safetensors headers and, for finiteness and copies, the values; no torch.
         """
@@ -291,4 +291,4 @@ class TrainableKind(DrafterKind, Protocol):
         """(name, tensor as stored) that a live engine's drafter loads."""
 
     def stays_with_target(self, name: str) -> bool:
-        """True for a parameter of the engine's drafter that is the target's and is not exchanged."""
+        """True for a parameter of the engine's drafter that is not exchanged: the target's own."""

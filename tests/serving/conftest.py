@@ -68,7 +68,12 @@ def server(
 
 
 @pytest.fixture(scope="session")
-def load(target: TargetConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadGenerator]:
+def load_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("load") / "load.log"
+
+
+@pytest.fixture(scope="session")
+def load(target: TargetConfig, load_log: Path) -> Iterator[LoadGenerator]:
     """The load generator's process, which imports vLLM for 10 s of a core."""
-    with LoadGenerator(target, tmp_path_factory.mktemp("load") / "load.log") as load:
+    with LoadGenerator(target, load_log) as load:
         yield load

@@ -1,12 +1,10 @@
-"""vLLM's own drafter, built and loaded on a CPU that cannot run it: what its parameters hold after loading.
+"""vLLM's own drafter for FP8 weights, built and loaded on a CPU that cannot run it.
 
-python -m tests.serving.fp8_loader TARGET SPECULATOR OUT.safetensors
-
-Kernels for FP8 blocks want a GPU or AMX; that they are there is pretended, and no kernel is called.
+Kernels for FP8 blocks need a GPU or AMX. vLLM's checks for them are replaced, and no kernel is
+called.
 """
 
 import os
-import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -17,7 +15,8 @@ from outrider.serving.vllm_hooks.drafter_swap import required
 from outrider.speculators.kinds import trainable_kind_of
 
 
-def main(target: Path, speculator: Path, out: Path) -> None:
+def load_drafter(target: Path, speculator: Path, out: Path) -> None:
+    """Writes the drafter's parameters after loading; run it in its own process."""
     # Latent attention as a GPU runs it, with its fused projection.
     os.environ.update(engine_environment(EngineConfig()) | {"VLLM_MLA_DISABLE": "0"})
     arguments = engine_arguments(
@@ -58,7 +57,3 @@ def main(target: Path, speculator: Path, out: Path) -> None:
         out,
         {"missing": " ".join(missing)},
     )
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))

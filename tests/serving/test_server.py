@@ -1,6 +1,7 @@
 """A real `vllm serve`: counters, exchange of drafters, load, bundles, and its end."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import HOST, Server
+from outrider.serving.vllm_hooks import process_start
 from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
@@ -104,12 +106,17 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(
 
 
 def test_a_block_of_load_is_counted_request_by_request(
-    server: Server, load: LoadGenerator, prompts: list[list[int]], prompt_texts: list[str]
+    server: Server,
+    load: LoadGenerator,
+    load_log: Path,
+    prompts: list[list[int]],
+    prompt_texts: list[str],
 ) -> None:
     block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
     again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
     with pytest.raises(OutriderError, match="1 of 1 requests failed"):
         load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
+    assert load_log.stat().st_mode & 0o777 == 0o600
     asked = complete(
         server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1
     )
@@ -200,7 +207,8 @@ def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
     target: TargetConfig, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", STARTER, target.model, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+    spawning = os.environ | {process_start.FORK: "0"}  # as users run it
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=spawning) as starter:
         mark = starter.stdout.readline().strip()
         # The server, the engine's core, its worker, and a resource tracker or two.
         assert wait_until(lambda: any("Worker" in process.name() for process in members(mark)), 300)

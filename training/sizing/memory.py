@@ -1,7 +1,7 @@
 """Memory of one training process, by part and phase, computed before it exists.
 
     plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=1)
-    needed = plan.phases()                # {"start": {part: bytes}, "backward": {...}, "update": {...}}
+    needed = plan.phases()                # {"start": {part: bytes}, "backward": ..., "update": ...}
     plan.peak()                           # ("backward", bytes)
 
 Three moments can be the largest: the start, when the base speculator in float32 exists next to the

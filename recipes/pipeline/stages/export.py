@@ -61,7 +61,7 @@ def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str)
     export_bundle(
         speculator_dir=run.speculator,
         target=recipe.target,
-        serving=recipe.serving,
+        serving=recipe.speculative_serving(),
         k=max([k, *(best for _, _, best in schedule or [])]),
         k_per_batch_size=schedule,
         evidence=evidence,
@@ -101,11 +101,11 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path) -> dict[str, Any]:
     from outrider.serving.bundle import verify_bundle
     from outrider.serving.client import Sampling
 
+    serving = recipe.speculative_serving().with_engine(mode=recipe.eval.engine_modes[0])
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
-    prompts, _ = evaluation_prompts(heldout, recipe.eval, recipe.serving)
+    prompts, _ = evaluation_prompts(heldout, recipe.evaluation(), serving)
     outputs = read_json(run.evaluation / "steps" / "verification_outputs.json")["result"]
     counted = outputs["greedy"]["custom"]["counters"]
-    serving = recipe.serving.with_engine(mode=recipe.eval.engine_modes[0])
     return verify_bundle(
         bundle,
         recipe.target,
@@ -128,6 +128,7 @@ EXPORT = Stage(
     settings=lambda recipe: {
         "export": section(recipe.export),
         "serving": section(recipe.serving),
+        "speculator": {"draft_sample_method": recipe.speculator.draft_sample_method},
     },
     sources=target_digest,
     work=_work,

@@ -26,7 +26,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         out_dir=run.training,
         publish_dir=run.speculator,
         log_dir=run.root,
-        probabilistic_drafts=recipe.serving.draft_sample_method == "probabilistic",
+        probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
     )
 
 
@@ -35,9 +35,8 @@ TRAIN = Stage(
     version=2,
     needs=("split", "capture"),
     settings=lambda recipe: {
-        "speculator": section(recipe.speculator),
+        "speculator": section(recipe.speculator, {"parity"}),
         "training": section(recipe.training, {"parity", "tokens_per_s"}),
-        "serving": {"draft_sample_method": recipe.serving.draft_sample_method},
     },
     sources=target_and_base_digests,
     work=_work,

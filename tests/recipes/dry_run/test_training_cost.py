@@ -15,7 +15,7 @@ from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
-from tests.recipes.test_cli import assert_one_message, run
+from tests.recipes.commands import assert_one_message, run
 from tests.tiny import write_tiny_target
 
 H200 = 141 * 10**9

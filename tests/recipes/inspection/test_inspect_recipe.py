@@ -19,7 +19,7 @@ from outrider.recipes.inspection.page import print_inspection
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.registry import STAGES
 from tests.data.logs import pair, screenings, write_log
-from tests.recipes.test_cli import assert_one_message, run
+from tests.recipes.commands import assert_one_message, run, start
 
 KEYS = {
     *(
@@ -159,7 +159,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def test_json_is_one_object_on_stdout(workplace):
-    finished = run("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
+    finished = start("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)
@@ -211,6 +211,11 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
 )
 def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
     assert_one_message(run("inspect-traffic", *words, cwd=workplace), *parts)
+
+
+def test_a_mistake_ends_a_process_with_status_1(workplace):
+    finished = start("inspect-traffic", "--traffic.path", "gone.jsonl", cwd=workplace)
+    assert_one_message(finished, "gone.jsonl", "no such file or folder")
 
 
 def test_what_the_run_has_ingested_is_not_read_again(workplace, monkeypatch):

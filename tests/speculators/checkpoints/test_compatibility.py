@@ -1,4 +1,4 @@
-"""A speculator that is not this target's is refused from its files alone: one message with file, key, value and fix."""
+"""A speculator of another target is refused from its files: file, key, value and fix."""
 
 import json
 import shutil
@@ -170,7 +170,8 @@ def three_rows_exchanged(embedding_VH):
     [
         (
             three_rows_exchanged,
-            "differs in 3 of 97 rows from the target's model.embed_tokens.weight: a stale vocabulary",
+            "differs in 3 of 97 rows from the target's model.embed_tokens.weight: a stale"
+            " vocabulary",
         ),
         (lambda e: e.roll(1, 0), "differs in 97 of 97 rows"),
         (

@@ -1,4 +1,4 @@
-"""FP8 checkpoints: read as DeepSeek's rule has it, written in the target's own precision, untouched bytes kept."""
+"""FP8 checkpoints: read by DeepSeek's rule, written in the target's precision, bytes kept."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The count of what is kept for backward against autograd itself, which is asked for every tensor that it keeps."""
+"""Counted activations against the tensors that autograd keeps."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def kept_by_autograd(
     dtype: torch.dtype,
     train: str = "all",
 ) -> int:
-    """Bytes of the distinct storages of saved tensors, those of weights and of the target's ends left out."""
+    """Bytes of the distinct storages of saved tensors, weights and target ends excluded."""
     torch.manual_seed(0)
     arch = DeepseekArch.from_config(settings)
     speculator = MTPSpeculator(arch)

@@ -1,4 +1,4 @@
-"""Counts from config.json against the modules themselves; the modules stand on the meta device, so that R1's fits."""
+"""Counts from config.json against the modules on the meta device, R1's included."""
 
 import json
 import subprocess

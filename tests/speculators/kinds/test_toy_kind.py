@@ -3,26 +3,27 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.eval.replay.example_traces import walks
 from outrider.eval.replay.replay import replay
 from outrider.recipes.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.features import FeatureStream
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds import KINDS, base_directory, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.accelerator import start_environment
-from outrider.training.distributed.spec import Sampling, TrainingSpec
-from outrider.training.trainer import Trainer
-from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy
-from tests.training.corpus import Corpus, make_corpus
+from outrider.training.distributed.launch import train
+from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy
+from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +48,36 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     return kind
 
 
-def spec_of(corpus: Corpus, out: Path, speculator: SpeculatorConfig, **training: object):
-    training = {"wandb_project": None, "row_tokens": 64, "rows_per_step": 2} | training
-    return TrainingSpec(
-        target_dir=corpus.target_dir,
-        features_dir=corpus.features_dir,
-        feature_store="outrider.data.features.feature_store:FeatureStore",
-        train=corpus.parts["train"],
-        validation=corpus.parts["validation"],
-        sampling={
-            name: Sampling(temperature=0.0)
-            for name in (*corpus.parts["train"], *corpus.parts["validation"])
-        },
-        speculator=speculator,
-        training=TrainingConfig(**training),
-        out_dir=out / "training",
-        publish_dir=out / "speculator",
-        log_dir=out,
-    )
+@pytest.fixture(scope="module")
+def trained(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A run from scratch, in a rank that knows the kind: the published directory, the result."""
+    run_dir = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "toy", Toy())
+        result = train(
+            corpus.target_dir,
+            corpus.features_dir,
+            {name: (0.0, 1.0) for part in corpus.parts.values() for name in part},
+            corpus.parts,
+            SpeculatorConfig(kind="toy", depth=3),
+            TrainingConfig(
+                epochs=30,
+                evaluate_every=30,
+                checkpoint_every=1000,
+                row_tokens=128,
+                learning_rate=1e-2,
+                compute="fp32",
+                wandb_project=None,
+            ),
+            run_dir / "training",
+            run_dir / "speculator",
+            run_dir / "logs",
+            feature_store=FEATURE_STORE,
+            run=run_toy,
+        )
+    return run_dir / "speculator", result
 
 
 def test_the_protocol_is_met(toy: Toy) -> None:
@@ -84,52 +97,71 @@ def test_a_kind_that_is_not_registered_is_no_config() -> None:
 
 
 def test_from_scratch_to_replay(
-    corpus: Corpus, toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]]
 ) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-    start_environment()
-    config = SpeculatorConfig(kind="toy", depth=3)
-    check_target(corpus.target_dir, config)
-    settings = {"epochs": 30, "evaluate_every": 30, "checkpoint_every": 1000}
-    spec = spec_of(corpus, tmp_path, config, compute="fp32", learning_rate=1e-2, **settings)
-    store = FeatureStore.open(corpus.features_dir)
-    trainer = Trainer(spec, store)
-    assert trainer.origin.base_dir is None  # the target's own speculator is of another kind
-    before = {name: tensor.clone() for name, tensor in trainer.unroll.speculator.named_parameters()}
-    result = trainer.run()
-    after = dict(trainer.unroll.speculator.named_parameters())
-    assert all(not torch.equal(tensor, after[name]) for name, tensor in before.items())
-    assert result["best"]["acceptance_length"][-1] > result["base"]["acceptance_length"][-1]
-
-    published = tmp_path / "speculator"
-    assert kind_of(published) is toy
-    assert Speculator.named(published).settings(3)["method"] == "toy"
-    rows = [
-        {"sequence_id": s, "session": s, "temperature": 0.0, "top_p": 1.0}
-        for s in corpus.parts["validation"]
-    ]
-    found = replay(published, corpus.target_dir, store, rows, depth=3)
-    assert found.acceptance_length() == pytest.approx(
-        result["exported"]["acceptance_length"], rel=1e-6
+    published, result = trained
+    check_target(corpus.target_dir, SpeculatorConfig(kind="toy"))
+    best, base = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
+    assert best > base + 0.05
+    start = toy.start(
+        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=0
     )
-    # Odd tokens are outside the draft vocabulary: nothing there is ever accepted.
-    assert found.acceptance_length()[0] < 2.0
+    after = dict(toy.tensors(published))
+    for name, parameter in start.named_parameters():
+        assert not torch.equal(parameter, after[name]), name
+    assert kind_of(published) is toy
+    settings = Speculator.named(published).settings(3)
+    assert settings == {"method": "toy", "model": str(published), "num_speculative_tokens": 3}
+    rows = [
+        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0}
+        for name in corpus.parts["validation"]
+    ]
+    store = FeatureStore.open(corpus.features_dir)
+    found = replay(published, corpus.target_dir, store, rows, depth=3)
+    expected = result["exported"]["acceptance_length"]
+    assert found.acceptance_length() == pytest.approx(expected, rel=1e-6)
+    assert found.acceptance_length()[-1] == pytest.approx(best, rel=1e-6)
 
-    half = tmp_path / "half"
-    untrained = tmp_path / "training" / "best" / "step-0000000"
-    first = untrained if untrained.is_dir() else published
-    interpolate(first, published, 0.5, half)
-    assert kind_of(half) is toy
+
+def test_a_draft_outside_the_vocabulary_is_never_accepted(
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    """Greedy drafts of even tokens against a response: accepted where equal, by a plain walk."""
+    published, _ = trained
+    store = FeatureStore.open(corpus.features_dir)
+    ids = corpus.parts["validation"]
+    for name, steps in zip(ids, walks(published, corpus.target_dir, store, ids, 3), strict=True):
+        row = store.read(name)
+        response = row.token_ids[row.completion_start :].tolist()
+        assert steps and all(draft % 2 == 0 for step in steps for draft in step.drafts)
+        for step in steps:
+            expected = response[step.start : step.start + step.accepted]
+            assert step.drafts[: step.accepted] == expected
+
+
+def test_mixtures_are_of_one_kind(
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    published, _ = trained
+    scratch = toy.start(
+        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=3
+    )
+    first = tmp_path / "first"
+    toy.write(toy.trained(scratch, scratch.state_dict()), Origin(corpus.target_dir, None), first)
+    interpolate(first, published, 0.5, tmp_path / "half")
+    one, other, half = (
+        dict(toy.tensors(path))["mix.weight"] for path in (first, published, tmp_path / "half")
+    )
+    torch.testing.assert_close(half, (one + other) / 2)
     with pytest.raises(OutriderError, match="two kinds cannot be averaged"):
         interpolate(corpus.target_dir, published, 0.5, tmp_path / "mixed")
 
 
-def test_a_store_without_its_states_is_refused(corpus: Corpus, toy: Toy, tmp_path: Path) -> None:
-    plain = make_corpus(tmp_path, train_sequences=2, validation_sequences=1)
-    spec = spec_of(plain, tmp_path, SpeculatorConfig(kind="toy", depth=2))
+def test_a_store_without_its_states_is_refused(corpus: Corpus, toy: Toy) -> None:
+    config = read_json(corpus.target_dir / "config.json")
+    held = FeatureSpec((FeatureStream(FINAL_NORM, config["hidden_size"]),))
     with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(4 values\)"):
-        Trainer(spec, FeatureStore.open(plain.features_dir))
+        toy.features(config).require(held, corpus.features_dir)
 
 
 def test_a_warm_start_is_the_base(corpus: Corpus, toy: Toy, tmp_path: Path) -> None:

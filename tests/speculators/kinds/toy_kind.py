@@ -6,6 +6,9 @@ config.json and tensors of its own layout.
 """
 
 import json
+import multiprocessing
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from outrider.common.files import publish, read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import (
     Abilities,
@@ -28,6 +32,8 @@ from outrider.speculators.kinds.protocol import (
     TrainedParameters,
     TrainedParts,
 )
+from outrider.training.distributed.spec import TrainingSpec
+from tests.training.forked_ranks import PRELOADED
 
 STREAM, WIDTH = "layer_1", 4
 """The auxiliary stream."""
@@ -199,3 +205,23 @@ class Toy:
 
     def stays_with_target(self, name: str) -> bool:
         return False
+
+
+def run_toy(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
+    """In place of the launcher: one forked rank that knows the kind, as `run_forked` starts one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    rank = context.Process(target=_rank, args=(spec.out_dir / "spec.json", log_path))
+    rank.start()
+    rank.join()
+    return rank.exitcode or 0, False
+
+
+def _rank(spec_path: Path, log_path: Path) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    KINDS[Toy.name] = Toy()
+    from outrider.training.distributed.worker import main
+
+    sys.exit(main(spec_path))

@@ -1,4 +1,7 @@
-"""Our DeepSeek-V3 layer against transformers' in float32: dense and sparse, few experts and many, plain and YaRN positions."""
+"""The DeepSeek-V3 layer against transformers' in float32.
+
+Dense and sparse, few and many experts, plain and YaRN positions.
+"""
 
 import pytest
 import torch

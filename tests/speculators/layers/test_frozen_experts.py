@@ -1,4 +1,4 @@
-"""Frozen experts and adapters on them: the plain module's arithmetic, and nothing for an optimizer to see."""
+"""Frozen experts and adapters: the plain module's arithmetic, without parameters."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_new_adapters_change_nothing(target: Path, x_NH: Tensor) -> None:
 
 
 def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
-    """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each of the three projections."""
+    """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)
     mlp, weights = speculator.block.mlp, checkpoint_views(load_mtp(target))
     experts, scale = mlp.experts, 6.0 / 3
