@@ -12,6 +12,7 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.tiny import VOCAB, write_tiny_target
+from tests.training.forked_ranks import run_forked
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
@@ -30,9 +31,10 @@ class Corpus:
         depth: int = 3,
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
+        launch: bool = False,
         **settings: object,
     ) -> dict:
-        """Runs the launcher with small defaults."""
+        """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
         defaults = {
             "row_tokens": 128,
             "epochs": 2,
@@ -51,6 +53,7 @@ class Corpus:
             run_dir / "speculator",
             run_dir / "logs",
             feature_store=feature_store,
+            run=None if launch or "launcher" in settings else run_forked,
         )
 
 

@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.training.packing import _best_filling, make_samples, pack, padding_share, plan_epoch
+from tests.fuzzing import examples
 
 TRAFFIC = Path(__file__).parents[2] / "recipes" / "nano_r1" / "traffic"
 
 
 @given(st.lists(st.integers(1, 100), max_size=60))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_piece_is_in_exactly_one_row_that_has_room(lengths: list[int]) -> None:
     rows = pack(list(enumerate(lengths)), row_tokens=100)
     assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
@@ -55,7 +56,7 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
 
 
 @given(st.lists(st.integers(1, 30), max_size=9), st.integers(0, 60))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: int) -> None:
     taken = _best_filling(lengths, room)
     best = 0

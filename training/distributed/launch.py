@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ _NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
+RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
+"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
+
+
 def train(
     target_dir: Path,
     features_dir: Path,
@@ -48,11 +52,13 @@ def train(
     *,
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
+    run: RunRanks | None = None,
 ) -> dict[str, Any]:
     """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
     `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
-    same settings is resumed. Returns the content of `result.json`.
+    same settings is resumed. Returns the content of `result.json`. `run` replaces the subprocess
+    in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -74,7 +80,8 @@ def train(
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    code, stopped = _run(_command(spec_path, training), spec, spec.log_dir / "train.log")
+    command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
+    code, stopped = (run or _run)(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 

@@ -67,6 +67,7 @@ class TrainingSpec(BaseModel):
                 "out_dir": True,
                 "publish_dir": True,
                 "log_dir": True,
+                "speculator": {"parity"},
                 "training": no_effect_on_weights,
             },
         )

@@ -33,7 +33,11 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
         OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
     ):
         corpus.train(
-            tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT
+            tmp_path,
+            feature_store="tests.training.stores:MistakeInRank1",
+            processes=2,
+            launch=True,
+            **SHORT,
         )
     left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
     assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
