@@ -1,6 +1,6 @@
 """What a speculator gains on the customer's traffic and loses on other traffic, by what is trained and what holds it back.
 
-    train-speculator --recipe resume_screening.yaml traffic.general=nano_r1/general traffic.general_share=0.3 \
+    train-speculator --recipe resume_screening.yaml traffic.general=nano_r1/general split.general_share=0.3 \
         name=forgetting --stages ingest,split
     python -m benchmarks.forgetting              # states without an engine first; runs that are done are not repeated
     python -m benchmarks.forgetting --table

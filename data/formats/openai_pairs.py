@@ -1,6 +1,7 @@
-"""OpenAI pairs: one chat completion a row, `{"request": {...}, "response": {...}}`, as a gateway or proxy logs it.
+"""OpenAI pairs: one chat completion per row, as a gateway or proxy logs it.
 
-    {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]}, "timestamp": 1719830400}
+    {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
+     "timestamp": 1719830400}
 
 A streamed response is the text of its event stream, or the list of its chunks (also as `chunks`).
 """

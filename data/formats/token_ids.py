@@ -1,6 +1,9 @@
-"""Token ids as an engine logged them, or as a tokenized data set holds them: one exchange a row, used untouched.
+"""Token ids as logged by an engine or in a tokenized data set, one exchange per row.
 
-{"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...], "finish_reason": "stop", "temperature": 0.6}
+    {"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...],
+     "finish_reason": "stop", "temperature": 0.6}
+
+The ids are used unchanged.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject
@@ -27,7 +30,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject(
             "incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids"
         )
-    # Texts, where they are logged too, only tell how far a retokenized log could be trusted.
+    # Texts next to the ids only serve to compare them with retokenized text.
     reasoning, content = reasoning_and_content(row)
     beside = logged_beside(row)
     return [

@@ -1,4 +1,4 @@
-"""The columns of the table of sequences, as the ingest's workers write it; data/sequences.py reads it.
+"""Columns of the table of sequences, as workers write it and data/sequences.py reads it.
 
 pa.record_batch(columns, schema=SCHEMA)
 """
@@ -23,4 +23,5 @@ SCHEMA = pa.schema(
         "prompt_text": pa.string(),
     }
 )
-"""`time` is in Unix seconds, null where the log has none. An empty text was not logged."""
+"""`time` is in Unix seconds, null where it was not logged. Other values that were not logged are
+empty text."""

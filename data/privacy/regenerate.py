@@ -1,13 +1,16 @@
-"""Responses that the target gives anew, because the logged ones held personal data (`privacy.regenerate`).
+"""Regenerated responses: the target's new responses where logged ones held personal data.
 
-The ingest has put surrogates into prompt and response and marked the sequence; its response is no text of the target's. Before
-the capture the target answers those prompts again, sampled as the log says and with as many tokens at most as the logged response
-had, so that what fitted still fits. What comes is the sequence from then on: ids of the engine's own, fidelity exact.
+With `privacy.regenerate` the ingest replaces personal data in prompt and response by surrogates and
+marks the sequence, whose response is then off-policy. Before capture the target responds to these
+prompts again, with the logged sampling settings and at most as many tokens as were logged, so that
+it fits. From then on this is the sequence: the engine's ids, fidelity exact.
 
-Answers are kept as they come, beside the states that are captured from them, in `regenerated.jsonl` (ids and no text, readable by
-its owner only): an interrupted run asks for none of them twice, and its states belong to the answers that stand there.
+Responses are appended to `regenerated.jsonl` in the feature store (ids without text, readable by
+its owner only). An interrupted run generates none of them twice, and its states belong to the
+stored responses.
 
-    answers = regenerate(engine, rows, features_dir, batch_tokens=65536)      # {sequence id: completion ids}
+    answers = regenerate(engine, rows, features_dir, source, batch_tokens=65536)
+    answers                  # {sequence id: completion ids}
 """
 
 import json
@@ -31,7 +34,7 @@ FILE = "regenerated.jsonl"
 
 
 def asked_rows(table: "Dataset") -> "list[AskedRow]":
-    """The marked rows of a table of sequences, as the engine is asked them."""
+    """The marked rows of a table of sequences, as requests to the engine."""
     from outrider.serving.engine import AskedRow
 
     marked = [index for index, fidelity in enumerate(table["fidelity"]) if fidelity == REGENERATE]
@@ -55,8 +58,12 @@ def regenerate(
     source: dict[str, Any],
     batch_tokens: int,
 ) -> dict[str, np.ndarray]:
-    """The target's answer [T] int32 to each row, by id: those that `out_dir` holds for the same `source`, and the missing ones from
-    the engine. `batch_tokens`: of prompts and answers, asked for at a time; an interrupt loses at most one such batch."""
+    """Returns the target's response [T] int32 to each row, by id.
+
+    Responses to the same `source` are read from `out_dir`; missing ones are generated.
+    `batch_tokens`: tokens of prompts and responses generated at a time; an interrupt loses one
+    batch.
+    """
     path = Path(out_dir) / FILE
     answers = _kept(path, source)
     missing = [row for row in rows if row.row_id not in answers]
@@ -80,7 +87,7 @@ def regenerate(
 
 
 def _kept(path: Path, source: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What an earlier run of the same source left; a last line that was cut off is none, and is taken away."""
+    """Responses of an earlier run of the same source; removes a last line that was cut off."""
     if not path.exists():
         return {}
     whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")

@@ -196,11 +196,8 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
 def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.split.split import split
 
-    traffic = recipe.traffic
-    general = run.general / "sequences" if traffic.general is not None else None
-    parts = split(
-        run.sequences, recipe.split, run.split, traffic.max_copies, general, traffic.general_share
-    )
+    general = run.general / "sequences" if recipe.traffic.general is not None else None
+    parts = split(run.sequences, recipe.split, run.split, general)
     return parts["summary"]
 
 
@@ -216,7 +213,7 @@ def _capture(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, A
         engine=recipe.serving.engine,
         out_dir=run.features,
     )
-    judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
+    judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}
 
 
@@ -312,13 +309,10 @@ STAGES: dict[str, Stage] = {
     for stage in (
         Stage(
             name="ingest",
-            version=3,
+            version=4,
             needs=(),
             settings=lambda recipe: {
-                "traffic": _dump(
-                    recipe.traffic,
-                    {"path", "general", "general_share", "max_copies", "min_on_policy"},
-                ),
+                "traffic": _dump(recipe.traffic, {"path", "general"}),
                 "privacy": _privacy_settings(recipe),
             },
             sources=lambda recipe: _target(recipe) | _traffic(recipe) | _privacy_key(recipe),
@@ -330,12 +324,7 @@ STAGES: dict[str, Stage] = {
             name="split",
             version=2,
             needs=("ingest",),
-            settings=lambda recipe: {
-                "split": _dump(recipe.split),
-                "traffic": {
-                    name: getattr(recipe.traffic, name) for name in ("max_copies", "general_share")
-                },
-            },
+            settings=lambda recipe: {"split": _dump(recipe.split)},
             sources=_general,
             work=_split,
             reads=lambda run: (run.sequences,),
@@ -349,7 +338,6 @@ STAGES: dict[str, Stage] = {
             settings=lambda recipe: {
                 "target": _dump(recipe.target),
                 "capture": _dump(recipe.capture, {"tokens_per_s"}),
-                "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
                 "serving": {"engine": _dump(recipe.serving.engine, SPEED_ONLY)},
             },
             sources=_target,

@@ -79,14 +79,14 @@ def top_p_was_not_logged(toy):
 CASES = {
     scrambled: ("scrambled", "shifted by one"),
     foreign: ("foreign", "another model wrote the text"),
-    edited: ("edited", "single places are far out"),
-    edited_where_it_was_open: ("edited", "single places are far out"),
+    edited: ("edited", "single places are unlikely"),
+    edited_where_it_was_open: ("edited", "single places are unlikely"),
     colder_than_logged: ("temperature", "about 0.3, logged is 0.6"),
     hotter_than_logged: ("temperature", "about 1, logged is 0.6"),
-    hotter_without_top_p: ("temperature", "with a top_p of 1 the two look alike"),
+    hotter_without_top_p: ("temperature", "with a top_p of 1 both have the same trace"),
     greedy: ("temperature", "about 0, logged is 0.6"),
     template: ("template", "chat template"),
-    tokenized_again: ("retokenized", "cannot be told from edited text"),
+    tokenized_again: ("retokenized", "cannot be distinguished from edited text"),
     another_revision: ("revision_or_settings", "another revision or quantization"),
     top_p_was_not_logged: ("revision_or_settings", "Without top_p a temperature of 0.6 fits best"),
 }
@@ -118,14 +118,14 @@ def test_few_sequences_of_another_kind_are_told_from_the_rest():
     toy = ToyTarget()
     verdict = judge(together(own(toy), own(toy), foreign(toy).take(slice(0, 12))))
     assert (verdict.own, verdict.cause) == (False, "foreign")
-    assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off: ")
+    assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 
 
 def test_text_tokenized_again_is_known_by_the_exact_text_beside_it():
     toy = ToyTarget()
     again = tokenized_again(toy)
     verdict = judge(again, among=together(own(toy), again))
-    assert verdict.cause == "retokenized" and "cannot be told" not in verdict.text
+    assert verdict.cause == "retokenized" and "cannot be distinguished" not in verdict.text
 
 
 def test_the_same_trace_in_exact_ids_is_no_matter_of_tokenizing():

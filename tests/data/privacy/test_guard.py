@@ -226,7 +226,7 @@ def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(bui
     surrogate = marked.messages[1]["content"].removeprefix("mail ")
     assert surrogate in marked.content and marked.completion_token_ids is None
     assert (one.tally.to_regenerate, one.tally.replaced, one.tally.in_completion) == (1, 1, 1)
-    assert not one.tally.left_out and "the target will answer 1 anew" in one.tally.line(one.config)
+    assert not one.tally.left_out and "responses to regenerate: 1" in one.tally.line(one.config)
     sequence = builder.build(marked)
     text = builder.tokenizer.decode(sequence.token_ids)
     assert (
@@ -294,7 +294,7 @@ def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
     assert guard().apply(bare).reason == UNREADABLE
     report = guard(REPORT)
     assert report.apply(bare) is bare and report.tally.without_text == 1
-    assert "1 of token ids alone were not looked at" in report.tally.line(REPORT)
+    assert "1 of token ids alone were not examined" in report.tally.line(REPORT)
 
 
 def test_deep_nesting_is_a_reject():
@@ -389,7 +389,7 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
     [
         (
             {"regenerate": True, "mode": "report"},
-            "nothing to answer anew under privacy.mode = 'report'",
+            "nothing to regenerate under privacy.mode = 'report'",
         ),
         ({"entities": []}, "must name at least one"),
         ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
