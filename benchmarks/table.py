@@ -1,9 +1,9 @@
-"""benchmarks/README.md's tables of measured results, from finished runs: served, and predicted against served.
+"""The tables of benchmarks/results/serving.md from finished runs.
 
 python benchmarks/table.py runs/resume_screening runs/document_extraction runs/social_chat
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ SERVED = (
 
 
 def served_rows(results: dict[str, Any]) -> list[list[str]]:
-    """One row an engine mode and concurrency."""
+    """One row per engine mode and concurrency."""
     rows = []
     for mode, served in results["served"].items():
         lengths = " / ".join(
@@ -47,7 +47,10 @@ def predicted(results: dict[str, Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    runs = [read_json(Path(run) / "evaluation" / "results.json") for run in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    args = parser.parse_args()
+    runs = [read_json(run / "evaluation" / "results.json") for run in args.runs]
     for head, rows_of in ((SERVED, served_rows), (("recipe", *HEAD), predicted)):
         rows = [head, ["---"] * len(head), *(row for results in runs for row in rows_of(results))]
         print(*(f"| {' | '.join(row)} |" for row in rows), "", sep="\n")

@@ -10,8 +10,9 @@ pipe from the starter. When the pipe closes, on leaving the context or on `kill 
 every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
 the starter ends; a subreaper finds orphans only while it lives.
 
-Trees nest: the mark of a tree started inside another one contains both marks, so the outer guard
-also ends the inner tree and its guard.
+A process has the mark from the start of its program: one that the starter forks without starting a
+program is no member. Trees nest: the mark of a tree started inside another one contains both marks,
+so the outer guard also ends the inner tree and its guard.
 """
 
 import contextlib
@@ -29,8 +30,8 @@ MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
 GRACE_S = 900.0
-"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this time:
-162 GB for R1's layer, plus the step before it."""
+"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this
+time: 162 GB for R1's layer, plus the step before it."""
 
 REPEAT_S = 30.0
 """Time between two SIGTERMs to the leader, in seconds. Libraries lose signals while an engine

@@ -213,12 +213,12 @@ class SplitConfig(_Section):
 StateDtype = Literal["bf16", "fp8"]
 
 
-def bytes_per_token(hidden_size: int, dtype: StateDtype) -> int:
-    """Bytes of the feature store for one token.
+def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
+    """Bytes of a token in the feature store: its states, their FP8 scales, and its id in 4 bytes.
 
-    The hidden state, its scale where it is stored as FP8, and the token id in 4 bytes.
+    `values` is the sum of the widths of the streams.
     """
-    return (2 * hidden_size if dtype == "bf16" else hidden_size + 4) + 4
+    return (2 * values if dtype == "bf16" else values + 4 * streams) + 4
 
 
 class CaptureConfig(_Section):
@@ -265,11 +265,3 @@ class CaptureConfig(_Section):
 
     min_top1_agreement: float = Field(default=0.95, gt=0.0, le=1.0)
     """Minimum share of positions where both give the same most probable token."""
-
-
-MOVED_KEYS = {
-    "traffic.max_copies": "split.max_copies",
-    "traffic.general_share": "split.general_share",
-    "traffic.min_on_policy": "capture.min_on_policy",
-}
-"""Old keys of these sections and their replacements, for the error about an old recipe."""

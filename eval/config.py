@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from outrider.eval.bench.scenario_config import ScenarioConfig
+from outrider.speculators.config import ParityConfig
 
 LEAST_ARRIVALS = 6
 """Requests of an open-loop block; fewer have no trend that could show saturation."""
@@ -61,33 +62,6 @@ class GateConfig(BaseModel):
     Beyond it, trainer and engine do not run the same speculator."""
 
 
-class ParityConfig(BaseModel):
-    """Whether the trainer's unroll drafts what the engine drafts: checked before training for the base speculator and in the evaluation
-    for both."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    prompts: PositiveInt = 8
-    """Prompts that the engine answers greedily while its drafts are recorded; of the validation part before training, held-out ones in
-    the evaluation."""
-
-    max_tokens: PositiveInt = 64
-    """Longest answer in tokens."""
-
-    anchors: PositiveInt = 200
-    """Steps compared at most, at every depth; more are drawn from at random."""
-
-    min_agreement: float = Field(0.99, gt=0, le=1)
-    """Least share of draft tokens, over all depths, on which the two agree, near ties aside."""
-
-    near_tie_nats: float = Field(0.25, ge=0)
-    """Two drafts that differ agree where the trainer finds its own at most so much likelier than the engine's (nats): bf16, in which the
-    engine's logits are, has steps of 0.06 to 0.125 at the size that logits have."""
-
-    max_difference: PositiveFloat = 0.05
-    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in nats."""
-
-
 class CostConfig(BaseModel):
     """Prices, for what speed is worth. One endpoint is what the evaluation serves; the currency is yours."""
 
@@ -117,7 +91,7 @@ class ReportConfig(BaseModel):
     `privacy.retention: delete_all` is refused."""
 
 
-class EvalConfig(BaseModel):
+class EvalSection(BaseModel):
     """The evaluation of base and custom speculator on held-out traffic."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -142,9 +116,23 @@ class EvalConfig(BaseModel):
     """Held-out prompts per block; at high concurrency at least two rounds of it. At one request at a time base and custom take turns after each,
     and every pair narrows their interval; else, on a machine whose speed changes, more short blocks narrow it further than longer ones do."""
 
+    measure: Literal["until_decided", "full"] = "full"
+    """When timed blocks end. `full` measures `repeats` repeats of every engine mode. `until_decided` looks at
+    custom / base at the lowest concurrency after `min_repeats` repeats and after each further one, and stops
+    when its interval lies above or below `gate.min_speed_ratio`. Intervals are wider then, so that they are
+    valid at whichever look the measurement stops (see eval/stats/sequential.py): by 15 % at the first look."""
+
     repeats: int = Field(4, ge=2)
-    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order. Speeds are compared within a repeat; how far
-    repeats differ, over all concurrencies and engine modes together, makes the intervals."""
+    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the most of them
+    with `measure: until_decided`. Speeds are compared within a repeat. The spread of the repeats, over all
+    concurrencies and engine modes together, makes the intervals."""
+
+    min_repeats: int = Field(2, ge=2)
+    """Repeats before the first look of `measure: until_decided`."""
+
+    max_seconds: PositiveFloat | None = None
+    """Time limit of the timed blocks of one engine mode with `measure: until_decided`, in seconds: no repeat
+    starts after it, decided or not. null: none. `measure: full` has no limit."""
 
     starts: PositiveInt = 1
     """How often the servers are started for the repeats, at most once each. The same engine started twice is not equally fast; base and custom
@@ -202,9 +190,6 @@ class EvalConfig(BaseModel):
     interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the custom speculator in averages of its weights with the base's, each replayed on the held-out part (and the general
     one): what could be had between the two without training again. Empty: none."""
-
-    parity: ParityConfig = ParityConfig()
-    """How closely trainer and engine must agree on drafts."""
 
     cost: CostConfig | None = None
     """Prices; null: no money in the report."""
@@ -267,3 +252,10 @@ class EvalConfig(BaseModel):
     def rate_requests(self, rate: float) -> int:
         """Requests sent at this rate."""
         return round(rate * self.rate_seconds)
+
+
+class EvalConfig(EvalSection):
+    """The settings of an evaluation: the recipe's `eval` section and `speculator.parity`."""
+
+    parity: ParityConfig = ParityConfig()
+    """How closely trainer and engine must agree on drafts."""

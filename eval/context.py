@@ -20,12 +20,13 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.common.files import file_digest
+from outrider.common.fingerprint import file_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.scenarios import Traffic
-from outrider.eval.bench.server_pool import Fleet, open_fleet
+from outrider.eval.bench.server_pool import ServerPool
+from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.serving.client import Sampling
@@ -33,7 +34,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes, measure_step_times
+from outrider.serving.step_times import StepTimes
 
 VERSION = 8
 """Version of the measurements and of results.json. Raise it when the same settings measure something
@@ -84,10 +85,10 @@ class EvaluationFolders:
 class Backends:
     """How an evaluation starts what it measures. Each field is called like its default."""
 
-    servers: Callable[..., AbstractContextManager[Fleet]] = open_fleet
+    servers: Callable[..., AbstractContextManager[ServerPool]] = ServerPool
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
     load: Callable[..., AbstractContextManager[LoadGenerator]] = LoadGenerator
-    step_times: Callable[..., StepTimes] = measure_step_times
+    step_times: Callable[..., StepTimes] = time_steps
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,13 @@ class EvaluationContext:
         """Prints one line of progress."""
         self.console.print(line)
 
-    def open_servers(self, mode: str, k: int) -> AbstractContextManager[Fleet]:
-        """The servers of one engine mode, in which base and custom draft `k` tokens a step."""
+    def open_servers(self) -> AbstractContextManager[ServerPool]:
+        """The servers of none, base and custom; they start when they are needed."""
         return self.backends.servers(
             self.target,
             self.serving,
             self.speculators,
-            k,
-            mode,
+            self.depth,
             self.folders.logs,
             self.settings.side_by_side,
         )

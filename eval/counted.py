@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import counted_passes, noise_of, summarise
@@ -43,6 +43,7 @@ def evaluate_counted(
     recipe: str,
     run_dir: Path,
     target: TargetConfig,
+    base_dir: Path,
     speculator: Speculator,
     sequences_dir: Tables,
     parts: Mapping[str, list[str]],
@@ -53,7 +54,7 @@ def evaluate_counted(
     report_dir: Path,
     log_dir: Path,
 ) -> dict[str, Any]:
-    """Measures `speculator` against the target's own and against none on the held-out part; returns the line for scripts. `eval.k: auto`
+    """Measures `speculator` against the base and against none on the held-out part; returns the line for scripts. `eval.k: auto`
     is `depth` here, for both: k is chosen by replay."""
     from outrider.data.sequences import load_sequences
 
@@ -61,7 +62,9 @@ def evaluate_counted(
     target_dir = target.directory()
     if speculator.directory is not None:
         check_speculator(speculator.directory, target_dir)
-    speculators = {"base": Speculator("mtp", target_dir), "custom": speculator}
+    speculators = {"base": Speculator.named(base_dir), "custom": speculator}
+    if base_dir != target_dir:
+        check_speculator(base_dir, target_dir)
     context = EvaluationContext(
         recipe=recipe,
         target=target,
@@ -78,7 +81,11 @@ def evaluate_counted(
     sampling = customers_sampling(heldout)
     prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
     # By rate, acceptance is accepted drafts over drafts: n-gram lookup drafts in some steps only.
-    traffic = [] if speculator.kind == "ngram" else select(heldout, evaluation, serving)
+    traffic = (
+        []
+        if speculator.speculates and not speculator.drafts_every_step
+        else select(heldout, evaluation, serving)
+    )
 
     def look(outputs: Mapping[str, Any]) -> dict[str, Any]:
         scratch = out_dir / "verification_states"
@@ -87,7 +94,8 @@ def evaluate_counted(
         )
 
     requests = HeldoutRequests(sampling, prompts, timed_prompts, traffic)
-    measured = serve(context, k, requests)
+    with context.open_servers() as servers, context.open_load() as load:
+        measured = serve(context, servers, load, k, requests)
     blocks, outputs, noise = measured.blocks, measured.outputs, noise_of(measured.blocks)
     findings = steps.run("verification_findings", lambda: look(outputs))
     passes = {mode: _passes(measured) for mode, measured in blocks.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measure import serve
 from outrider.eval.bench.metrics import (
@@ -38,7 +38,7 @@ from outrider.eval.context import (
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.lossless.verification import examine, judge_tasks
-from outrider.eval.prediction.choose_k import choose
+from outrider.eval.prediction.choose_k import choose, recipe_times
 from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.on_policy_check import own_text
@@ -61,6 +61,7 @@ def evaluate(
     recipe: str,
     run_dir: Path,
     target: TargetConfig,
+    base_dir: Path,
     speculator_dir: Path,
     features_dir: Path,
     sequences_dir: Tables,
@@ -74,10 +75,10 @@ def evaluate(
     log_dir: Path,
     show_samples: bool = False,
 ) -> dict[str, Any]:
-    """Measures `speculator_dir` against the target's own speculator and against none; returns the line for scripts.
+    """Measures `speculator_dir` against the base, the speculator in use, and against none; returns the line for scripts.
 
     `parts` names the sequences of the validation part (k is chosen there), of the held-out part (everything else is measured there) and,
-    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down. The base speculator is the target's own MTP layer.
+    where the recipe has general traffic, of its part, on which it is measured what was forgotten. `slices` are the split's, by which acceptance is broken down.
     `show_samples` puts example responses, customer text, into results and report.
     """
     from outrider.data.features.feature_store import FeatureStore
@@ -86,14 +87,16 @@ def evaluate(
     check_settings(evaluation, serving, parts, depth)
     target_dir = target.directory()
     check_speculator(speculator_dir, target_dir)
-    speculators = {"base": target_dir, "custom": Path(speculator_dir)}
+    speculators = {"base": base_dir, "custom": Path(speculator_dir)}
+    if base_dir != target_dir:
+        check_speculator(base_dir, target_dir)
     context = EvaluationContext(
         recipe=recipe,
         target=target,
         serving=serving,
         settings=evaluation,
         depth=depth,
-        speculators={v: Speculator("mtp", path) for v, path in speculators.items()},
+        speculators={v: Speculator.named(path) for v, path in speculators.items()},
         data=EvaluationData(sequences_dir, parts, features_dir, slices),
         folders=EvaluationFolders(run_dir, out_dir, report_dir, log_dir),
         show_samples=show_samples,
@@ -127,64 +130,66 @@ def evaluate(
     def mixture(variant: str) -> Path:
         directory = out_dir / "mixtures" / variant
         if not directory.is_dir():
-            interpolate(target_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
+            interpolate(base_dir, speculator_dir, float(variant.removeprefix(MIXTURE)), directory)
         return directory
 
-    validation = replayed("validation", parts["validation"], "custom")
-    sampling = customers_sampling(heldout)
-    verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
-    choice, times = choose(
-        steps,
-        target,
-        serving,
-        speculators["custom"],
-        depth,
-        evaluation,
-        sampling,
-        [prompt.text for prompt in timed_prompts],
-        validation.acceptance_length(),
-        log_dir,
-        say,
-    )
-    k = choice["k"]
-    say(f"k = {k}")
-
-    replay_ids = _subset(parts["heldout"], evaluation)
-    base, custom = (replayed("heldout", replay_ids, variant) for variant in ("base", "custom"))
-
-    part_ids, base_of, general = {"heldout": replay_ids}, {"heldout": base}, None
-    if general_ids := _subset(parts.get("general", []), evaluation):
-        part_ids["general"], base_of["general"] = (
-            general_ids,
-            replayed("general", general_ids, "base"),
+    with context.open_servers() as servers, context.open_load() as load:
+        if times_steps(context):
+            servers.fleet(evaluation.engine_modes[0])  # they start while replay runs
+            load.start()
+        replay_ids = _subset(parts["heldout"], evaluation)
+        base, custom = (replayed("heldout", replay_ids, variant) for variant in ("base", "custom"))
+        validation = replayed("validation", parts["validation"], "custom")
+        sampling = customers_sampling(heldout)
+        verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
+        choice, times = choose(
+            steps,
+            serving,
+            depth,
+            evaluation,
+            sampling,
+            [prompt.text for prompt in timed_prompts],
+            validation.acceptance_length(),
+            servers.fleet,
+            load,
+            say,
         )
-        general = _replay_results(
-            base_of["general"], replayed("general", general_ids, "custom"), k, evaluation
-        )
-    swept = sweep(
-        evaluation,
-        k,
-        base_of,
-        lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"),
-    )
-    shutil.rmtree(out_dir / "mixtures", ignore_errors=True)
+        k = choice["k"]
+        say(f"k = {k}")
 
-    def look(outputs: dict[str, Any]) -> dict[str, Any]:
-        return examine(
-            outputs,
-            verification_prompts,
-            target=target,
-            serving=serving,
-            speculators=speculators,
-            k=k,
-            depth=depth,
-            evaluation=evaluation,
-            scratch=out_dir / "verification_states",
+        part_ids, base_of, general = {"heldout": replay_ids}, {"heldout": base}, None
+        if general_ids := _subset(parts.get("general", []), evaluation):
+            part_ids["general"], base_of["general"] = (
+                general_ids,
+                replayed("general", general_ids, "base"),
+            )
+            general = _replay_results(
+                base_of["general"], replayed("general", general_ids, "custom"), k, evaluation
+            )
+        swept = sweep(
+            evaluation,
+            k,
+            base_of,
+            lambda share, part: replayed(part, part_ids[part], f"{MIXTURE}{share:g}"),
         )
+        shutil.rmtree(out_dir / "mixtures", ignore_errors=True)
 
-    requests = HeldoutRequests(sampling, verification_prompts, timed_prompts, traffic)
-    measured = serve(context, k, requests)
-    blocks, outputs = measured.blocks, measured.outputs
+        def look(outputs: dict[str, Any]) -> dict[str, Any]:
+            return examine(
+                outputs,
+                verification_prompts,
+                target=target,
+                serving=serving,
+                speculators=speculators,
+                k=k,
+                depth=depth,
+                evaluation=evaluation,
+                scratch=out_dir / "verification_states",
+            )
+
+        requests = HeldoutRequests(sampling, verification_prompts, timed_prompts, traffic)
+        measured = serve(context, servers, load, k, requests)
+        blocks, outputs = measured.blocks, measured.outputs
     findings = steps.run("verification_findings", lambda: look(outputs))
     noise = noise_of(blocks)
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
@@ -198,8 +203,8 @@ def evaluate(
         "run_dir": str(run_dir),
         "target": target.model,
         "speculator": {
-            "kind": "mtp",
-            "in_words": Speculator("mtp").in_words,
+            "kind": Speculator.named(speculator_dir).kind,
+            "in_words": Speculator.named(speculator_dir).in_words,
             "weights_sha256": value_digest(weights),
         },
         "heldout_time": heldout_time(heldout),
@@ -278,6 +283,15 @@ def check_settings(
             raise OutriderError(
                 f"evaluate: the {name} part has no sequence; raise split.{name}_fraction or bring more traffic"
             )
+
+
+def times_steps(context: EvaluationContext) -> bool:
+    """Whether steps have to be timed to choose k."""
+    return (
+        context.settings.k == "auto"
+        and recipe_times(context.serving, context.depth) is None
+        and not context.cache.done("step_times")
+    )
 
 
 def _subset(ids: list[str], evaluation: EvalConfig) -> list[str]:

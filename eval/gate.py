@@ -8,9 +8,10 @@ Every check is listed with what it saw, passed or not; the reason names the firs
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.eval.config import GateConfig, ParityConfig
+from outrider.eval.config import GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
+from outrider.speculators.config import ParityConfig
 
 SHIP, DO_NOT_SHIP = "ship", "do not ship"
 EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, value_digest, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
@@ -54,7 +55,7 @@ from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
 PARTS_VERSION = 1
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `table.SCHEMA` change. Parts of an interrupted
-ingest are then made again. Raise the version of the ingest stage (recipes/pipeline/stages.py) as
+ingest are then made again. Raise the version of the ingest stage (recipes/pipeline/stages/ingest.py) as
 well: it covers finished ingests."""
 
 SMALL = 64 * 2**20

@@ -1,12 +1,12 @@
-"""When the requests of an open-loop block are sent: as the customer's came, faster or slower.
+"""Arrival times of an open-loop block: the customer's, scaled to a rate.
 
     arrivals = customers_arrivals(times, count=160, rate=8.0, seed=0)
     arrivals.seconds       # [0.0, 0.31, 0.33, ...]: 160 of them, 8 a second on average
     arrivals.source        # "log", or "poisson" where the log has no times
 
-A closed loop of C requests waits for an answer before it asks again, so it slows down with the server and never overruns it. Customers
-do not: the rate is theirs, requests come in bursts, and what a server cannot take at once queues. The gaps between the log's requests
-are kept in proportion, all multiplied by one factor, so that bursts stay bursts.
+A closed loop of C requests sends the next one when one is answered, so it slows down with the server
+and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps between
+the log's requests are multiplied by one factor, so that bursts stay bursts.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,25 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The times of one block's requests."""
+    """Send times of a block's requests."""
 
     seconds: list[float]
-    """After the block's start, not falling; the first is 0."""
+    """After the block's start, non-decreasing; the first is 0."""
     source: str
     """`log`: the customer's times, scaled. `poisson`: drawn, because the log has none."""
     spread: float
-    """Standard deviation over mean of the gaps: 0 evenly spaced, about 1 for a Poisson process, more where requests come in bursts."""
+    """Standard deviation over mean of the gaps: 0 evenly spaced, 1 for a Poisson process, more for
+    bursts."""
 
 
 def customers_arrivals(
     times: Sequence[float | None], count: int, rate: float, seed: int
 ) -> Arrivals:
-    """`count` times, `rate` a second: the (count - 1) gaps are those of `times` (unix seconds, not falling), multiplied so that they last
-    (count - 1) / rate seconds together.
+    """`count` send times at a mean rate of `rate` per second.
 
-    Where more are wanted than the log has, it is gone through again, a mean gap after its end. Without times in the log the gaps are
-    drawn from an exponential distribution (a Poisson process), the same for the same seed, count and scaled alike.
+    The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to
+    (count - 1) / rate seconds. A log with fewer requests is repeated, a mean gap after its end.
+    Without times in the log the gaps are exponential (a Poisson process), drawn from `seed`.
     """
     if count < 2:
         raise ValueError(f"customers_arrivals: {count} arrivals have no gap between them")
@@ -49,6 +50,6 @@ def customers_arrivals(
 
 
 def has_times(times: Sequence[float | None]) -> bool:
-    """Whether most requests of a log have a time, and these span some."""
+    """Whether most requests of a log have a time, and these are not all equal."""
     logged = [time for time in times if time is not None]
     return len(logged) > len(times) / 2 and logged[-1] > logged[0]

@@ -13,7 +13,8 @@ import numpy as np
 
 from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
-from outrider.eval.stats.bootstrap import bootstrap
+from outrider.eval.stats.bootstrap import Estimate, bootstrap
+from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
 VARIANTS = ("none", "base", "custom")
@@ -60,16 +61,27 @@ def summarise(
     speed: dict[str, Any] = {}
     for size in evaluation.concurrency:
         row: dict[str, Any] = {variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS}
-        for name, variants in RATIOS.items():
-            pairs, samples = _pairs(blocks, size, *variants), evaluation.bootstrap_samples
-            if _alternated(blocks, size, *variants):
-                row[name] = alternated_ratio(np.concatenate(pairs)).as_dict()
-            else:
-                row[name] = speed_ratio(
-                    pairs, noise[name], samples=samples, seed=evaluation.seed
-                ).as_dict()
+        for name in RATIOS:
+            row[name] = ratio(blocks, size, name, evaluation, noise).as_dict()
         speed[str(size)] = row
     return speed
+
+
+def ratio(
+    blocks: Sequence[Mapping[str, Any]],
+    concurrency: int,
+    name: str,
+    evaluation: EvalConfig,
+    noise: Noise,
+) -> Estimate:
+    """One of RATIOS, with the interval that is valid after as many repeats as `blocks` has."""
+    variants = RATIOS[name]
+    pairs = _pairs(blocks, concurrency, *variants)
+    level = level_after(len(pairs), evaluation)
+    if _alternated(blocks, concurrency, *variants):
+        return alternated_ratio(np.concatenate(pairs), level)
+    samples, seed = evaluation.bootstrap_samples, evaluation.seed
+    return speed_ratio(pairs, noise[name], samples=samples, seed=seed, level=level)
 
 
 def counted_acceptance(

@@ -260,7 +260,7 @@ class _Head:
     """The target's log-probabilities, from captured states."""
 
     def __init__(self, target_dir: Path, store: Any) -> None:
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
 
         self.store, self.ends = store, load_target_ends(target_dir)
 

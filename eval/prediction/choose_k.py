@@ -10,27 +10,28 @@ T(0, B) is the target's own step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import Sampling
-from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.step_times import StepTimes, measure_step_times
+from outrider.serving.config import ServingConfig
+from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.step_times import StepTimes
 
 
 def choose(
     steps: Steps,
-    target: TargetConfig,
     serving: ServingConfig,
-    speculator_dir: Path,
     depth: int,
     evaluation: EvalConfig,
     sampling: Sampling,
     texts: Sequence[str],
     acceptance_length: Sequence[float],
-    log_dir: Path,
+    open_fleet: Callable[[str], Fleet],
+    load: LoadGenerator,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], StepTimes | None]:
     """The choice as the recipe wants it, and the step times where they were measured. `texts` are rendered prompts to time steps with,
@@ -41,14 +42,12 @@ def choose(
     if named := recipe_times(serving, depth):
         return {**choose_k(acceptance_length, named), "source": "the recipe's times"}, None
     mode, sizes = evaluation.engine_modes[0], evaluation.concurrency
-    timed = serving.with_engine(mode=mode)
 
     def measured() -> dict[str, Any]:
         say(f"timing the {mode} engine's steps, up to {depth} drafts")
-        longest, beside = evaluation.max_tokens, evaluation.side_by_side
-        return measure_step_times(
-            target, timed, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside
-        ).as_dict()
+        longest = evaluation.max_tokens
+        fleet = open_fleet(mode)
+        return time_steps(fleet, load, depth, sizes, texts, sampling, longest).as_dict()
 
     times = StepTimes.from_dict(steps.run("step_times", measured))
     none, drafting = times.prompt_token_s

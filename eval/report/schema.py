@@ -54,7 +54,7 @@ class Verdict(Part):
 class Speculator(Part):
     """The custom speculator's identity."""
 
-    kind: Literal["mtp", "eagle3", "ngram", "none"]
+    kind: str
     """What speculates"""
     in_words: str
     """The same, for people"""
@@ -228,7 +228,7 @@ class Report(Part):
     sampling: Sampling
     """The customer's"""
     draft_sample_method: Literal["greedy", "probabilistic"]
-    """serving.draft_sample_method"""
+    """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """What this kind of speculator has no figure for, and why"""
     own_text: OwnText | None

@@ -11,7 +11,7 @@ class DepthParity(Part):
     agreement: float
     """Share of equal tokens"""
     near_ties: float
-    """Share of those that differ within eval.parity.near_tie_nats"""
+    """Share of those that differ within speculator.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     gap: float | None
@@ -26,7 +26,7 @@ class Parity(Part):
     agreement: float
     """Share of equal tokens over all positions"""
     near_ties: float
-    """Share of those that differ within eval.parity.near_tie_nats"""
+    """Share of those that differ within speculator.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     per_depth: list[DepthParity]

@@ -7,10 +7,11 @@ import sys
 
 from outrider.common.process_tree import ProcessTree, members, wait_until
 
-# A child that ignores SIGTERM and starts a grandchild in a session of its own.
+# A child that ignores SIGTERM and starts a grandchild in another session.
 CHILD = (
     "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); time.sleep(600)"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+    " start_new_session=True); time.sleep(600)"
 )
 STARTER = f"""
 import os, subprocess, sys, time
@@ -30,7 +31,7 @@ def test_leaving_the_context_ends_children_and_grandchildren() -> None:
     assert child.wait() == -signal.SIGKILL
 
 
-def test_kill_minus_nine_of_the_starter_ends_them_too() -> None:
+def test_kill_9_of_the_starter_ends_them_too() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True
     ) as starter:

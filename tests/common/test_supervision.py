@@ -16,7 +16,10 @@ from outrider.common.supervision import Interrupted, run_supervised
 STAGE = """
 import os, subprocess, sys, time
 sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], start_new_session=True)"
+middle = (
+    "import subprocess, sys;"
+    "subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], start_new_session=True)"
+)
 subprocess.run([sys.executable, "-c", middle, sys.argv[1], sleeper])
 while not (os.path.exists(sys.argv[1]) and open(sys.argv[1]).read()):
     time.sleep(0.01)

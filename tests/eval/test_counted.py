@@ -98,7 +98,7 @@ def case(tmp_path):
 def served_as(kind, speed):
     """Of `serve`, with blocks in which custom is `speed` times as fast and accepts as its kind can."""
 
-    def serve(context, k, requests):
+    def serve(context, servers, load, k, requests):
         assert context.speculators["custom"].kind == kind and k == 3
         blocks = sample_blocks(speed)
         for block in blocks:

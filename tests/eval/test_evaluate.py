@@ -15,7 +15,7 @@ from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.evaluate import evaluate
 from outrider.eval.report.schema import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
 from tests.tiny import write_tiny_target
 
@@ -137,7 +137,7 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
     }
     asked = []
 
-    def served(context, k, requests):
+    def served(context, servers, load, k, requests):
         asked.append(context.cache.digest)
         return Measured({"eager": sample_blocks(1.4)}, outputs)
 

@@ -38,7 +38,8 @@ from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, save_mtp
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION

@@ -1,16 +1,19 @@
 """eval/bench/endpoint.py on this folder's running server."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench import endpoint
 from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
-from outrider.serving import load_generator as load
+from outrider.serving import load_generator
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import TargetConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 
 EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
@@ -53,9 +56,10 @@ def test_others_who_use_it_are_told(
     target: TargetConfig,
     prompts: list[list[int]],
     prompt_texts: list[str],
+    load: LoadGenerator,
     tmp_path,
 ) -> None:
-    real, asked = load.read_counters, []
+    real, asked = load_generator.read_counters, []
 
     def counting(url: str):
         counters = real(url)
@@ -65,7 +69,8 @@ def test_others_who_use_it_are_told(
         return counters
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "read_counters", counting)
+        patch.setattr(load_generator, "read_counters", counting)
+        patch.setattr(endpoint, "LoadGenerator", lambda *_: nullcontext(load))  # started already
         one = EVALUATION.model_copy(update={"concurrency": [1]})
         results = measure_endpoint(
             server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ _NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
+RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
+"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
+
+
 def train(
     target_dir: Path,
     features_dir: Path,
@@ -48,11 +52,13 @@ def train(
     *,
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
+    run: RunRanks | None = None,
 ) -> dict[str, Any]:
-    """Trains on parts["train"], chooses on parts["validation"], publishes the best speculator; returns `result.json`.
+    """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
-    `sampling` gives (temperature, top_p) of each sequence. What `out_dir` holds of an earlier, unfinished run of the same
-    settings is continued.
+    `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
+    same settings is resumed. Returns the content of `result.json`. `run` replaces the subprocess
+    in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -74,8 +80,9 @@ def train(
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    code, told_to_stop = _run(_command(spec_path, training), spec, spec.log_dir / "train.log")
-    _raise_what_went_wrong(spec, code, told_to_stop)
+    command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
+    code, stopped = (run or _run)(command, spec, log_path)
+    _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 
 
@@ -151,20 +158,24 @@ def _signals_to_workers(tree: ProcessTree, stop_file: Path) -> Iterator[threadin
 
 
 def _is_worker(command_line: list[str]) -> bool:
-    """`python [-flags] -m outrider.training.distributed.worker SPEC`, and not a launcher that is told to start that."""
+    """Whether this is `python [-flags] -m outrider.training.distributed.worker SPEC`.
+
+    The command line of a launcher contains the worker's name too.
+    """
     if WORKER not in command_line:
         return False
     before = command_line[1 : command_line.index(WORKER)]
     return before[-1:] == ["-m"] and all(argument.startswith("-") for argument in before)
 
 
-def _raise_what_went_wrong(spec: TrainingSpec, code: int, told_to_stop: bool) -> None:
+def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:
     errors = read_errors(spec.out_dir)
     if errors and errors[0].exit_code == Preempted.exit_code:
         raise Preempted(errors[0].message)
-    if (told_to_stop and code) or code == -signal.SIGTERM:
+    if (stopped and code) or code == -signal.SIGTERM:
         raise Preempted(
-            "training was asked to stop outside its steps; the same command goes on from the last checkpoint"
+            "training stopped after a signal, outside its steps; rerun the command to resume from"
+            " the last checkpoint"
         )
     if errors:
         raise OutriderError(describe(errors, spec.training.processes))

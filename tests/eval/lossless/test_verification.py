@@ -13,7 +13,7 @@ from outrider.eval.lossless.verification import examine, judge_tasks
 from outrider.eval.replay.replay import replay
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.eval.sample_results import sample_parity
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 

@@ -5,7 +5,7 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.prediction import choose_k as module
 from outrider.eval.prediction.choose_k import choose, choose_k, recipe_times
 from outrider.serving.client import Sampling
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, ServingConfig
 from outrider.serving.step_times import StepTimes
 
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
@@ -37,13 +37,11 @@ def test_a_tie_takes_the_smaller_k():
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path, monkeypatch):
     asked = []
 
-    def measured(
-        target, serving, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside
-    ):
-        asked.append((serving.engine.mode, depth, sizes, longest, beside))
+    def measured(fleet, load, depth, sizes, texts, sampling, longest):
+        asked.append((fleet, load, depth, sizes, longest))
         return StepTimes({1: [0.01, 0.012, 0.014], 4: [0.02, 0.04, 0.08]}, (1e-4, 2e-4))
 
-    monkeypatch.setattr(module, "measure_step_times", measured)
+    monkeypatch.setattr(module, "time_steps", measured)
 
     def chosen(serving=None, **evaluation):
         serving = serving or ServingConfig(engine=EngineConfig(mode="compiled"))
@@ -54,20 +52,17 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
             side_by_side=False,
             **evaluation,
         )
-        kept, custom = Steps(tmp_path / "steps", 1), tmp_path / "custom"
-        lengths, said = [1.8, 2.4], []
-        target, sampling = TargetConfig(), Sampling()
+        kept, lengths, said = Steps(tmp_path / "steps", 1), [1.8, 2.4], []
         return choose(
             kept,
-            target,
             serving,
-            custom,
             2,
             settings,
-            sampling,
+            Sampling(),
             ["a"],
             lengths,
-            tmp_path,
+            lambda mode: f"servers, {mode}",
+            "load",
             said.append,
         )
 
@@ -88,4 +83,4 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
         choice["source"] == "steps of the eager engine, timed"
         and choice["prompt_token_ms"]["drafting"] == 0.2
     )
-    assert chosen() == (choice, times) and asked == [("eager", 2, [1, 4], 99, False)]
+    assert chosen() == (choice, times) and asked == [("servers, eager", "load", 2, [1, 4], 99)]
