@@ -55,8 +55,8 @@ from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
 PARTS_VERSION = 1
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `table.SCHEMA` change. Parts of an interrupted
-ingest are then made again. Raise the version of the ingest stage (recipes/pipeline/stages/ingest.py) as
-well: it covers finished ingests."""
+ingest are then made again. Raise the version of the ingest stage as well
+(recipes/pipeline/stages/ingest.py): it covers finished ingests."""
 
 SMALL = 64 * 2**20
 """Log size in bytes up to which one process is faster than several."""

@@ -1,4 +1,4 @@
-"""Data sets of conversations: JSON lines, and the tables and folders of the Hugging Face Hub."""
+"""Conversation data sets: JSON lines, tables, and folders of the Hugging Face Hub."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What holds for every format, over its golden files."""
+"""Properties of every format, over its golden files."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ SPELLINGS = {
     "openai_completions": "openai_pairs",
     "openai_chunks": "openai_joined",
 }
-"""Folders that are named after a spelling, with its format; the others are named after their format."""
+"""Format of the folders that are not named after theirs."""
 
 FOLDERS = {path.name: SPELLINGS.get(path.name, path.name) for path in sorted(GOLDEN.iterdir())}
 FILES = [
@@ -49,7 +49,7 @@ ODD = (
     {"": {}},
     ["a", 1],
 )
-"""What a value of a row is replaced by."""
+"""Replacements for a value of a row."""
 
 MUTATIONS = 500
 
@@ -90,7 +90,7 @@ def test_golden_files_go_all_the_way(folder, name, text_target, tmp_path):
 
 
 def places(value, path=()):
-    """The path of every value within a row."""
+    """The path of every value in a row."""
     yield path
     items = (
         value.items()
@@ -133,7 +133,7 @@ def rows_of(folder):
     "name", [name for name in FOLDERS if getattr(FORMATS.get(name), "records", None) is row_records]
 )
 def test_no_mutated_row_is_more_than_a_reject(name, text_target):
-    """Of formats whose records are their rows; those that join rows are tested where they are defined."""
+    """For formats with one record per row; joining formats have tests of their own."""
     draw = random.Random(name)
     builder = SequenceBuilder(text_target)
     rows = list(rows_of(name))

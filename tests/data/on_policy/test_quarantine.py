@@ -1,4 +1,4 @@
-"""What is set aside: judged from scores in a store, left out of every part, and the run stopped where it is most."""
+"""Quarantine: judged from stored scores, left out of every part; most of it stops the run."""
 
 import json
 import re
@@ -17,7 +17,10 @@ from tests.data.toy_target import SEQUENCES, ToyTarget
 
 
 def store_of(groups: dict[str, Evidence], directory):
-    """A feature store and a table of sequences `NAME-0`, `NAME-1`, ... with the scores of each group."""
+    """A feature store and a table with the scores of each group.
+
+    The sequences are named `NAME-0`, `NAME-1`, ...
+    """
     rows = []
     with FeatureWriter(directory, 4, {"toy": 1}, score_columns=COLUMNS) as writer:
         for name, evidence in groups.items():

@@ -1,4 +1,4 @@
-"""General traffic is mixed into training by its share, and measured on what is later and unlike what was trained on."""
+"""General traffic: mixed into training by its share; the later, different rest is held out."""
 
 import random
 
