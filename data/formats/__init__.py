@@ -2,7 +2,7 @@
 
 A format is a module with
     NAME                                       its name in `traffic.format`
-    recognises(sample) -> bool                 whether a file's beginning (`Sample`) has the format
+    recognizes(sample) -> bool                 whether a file's beginning (`Sample`) has the format
     records(files, scratch) -> Iterator        a `Record` or `Reject` for every row: cheap, in
                                                constant memory, in the main process; `scratch` is
                                                a folder for what does not fit into memory
@@ -40,7 +40,7 @@ class Format(Protocol):
 
     NAME: str
 
-    def recognises(self, sample: Sample) -> bool: ...
+    def recognizes(self, sample: Sample) -> bool: ...
 
     def records(self, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]: ...
 
@@ -93,7 +93,7 @@ def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, l
 def format_of(file: LogFile) -> str:
     """The first format that recognizes the beginning of a file."""
     sample = sample_of(file)
-    return next((name for name, module in FORMATS.items() if module.recognises(sample)), UNKNOWN)
+    return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 
 
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:

@@ -16,8 +16,8 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.embedded import unpacked
 from outrider.data.formats.fields import take, take_number
-from outrider.data.formats.openai import exchanges, logged_beside
-from outrider.data.formats.parts import openai_messages
+from outrider.data.formats.message_parts import openai_messages
+from outrider.data.formats.openai import exchanges, gateway_fields
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -29,7 +29,7 @@ REQUEST = ("model", "temperature", "top_p", "chat_template_kwargs", "documents",
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     """Whether most conversations end with an assistant's turn; requests end with a user's."""
     conversations = [
         row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)
@@ -52,8 +52,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("no_messages")
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not an assistant's")
-    beside = logged_beside(row)
-    weights = (beside["weight"], take_number(messages[-1], "weight", "the last message"))
+    logged = gateway_fields(row)
+    weights = (logged["weight"], take_number(messages[-1], "weight", "the last message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "marked as nothing to learn from")
     *asked, answer = openai_messages(messages, "row.messages")
@@ -63,4 +63,4 @@ def parse(record: Record) -> list[Exchange | Reject]:
         {key: value for key, value in message.items() if key != "weight"} for message in asked
     ]
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
-    return exchanges(request, {"choices": [choice]}, record.place, **beside)
+    return exchanges(request, {"choices": [choice]}, record.place, **logged)

@@ -26,7 +26,7 @@ NOT_CACHED = "00000000-0000-0000-0000-000000000000"
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(
         "request_created_at" in row and ("request_body" in row or "request_id" in row)
         for row in sample.rows

@@ -14,8 +14,8 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.embedded import mapping, number, unpacked, unpacked_or_text
 from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.parts import openai_answer, openai_messages
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -53,7 +53,7 @@ MESSAGE = {
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(
         row.get("type") in TYPES and ("trace_id" in row or "traceId" in row) for row in sample.rows
     )

@@ -44,7 +44,7 @@ WRAPPERS = ("standard_logging_object", "standard_logging_payload")
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(_payload(row).keys() >= MARKS for row in sample.rows)
 
 

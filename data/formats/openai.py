@@ -36,7 +36,7 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     raise Reject("wrong_type", f"row.{key} is {kind_of(value)}")
 
 
-def logged_beside(row: dict[str, Any]) -> dict[str, Any]:
+def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
     """What a gateway logs next to request and response, as arguments of `exchanges`."""
     return {
         "session": take_text(row, "session_id", "row"),

@@ -27,7 +27,7 @@ COMPLETIONS = "/completions"
 """End of the URLs of chat and text completions."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import Join, Member, row_bytes
-from outrider.data.formats.openai import body, exchanges, logged_beside
+from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import parse_row
 from outrider.data.formats.sample import Sample
@@ -33,7 +33,7 @@ STREAM_LINES = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the lines of a recorded event stream."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return sample.head.lstrip().startswith(b"data: {") or any(_side(row) for row in sample.rows)
 
 
@@ -118,4 +118,4 @@ def _has_prompt_ids(response: dict[str, Any]) -> bool:
 
 
 def _said(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in logged_beside(row).items() if value is not None}
+    return {key: value for key, value in gateway_fields(row).items() if value is not None}

@@ -18,10 +18,10 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.embedded import number, unpacked, unpacked_or_text
 from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.otel_events import calls_of, is_message, older_messages
 from outrider.data.formats.otlp import ATTRIBUTES, attributes
-from outrider.data.formats.parts import openai_answer, openai_messages
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -37,7 +37,7 @@ CHAT = ("chat", "generate_content", None)
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(any(outer in row for outer, *_ in OTLP) or _has_genai(row) for row in sample.rows)
 
 

@@ -20,7 +20,7 @@ ROWS_LOOKED_AT = 200
 
 @dataclass(frozen=True)
 class Sample:
-    """Argument of a format's `recognises`."""
+    """Argument of a format's `recognizes`."""
 
     name: str
     """Name of the file in errors."""

@@ -42,7 +42,7 @@ _DIGEST = re.compile(r"<\w+: \d+ chars, blake2b=\w+>")
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return bool(_EVENT.search(sample.head) or _TEXT_EVENT.search(sample.head))
 
 

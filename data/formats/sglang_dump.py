@@ -44,7 +44,7 @@ LONG_AGO = 1e9
 """Unix seconds. Smaller values are a clock that counts from the machine's start."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return is_pickle(sample.head)
 
 

@@ -8,7 +8,7 @@ The ids are used unchanged.
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text
-from outrider.data.formats.openai import finish_reason, logged_beside, reasoning_and_content
+from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -17,7 +17,7 @@ NAME = "token_ids"
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any("prompt_token_ids" in row and "completion_token_ids" in row for row in sample.rows)
 
 
@@ -32,7 +32,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         )
     # Texts next to the ids only serve to compare them with retokenized text.
     reasoning, content = reasoning_and_content(row)
-    beside = logged_beside(row)
+    logged = gateway_fields(row)
     return [
         Exchange(
             record.place,
@@ -45,6 +45,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
             model=take_text(row, "model", "row"),
             temperature=take_number(row, "temperature", "row"),
             top_p=take_number(row, "top_p", "row"),
-            **{**beside, "weight": first(beside["weight"], 1.0)},
+            **{**logged, "weight": first(logged["weight"], 1.0)},
         )
     ]

@@ -51,7 +51,7 @@ DESCRIPTIONS = ("[tool_calls: ", "[reasoning: ")
 """What vLLM writes in place of a text that it parsed out."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return is_request_log(sample.head)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from datasets import DatasetInfo, Features
 
 from outrider.common.files import publish, write_json
-from outrider.data.ingest.table import SCHEMA
+from outrider.data.ingest.chunks import SCHEMA
 
 SHARD_BYTES = 512 * 2**20
 

@@ -1,6 +1,6 @@
 """Chunks of a log, and the parts that the ingest's workers make of them.
 
-A part is `NUMBER.arrow` (sequences, `table.SCHEMA`) and `NUMBER.json` (counts and rejects). The
+A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The
 JSON is written last and marks the part as finished; a rerun skips it. A part depends on its chunk
 alone, so the result is the same for any number of workers and interruptions.
 
@@ -24,7 +24,6 @@ from outrider.common.fingerprint import value_digest
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import parse_record
-from outrider.data.ingest.table import SCHEMA
 from outrider.data.ingest.tally import Tally
 from outrider.data.privacy.guard import PrivacyGuard
 from outrider.data.privacy.tally import PrivacyTally
@@ -37,6 +36,29 @@ CHUNK_RECORDS = 1000
 ROUND_TRIPS = (200, 10)
 """Exact sequences of the first and of every later chunk whose text is retokenized. The share that
 agrees tells how reliable retokenized sequences are."""
+
+SCHEMA = pa.schema(
+    {
+        "sequence_id": pa.string(),
+        "session": pa.string(),
+        "tenant": pa.string(),
+        "route": pa.string(),
+        "model": pa.string(),
+        "time": pa.float64(),
+        "token_ids": pa.list_(pa.int32()),
+        "completion_start": pa.int32(),
+        "fidelity": pa.string(),
+        "finish_reason": pa.string(),
+        "temperature": pa.float32(),
+        "top_p": pa.float32(),
+        "weight": pa.float32(),
+        "prompt_text": pa.string(),
+    }
+)
+"""Columns of the table of sequences.
+
+`time` is in Unix seconds, null where it was not logged. Other values that were not logged are empty
+text."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
 
 PARTS_VERSION = 1
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
-rows, or when sequences, rejects, surrogates or `table.SCHEMA` change. Parts of an interrupted
+rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
 (recipes/pipeline/stages/ingest.py): it covers finished ingests."""
 

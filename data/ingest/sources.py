@@ -22,7 +22,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from outrider.common.errors import OutriderError
-from outrider.data.ingest.stores import answering
+from outrider.data.ingest.store_errors import answering
 
 # Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
 # not.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.recognizers import NATIONAL, recognisers
+from outrider.data.privacy.recognizers import NATIONAL, recognizers
 
 if TYPE_CHECKING:
     from presidio_analyzer import PatternRecognizer, RecognizerResult
@@ -109,7 +109,7 @@ class Finder:
     def __init__(self, config: PrivacyConfig):
         self.min_score = config.min_score
         self.kinds: list[str] = [kind for kind in config.entities if kind != "PHONE_NUMBER"]
-        self.recognisers = recognisers(config.entities)
+        self.recognizers = recognizers(config.entities)
         self.regions = (
             _known_regions(config.phone_regions) if "PHONE_NUMBER" in config.entities else ()
         )
@@ -118,7 +118,7 @@ class Finder:
             kind: re.compile(ANCHORS[kind]) for kind in config.entities
         }
         self.context = ContextScore()
-        for kind, recognizer in self.recognisers.items():
+        for kind, recognizer in self.recognizers.items():
             recognizer.context = WORDS.get(kind, "").split()
         self.phone_words = frozenset(WORDS["PHONE_NUMBER"].split())
 
@@ -138,9 +138,9 @@ class Finder:
         return _without_overlaps(sure, self.order)
 
     def _of_kind(self, kind: str, text: str, plain: str, before: str) -> Iterator[Found]:
-        recogniser = self.recognisers[kind]
+        recognizer = self.recognizers[kind]
         for start, end in _windows(plain, self.anchors[kind]):
-            for result in recogniser.analyze(plain[start:end], [kind]):
+            for result in recognizer.analyze(plain[start:end], [kind]):
                 value = plain[start + result.start : start + result.end]
                 kept = value.rstrip(TRAILING) if kind == "URL" else value
                 place = start + result.start
@@ -148,7 +148,7 @@ class Finder:
                 if kind == "IP_ADDRESS" and _is_version(text, place, kept, context):
                     continue
                 result.score = _base_score(kind, kept, result.score)
-                score = self.context.of(result, recogniser, context)
+                score = self.context.of(result, recognizer, context)
                 yield Found(kind, place, place + len(kept), score)
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
@@ -201,13 +201,13 @@ class ContextScore:
         self.bonus = self.enhancer.context_similarity_factor
 
     def of(
-        self, result: "RecognizerResult", recogniser: "PatternRecognizer", words: list[str]
+        self, result: "RecognizerResult", recognizer: "PatternRecognizer", words: list[str]
     ) -> float:
         """Score of a result, higher after a word of the recognizer's context."""
-        if not recogniser.context or not words:
+        if not recognizer.context or not words:
             return result.score
         (enhanced,) = self.enhancer.enhance_using_context(
-            "", [result], self.no_tokens, [recogniser], words
+            "", [result], self.no_tokens, [recognizer], words
         )
         return enhanced.score
 

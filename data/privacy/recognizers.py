@@ -5,7 +5,7 @@ a number directly after one is missed, hence the ASCII flag. Where Presidio's pa
 much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
 digits), it is replaced through the constructor.
 
-    recognisers(["EMAIL_ADDRESS"])["EMAIL_ADDRESS"].analyze("ada@lovelace.org", ["EMAIL_ADDRESS"])
+    recognizers(["EMAIL_ADDRESS"])["EMAIL_ADDRESS"].analyze("ada@lovelace.org", ["EMAIL_ADDRESS"])
 """
 
 import importlib
@@ -85,19 +85,19 @@ SSN = {
 URL = r"(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}"
 
 
-def recognisers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
+def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
     """Recognizers of each kind except telephone numbers, which detection.py reads itself."""
     presidio = _presidio()
     _keep_values_out_of_logs()
     import regex
 
-    made = {kind: _recogniser(kind, presidio) for kind in kinds if kind != "PHONE_NUMBER"}
-    for recogniser in made.values():
-        recogniser.global_regex_flags |= regex.ASCII
+    made = {kind: _recognizer(kind, presidio) for kind in kinds if kind != "PHONE_NUMBER"}
+    for recognizer in made.values():
+        recognizer.global_regex_flags |= regex.ASCII
     return made
 
 
-def _recogniser(kind: str, presidio: Any) -> "PatternRecognizer":
+def _recognizer(kind: str, presidio: Any) -> "PatternRecognizer":
     from presidio_analyzer import Pattern
 
     def patterns(shapes: dict[str, tuple[str, float]]) -> list[Pattern]:

@@ -28,7 +28,7 @@ import string
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from outrider.data.privacy.recognizers import CARDS, recognisers
+from outrider.data.privacy.recognizers import CARDS, recognizers
 
 if TYPE_CHECKING:
     from presidio_analyzer import PatternRecognizer
@@ -253,13 +253,13 @@ def _check_of(kind: str) -> Callable[[str, str], bool]:
             return lambda drawn, text: drawn[5:] != "0000"
         case "MAC_ADDRESS":
             return lambda drawn, text: True
-    return functools.partial(_is_recognised, kind)
+    return functools.partial(_is_recognized, kind)
 
 
-def _is_recognised(kind: str, drawn: str, text: str) -> bool:
-    recogniser, spelled = _recogniser(kind), respell(text, drawn)
-    checks = "validate_result" in type(recogniser).__dict__
-    found = recogniser.analyze(spelled, [kind])
+def _is_recognized(kind: str, drawn: str, text: str) -> bool:
+    recognizer, spelled = _recognizer(kind), respell(text, drawn)
+    checks = "validate_result" in type(recognizer).__dict__
+    found = recognizer.analyze(spelled, [kind])
     return any(
         one.end - one.start == len(spelled) and one.score >= (1 if checks else 0.01)
         for one in found
@@ -267,8 +267,8 @@ def _is_recognised(kind: str, drawn: str, text: str) -> bool:
 
 
 @functools.cache
-def _recogniser(kind: str) -> "PatternRecognizer":
-    return recognisers([kind])[kind]
+def _recognizer(kind: str) -> "PatternRecognizer":
+    return recognizers([kind])[kind]
 
 
 def _is_phone(country: str, national: str) -> bool:

@@ -9,7 +9,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
 from outrider.data.formats import format_of, parse_record, read_exchanges
 from outrider.data.ingest.sources import log_files
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,

@@ -15,7 +15,7 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
-from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, THOUGHT
+from tests.data.formats.golden_rows import ANSWERED, ASKED, CUT_OFF, THOUGHT
 
 SPELLINGS = {
     "openai_streams": "openai_pairs",
@@ -61,7 +61,7 @@ def test_every_format_has_a_golden_file():
 @pytest.mark.parametrize(
     "file, name", FILES, ids=[file.path.partition("golden/")[2] for file, _ in FILES]
 )
-def test_a_golden_file_is_recognised_as_its_own_format(file, name):
+def test_a_golden_file_is_recognized_as_its_own_format(file, name):
     assert format_of(file) == name
 
 

@@ -30,7 +30,7 @@ def builder(text_target):
 
 
 @pytest.mark.parametrize("folder", sorted({name for name, _ in FILES}))
-def test_golden_logs_are_recognised_and_read(folder, tmp_path):
+def test_golden_logs_are_recognized_and_read(folder, tmp_path):
     names = {format_of(file) for file in log_files(str(GOLDEN / folder))}
     assert names == {folder} if folder in FORMATS else names <= set(FORMATS)
     outcomes = list(read_exchanges(log_files(str(GOLDEN / folder))))

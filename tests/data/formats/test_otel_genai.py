@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import parse_record
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,

@@ -9,7 +9,7 @@ from outrider.data.ingest.sources import log_files
 from outrider.data.privacy.guard import PrivacyGuard
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import formats, outcomes, said
-from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, INLINE, INSTRUCTED, THOUGHT
+from tests.data.formats.golden_rows import ANSWERED, ASKED, CUT_OFF, INLINE, INSTRUCTED, THOUGHT
 from tests.data.logs import write_log
 
 PROMPT = f"{INSTRUCTED}<｜User｜>{ASKED}<｜Assistant｜><think>\n"

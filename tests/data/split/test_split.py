@@ -6,7 +6,7 @@ from datasets import Dataset, Features, Value
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
-from outrider.data.ingest.table import SCHEMA
+from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.split.split import PARTS, split
 
 COLUMNS = Features.from_arrow_schema(SCHEMA)
