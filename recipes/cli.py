@@ -23,7 +23,7 @@ from rich.table import Table
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.eval.gate import DO_NOT_SHIP, EXIT_CODES
+from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES
 from outrider.recipes.config.load import LoadedRecipe, load_overrides, load_recipe, shipped_recipes
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.fingerprints import path_identity

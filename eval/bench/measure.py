@@ -10,7 +10,7 @@ from typing import Any
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.open_loop import measure_rates, rates_done
 from outrider.eval.context import EvaluationContext, HeldoutRequests
-from outrider.eval.lossless.verification import collect
+from outrider.eval.lossless.outputs import Outputs, collect
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Measured:
 
     blocks: dict[str, list[dict[str, Any]]]
     """Engine mode -> timed blocks (`closed_loop.measure`)."""
-    outputs: dict[str, Any]
-    """Responses and counters of the verification pass (`verification.collect`)."""
+    outputs: Outputs
+    """Responses and counters of the verification pass."""
 
 
 def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Measured:
@@ -29,7 +29,7 @@ def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Meas
     Each measurement is kept in the context's cache. Servers start only for what is missing there.
     """
     cache, settings, sampling = context.cache, context.settings, requests.sampling
-    blocks = {}
+    blocks: dict[str, list[dict[str, Any]]] = {}
     for mode in settings.engine_modes:
         speed = f"speed_{mode}"
         verify = mode == settings.engine_modes[0] and not cache.done("verification_outputs")
@@ -46,7 +46,7 @@ def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Meas
                         context.serving.engine.max_num_seqs,
                         context.say,
                     )
-                    cache.put("verification_outputs", outputs)
+                    cache.put("verification_outputs", outputs.model_dump(mode="json"))
                 if rates or not cache.done(speed):
                     with context.open_load() as load:
                         if not cache.done(speed):
@@ -64,4 +64,5 @@ def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Meas
                             context.say,
                         )
         blocks[mode] = cache.get(speed)
-    return Measured(blocks, cache.get("verification_outputs"))
+    outputs = Outputs.model_validate(cache.get("verification_outputs"))
+    return Measured(blocks, outputs)

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import file_digest, publish, read_json, value_digest
 from outrider.data.ingest.stores import answering
-from outrider.eval.gate import EXIT_CODES, SHIP
+from outrider.eval.config import EXIT_CODES, SHIP
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.serving.bundle import export_bundle
