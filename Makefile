@@ -1,7 +1,10 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
-#   make test     the tests, in two processes; PYTEST_ARGUMENTS adds to the command: make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
-.PHONY: setup demo test lint format reference lock
+#   make test       the tests, in two processes, in minutes; PYTEST_ARGUMENTS adds to the command:
+#                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
+#   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
+#                   test with a hundred times as many random examples: an hour
+.PHONY: setup demo test test-long lint format reference lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -18,6 +21,9 @@ demo: setup
 test: setup
 	@sh requirements/browser.sh
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
+
+test-long: setup
+	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
-"""Exact replay against the engine: acceptance length for k = 1..5, greedy and sampled, base and custom, on the same responses.
+"""Exact replay against engine counters, for every k, sampling and speculator.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split,capture,train
-    python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]      # the states of what was served last
+    python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]
     python -m benchmarks.agreement --table
 
-One engine answers the held-out prompts in every setting, the drafter's weights and the number of drafts exchanged in between, and counts its
-steps. The states of those very responses are captured, replayed, and the steps that replay expects are compared with the counted ones.
-Also how long replay takes beside serving: one pass gives every k at once, so it stands against the serving of all k and of a single one.
+One engine answers the held-out prompts in every setting: base and custom, k = 1..5, greedy and
+sampled. Drafter weights and k are exchanged in between. The states of those responses are captured
+and replayed, and the expected steps are compared with the counted ones. The time of replay is
+compared with the time of serving, for one k and for all k, since one replay pass gives every k.
 """
 
 import argparse
@@ -36,7 +37,7 @@ REGIMES = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
 def serve(
     engine: Engine, prompts: list[list[int]], k: int, sampling: Sampling, max_tokens: int
 ) -> dict[str, Any]:
-    """Every prompt answered with k drafts a step."""
+    """Answers every prompt with k drafts per step."""
     from vllm import SamplingParams
 
     lookup = engine.llm.llm_engine.engine_core.engine_core.scheduler.dynamic_sd_lookup
@@ -90,9 +91,8 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
     sessions = [row["session"] for row in table]
     states = run / "agreement"
     served: dict[tuple[str, str, int], dict[str, Any]] = {}
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
-        "0"  # the scheduler in this process, where the schedule is exchanged
-    )
+    # The scheduler must run in this process: `serve` changes its schedule.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with open_engine(
         target,
         config,
@@ -170,25 +170,29 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| speculator | sampling | k | engine's steps | replay's | difference | acceptance, engine | replay [95 %] |",
+        "| speculator | sampling | k | engine's steps | replay's | difference"
+        " | acceptance, engine | replay [95 %] |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         replayed = row["acceptance_length"]["replay"]
+        engine = row["acceptance_length"]["engine"]
         interval = f"{replayed['value']:.3f} [{replayed['low']:.3f}, {replayed['high']:.3f}]"
         lines.append(
-            f"| {row['variant']} | {row['regime']} | {row['k']} | {row['steps_counted']:,} | {row['steps_replayed']:,.0f} "
-            f"| {row['difference']:+.2%} | {row['acceptance_length']['engine']:.3f} | {interval} |"
+            f"| {row['variant']} | {row['regime']} | {row['k']} | {row['steps_counted']:,} "
+            f"| {row['steps_replayed']:,.0f} | {row['difference']:+.2%} "
+            f"| {engine:.3f} | {interval} |"
         )
     served, replayed, captured = (
         sum(row[name] for row in rows) for name in ("served_s", "replay_s", "captured_s")
     )
     lines += [
         "",
-        f"{rows[0]['requests']} requests in each of {len(rows)} settings: served in {served:.0f} s, captured in {captured:.0f} s, each"
-        f" setting's responses replayed for every k in {replayed:.0f} s: a setting is replayed {served / replayed:.1f} times as fast as"
-        f" served, {served / (replayed + captured):.1f} times with the capture of its states; all {DEPTH} k of a speculator, which one"
-        f" pass gives, {DEPTH * served / replayed:.0f} times.",
+        f"{rows[0]['requests']} requests in each of {len(rows)} settings: served in {served:.0f} s,"
+        f" captured in {captured:.0f} s, replayed in {replayed:.0f} s. A setting is replayed"
+        f" {served / replayed:.1f} times as fast as served, with its capture"
+        f" {served / (replayed + captured):.1f} times, all {DEPTH} k of a speculator"
+        f" {DEPTH * served / replayed:.0f} times.",
     ]
     return "\n".join(lines)
 

@@ -1,9 +1,9 @@
-"""Capture against plain prefill: tokens/s of the same prompts through one vLLM engine, with and without keeping the states.
+"""Capture against plain prefill: tokens/s of the same prompts.
 
-    python benchmarks/capture.py [--recipe resume_screening] [--sequences 200] [--repeats 6]
+    python benchmarks/capture.py [--run runs/resume_screening] [--sequences 200] [--repeats 6]
 
-Blocks alternate in one engine (separately started engines differ by more than what is measured here). "captured" is the
-whole of it: states out of the worker, into checksummed shards on the disk.
+Blocks alternate in one engine, because separately started engines differ by more than the effect.
+"captured" includes everything: states out of the worker, into checksummed shards on disk.
 """
 
 import argparse

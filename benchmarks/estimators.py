@@ -1,12 +1,14 @@
-"""Acceptance length by the usual estimators against exact replay, on the same drafts of the same held-out responses.
+"""Acceptance length by common estimators against exact replay.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
-    python -m benchmarks.estimators              # states without an engine and a speculator first, where they are not there yet
+    python -m benchmarks.estimators         # computes states and a speculator first where missing
 
-Once for greedy drafts and once for drawn ones, k = the trained depth. The chain (speculators/acceptance.py) is what vLLM's counters agree with to a fraction of a percent;
-every other line is what one gets from the same acceptances by a shorter way.
+All estimators use the same drafts of the same held-out responses, greedy and drawn, k = the trained
+depth. The chain (speculators/acceptance.py) agrees with vLLM's counters to a fraction of a percent;
+every other estimator is a shortcut over the same acceptances.
 
-Shapes: R responses, A anchors (padded), K depth; a_RAK the acceptance of draft j after anchor t, 0 past the response's end.
+Shapes: R responses, A anchors (padded), K depth; a_RAK is the acceptance of draft j after anchor t,
+0 past the end of the response.
 """
 
 import argparse
@@ -22,30 +24,26 @@ from benchmarks.states import one_epoch, write_states
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay.replay import acceptances, batches
+from outrider.eval.replay.replay import acceptances, batches, load_replayed
 from outrider.eval.stats.bootstrap import bootstrap
 from outrider.serving.config import TargetConfig
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.distributed.launch import train
 
 DEPTH = 5
 CUTS = (32, 64, 128)
-"""Tokens after which a response is cut, as max_tokens does."""
+"""Lengths at which responses are cut, as by max_tokens."""
 
 
 def accepted(
     speculator_dir: Path, target: Path, store: FeatureStore, rows: list[Any], probabilistic: bool
 ) -> tuple[Tensor, Tensor]:
     """a_RAK at the requests' own sampling, and the anchors of each response."""
-    speculator, ends = (
-        load_mtp(speculator_dir, dtype=torch.float32).eval(),
-        load_target_ends(target),
-    )
+    model = load_replayed(speculator_dir, target, "float32")
     flat, anchors = [], []
-    for batch in batches(store, rows, None):
-        a_NK, anchors_R = acceptances(speculator, ends, batch, DEPTH, probabilistic, "cpu")
+    for batch in batches(store, rows, None, model.spec):
+        a_NK, anchors_R = acceptances(model, batch, DEPTH, probabilistic)
         flat.append(a_NK)
         anchors.append(anchors_R)
     anchors_R = torch.cat(anchors)
@@ -53,7 +51,7 @@ def accepted(
 
 
 def chain(a_RAK: Tensor, anchors_R: Tensor) -> float:
-    """What is true: delivered tokens over expected steps, pooled."""
+    """Exact replay: delivered tokens over expected steps, pooled."""
     return float(replay_chain(a_RAK, anchors_R).acceptance_length()[-1])
 
 
@@ -63,13 +61,13 @@ def mean_of_ratios(a_RAK: Tensor, anchors_R: Tensor) -> float:
 
 
 def every_token(a_RAK: Tensor, anchors_R: Tensor) -> float:
-    """1 + accepted drafts of a step, averaged as if a step started at every token (teacher forcing, no visited weighting)."""
+    """1 + accepted drafts, averaged as if a step started at every token (teacher forcing)."""
     inside_RA = torch.arange(a_RAK.shape[1])[None] < anchors_R[:, None]
     return float(1 + a_RAK.cumprod(dim=-1).sum(dim=-1)[inside_RA].mean())
 
 
 def marginal_rates(a_RAK: Tensor, anchors_R: Tensor) -> list[float]:
-    """alpha_j: share of drafts at position j that are right given the logged tokens before, over every token."""
+    """alpha_j: acceptance of draft j given the logged tokens before it, over all tokens."""
     index_A, rates = torch.arange(a_RAK.shape[1]), []
     for j in range(1, a_RAK.shape[2] + 1):
         inside_RA = index_A[None] + j <= anchors_R[:, None]
@@ -83,15 +81,17 @@ def product_of_marginals(a_RAK: Tensor, anchors_R: Tensor) -> float:
 
 
 def geometric(a_RAK: Tensor, anchors_R: Tensor) -> float:
-    """(1 - alpha^(k+1)) / (1 - alpha) of the first draft's rate alone, as if every draft were as good as it."""
+    """(1 - alpha^(k+1)) / (1 - alpha), as if every draft had the first one's rate."""
     alpha = marginal_rates(a_RAK, anchors_R)[0]
     return (1 - alpha ** (a_RAK.shape[2] + 1)) / (1 - alpha)
 
 
 def past_the_end(a_RAK: Tensor, anchors_R: Tensor, cut: int) -> tuple[float, float]:
-    """Of responses cut after `cut` tokens (the longer ones alone): delivered tokens over steps, and 1 + accepted / steps as the counters
-    have it, where drafts that are right past the cut count although nobody receives them."""
-    long_R = anchors_R >= cut - 1 + a_RAK.shape[2]  # what lies past the cut is known
+    """Acceptance length of responses cut after `cut` tokens: delivered, and by the counters.
+
+    The counters' form, 1 + accepted / steps, includes accepted drafts past the cut.
+    """
+    long_R = anchors_R >= cut - 1 + a_RAK.shape[2]  # the tokens past the cut are known
     steps_R = torch.full_like(anchors_R[long_R], cut - 1)  # as many anchors as delivered tokens
     cut_chain = replay_chain(a_RAK[long_R][:, : cut - 1], steps_R)
     visits_RA = cut_chain.visits_RAK[:, :, -1]
@@ -111,7 +111,7 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], float]] = {
 
 
 def table(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
-    """Acceptance length by each estimator, and what it is off by."""
+    """Acceptance length by each estimator, and its error."""
     lines = ["| estimator | base | custom | custom / base |", "|---|---|---|---|"]
     true = {variant: chain(*pair) for variant, pair in of.items()}
     gain = true["custom"] / true["base"]
@@ -126,7 +126,7 @@ def table(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
 
 
 def first_draft(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
-    """Acceptance of draft j where it is offered, by the chain, and as an average over every token."""
+    """Acceptance of draft j where the engine offers it, and averaged over all tokens."""
     lines = [
         "| acceptance of draft | " + " | ".join(str(j) for j in range(1, DEPTH + 1)) + " |",
         "|---" * (DEPTH + 1) + "|",
@@ -147,7 +147,7 @@ def first_draft(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
 
 
 def cuts(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
-    """What counting past the end adds, by where responses end."""
+    """Effect of counting past the end, by response length."""
     lines = [
         "| responses cut after | base, delivered / counters | custom, delivered / counters |",
         "|---|---|---|",
@@ -164,7 +164,7 @@ def cuts(of: dict[str, tuple[Tensor, Tensor]]) -> list[str]:
 def intervals(
     of: dict[str, tuple[Tensor, Tensor]], sessions: list[str], samples: int = 5000
 ) -> list[str]:
-    """The 95 % interval of custom / base, drawn in three ways."""
+    """95 % interval of custom / base, resampled in three ways."""
     steps = {variant: replay_chain(*pair).steps_RK[:, -1].numpy() for variant, pair in of.items()}
     tokens_R = of["base"][1].double().numpy()
     sums_RM = np.stack([tokens_R, steps["base"], steps["custom"]], axis=1)
@@ -174,7 +174,7 @@ def intervals(
 
     paired = bootstrap(sums_RM, sessions, ratio, samples=samples, seed=0)
     alone = bootstrap(sums_RM, range(len(sums_RM)), ratio, samples=samples, seed=0)
-    # Unpaired: base and custom as if measured on different responses, drawn apart.
+    # Unpaired: as if base and custom were measured on different responses.
     random, drawn = np.random.default_rng(0), []
     _, number_R = np.unique(sessions, return_inverse=True)
     by_session = np.zeros((number_R.max() + 1, 3))
@@ -198,7 +198,7 @@ def intervals(
 
 
 def speculator(run: Path, target: Path, rows: dict[str, Any], parts: dict[str, list[str]]) -> Path:
-    """A speculator trained on `parts`, once."""
+    """A speculator trained on `parts`; training is not repeated."""
     work = run / "estimators"
     if not (work / "speculator" / "config.json").is_file():
         sampling = {name: (row["temperature"], row["top_p"]) for name, row in rows.items()}
@@ -222,9 +222,7 @@ def main() -> None:
     parser.add_argument(
         "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done"
     )
-    parser.add_argument(
-        "--trained", type=int, default=160, help="sequences that the custom speculator learns from"
-    )
+    parser.add_argument("--trained", type=int, default=160, help="training sequences of custom")
     parser.add_argument("--measured", type=int, default=100, help="held-out sequences, at most")
     args = parser.parse_args()
     target, tables = TargetConfig().directory(), args.run / "traffic" / "sequences"
@@ -239,13 +237,10 @@ def main() -> None:
         row["sequence_id"]: row for row in load_sequences(tables, needed).select_columns(columns)
     }
     custom = speculator(args.run, target, rows, parts)
-    # As `batches` does: a response of one token has no step.
-    measured = [rows[name] for name in heldout]
-    measured = [
-        row
-        for batch in batches(store, measured, None)
-        for row in [rows[r.sequence_id] for r in batch]
-    ]
+    # `batches` drops responses of one token: they have no step.
+    measured = []
+    for batch in batches(store, [rows[name] for name in heldout], None):
+        measured += [rows[response.sequence_id] for response in batch]
     sessions = [row["session"] for row in measured]
     print(f"{len(measured)} responses, {len(set(sessions))} sessions, k = {DEPTH}")
     for probabilistic in (False, True):
@@ -253,9 +248,8 @@ def main() -> None:
             name: accepted(path, target, store, measured, probabilistic)
             for name, path in (("base", target), ("custom", custom))
         }
-        print(
-            f"\n## {'drawn' if probabilistic else 'greedy'} drafts, {int(of['base'][1].sum())} tokens\n"
-        )
+        drafts = "drawn" if probabilistic else "greedy"
+        print(f"\n## {drafts} drafts, {int(of['base'][1].sum())} tokens\n")
         for lines in (table(of), first_draft(of), cuts(of), intervals(of, sessions)):
             print("\n".join(lines), end="\n\n")
 

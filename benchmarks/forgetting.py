@@ -1,13 +1,14 @@
-"""What a speculator gains on the customer's traffic and loses on other traffic, by what is trained and what holds it back.
+"""Gain on the customer's traffic and loss on other traffic, by training mode.
 
-    train-speculator --recipe resume_screening.yaml traffic.general=nano_r1/general traffic.general_share=0.3 \
-        name=forgetting --stages ingest,split
-    python -m benchmarks.forgetting              # states without an engine first; runs that are done are not repeated
+    train-speculator --recipe resume_screening.yaml --stages ingest,split name=forgetting \\
+        traffic.general=nano_r1/general split.general_share=0.3
+    python -m benchmarks.forgetting              # computes states first; finished runs are kept
     python -m benchmarks.forgetting --table
 
-Every run trains on as many sequences: where general traffic is mixed in, it takes the place of the customer's. Acceptance length by exact
-replay at the trained depth, greedy drafts, on the customer's held-out part and on the general one, base and custom on the same responses,
-with 95 % intervals of custom / base over sessions. `interpolated` averages the weights of base and `all` without training again.
+Every run trains on the same number of sequences: general traffic replaces the customer's.
+Acceptance length by exact replay at the trained depth, greedy drafts, on the customer's held-out
+part and the general one, base and custom paired, with 95 % intervals of custom / base over
+sessions. `interpolated` averages the weights of base and `all` without training.
 """
 
 import argparse
@@ -39,7 +40,7 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 class Bench:
-    """The data of every run."""
+    """Data shared by all runs."""
 
     def __init__(self, run: Path, sequences: int, measured: int):
         self.run, self.target = run, TargetConfig().directory()
@@ -76,7 +77,7 @@ class Bench:
         return replay(directory, self.target, self.store, rows, DEPTH)
 
     def trained(self, name: str, share: float = 0.0, train: str = "all", **training: Any) -> Path:
-        """A speculator trained as the settings say."""
+        """A speculator trained with these settings."""
         work = (
             self.run
             / "forgetting"
@@ -101,23 +102,14 @@ class Bench:
         )
 
     def line(self, name: str, directory: Path) -> dict[str, Any]:
-        """What a speculator accepts on each part."""
-        compared = {
-            part: compare(
-                self.base[part], self.replayed(directory, part), DEPTH, samples=2000, seed=0
-            )
-            for part in self.parts
-        }
-        return {
-            "name": name,
-            **{
-                part: {
-                    which: [found[which].value, *found[which].ci95]
-                    for which in ("base", "custom", "ratio")
-                }
-                for part, found in compared.items()
-            },
-        }
+        """Acceptance of a speculator on each part."""
+        line: dict[str, Any] = {"name": name}
+        for part, base in self.base.items():
+            custom = self.replayed(directory, part)
+            found = compare(base, custom, DEPTH, samples=2000, seed=0)
+            figures = ("base", "custom", "ratio")
+            line[part] = {which: [found[which].value, *found[which].ci95] for which in figures}
+        return line
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -139,9 +131,11 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/forgetting"))
-    parser.add_argument("--sequences", type=int, default=160, help="trained on in each run")
-    parser.add_argument("--measured", type=int, default=60, help="of each part, at most")
-    parser.add_argument("--table", action="store_true", help="print what is done and end")
+    parser.add_argument("--sequences", type=int, default=160, help="training sequences per run")
+    parser.add_argument(
+        "--measured", type=int, default=60, help="at most this many held-out sequences per part"
+    )
+    parser.add_argument("--table", action="store_true", help="only print finished runs")
     args = parser.parse_args()
     path = args.run / "forgetting.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -1,13 +1,14 @@
-"""What FP8 costs a speculator on nano R1: each `speculator.train` on a copy of the target in DeepSeek's FP8 blocks.
+"""Cost of FP8 blocks for a speculator on nano R1.
 
-train-speculator --recipe resume_screening.yaml --stages ingest,split
-python -m benchmarks.states --train 260 --heldout 80        # runs/resume_screening/states, without an engine
-nice -n 10 python -m benchmarks.fp8 [--train all non_routed lora] [--seeds 3] [--epochs 2]
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.states --train 260 --heldout 80        # runs/resume_screening/states
+    nice -n 10 python -m benchmarks.fp8 [--train all non_routed lora] [--seeds 3] [--epochs 2]
 
-The states are those of the target as it comes (nothing serves FP8 blocks on most CPUs); only the MTP layer that is trained and
-published is FP8. A line of JSON for each run: acceptance length by exact replay at the depth trained, on the validation part (the last
-60 of the training part) of the base, of the trained weights and of the published ones, and on the held-out part of base and published.
-Runs that a line is there of are not repeated.
+Each `speculator.train` mode runs on a copy of the target in DeepSeek's FP8 blocks. States are those
+of the original target, because most CPUs cannot serve FP8 blocks; only the trained and published
+MTP layer is FP8. Prints one line of JSON per run: acceptance length by exact replay at the trained
+depth, on the validation part (the last 60 of the training part) of base, trained and published
+weights, and on the held-out part of base and published. Finished runs are not repeated.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Damaged logs through every reader: crashes, rows lost, time and memory. The short form of it is tests/data/test_fuzz.py.
+"""Damaged logs through every reader: crashes, lost rows, time and memory.
 
-nice -n 19 python -m benchmarks.fuzz [--lines 100000] [--seed 0]
+    nice -n 19 python -m benchmarks.fuzz [--lines 100000] [--seed 0]
 
-Each golden log is damaged anew (tests/data/mutations.py), read in its own format, in the one that is recognised, and in any other,
-and every exchange goes through the embedded target's template and tokenizer. A crash prints the seed that repeats it.
+The short form is tests/data/formats/test_fuzz.py. Each golden log is damaged at random
+(tests/data/mutations.py) and read in its own format, the recognized one and any other. Every
+exchange goes through the embedded target's template and tokenizer. A crash prints its seed.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    faulthandler.enable()  # libraries in C may end the process
+    faulthandler.enable()  # C libraries may crash the process
     files = golden_files()
     contents = [path.read_bytes() for _, path in files]
     builder = SequenceBuilder(Path(nano_r1.__file__).parent / "target")
@@ -49,15 +50,13 @@ def main() -> None:
                 path.write_bytes(mutated(rng, content, contents))
                 formats = (name if name in FORMATS else "auto", "auto", rng.choice(list(FORMATS)))
                 start = time.monotonic()
-                # A crash of whatever kind is what is looked for here, so everything is caught, printed and counted.
+                # Any exception is a finding: catch, print and count it.
                 try:
                     for format_name in formats:
                         rows, outcomes = checked(one_file(path), format_name, Path(scratch))
                         counts["rows"] += rows
                         count(outcomes, builder, counts, reasons)
-                except (
-                    OutriderError
-                ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+                except OutriderError:  # a damaged container (Parquet, Arrow): no rows to count
                     counts["refused_files"] += 1
                 except Exception as error:
                     counts["unbalanced" if isinstance(error, AssertionError) else "crashes"] += 1
@@ -94,7 +93,7 @@ def count(
     counts: collections.Counter[str],
     reasons: collections.Counter[str],
 ) -> None:
-    """Adds what became of the rows of one log."""
+    """Adds the outcomes of one log."""
     for outcome in outcomes:
         if isinstance(outcome, Reject):
             reasons[outcome.reason] += outcome.rows

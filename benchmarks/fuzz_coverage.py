@@ -1,10 +1,11 @@
-"""Logs damaged towards code that no log has reached yet, through every reader: benchmarks/fuzz.py, led by coverage (atheris, libFuzzer).
+"""Coverage-guided fuzzing of every reader with atheris (libFuzzer).
 
-    pip install atheris                                          # not among the pins: this alone needs it
+    pip install atheris                                # only this script needs it
     nice -n 19 python -m benchmarks.fuzz_coverage [--seconds 600] [--corpus build/fuzz]
 
-It starts from the golden logs; the first byte of an input names its format. What reached new code is kept in `--corpus`, and a later
-run goes on from there. An input that crashes a reader, loses a row or has one twice ends it, and is written to a file that is named.
+Starts from the golden logs; the first byte of an input selects its format. Inputs that reach new
+code are kept in `--corpus`, and a later run continues from there. An input that crashes a reader,
+loses a row or yields one twice stops the run and is written to a file.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> None:
     counts = {"logs": 0, "rows": 0, "refused": 0}
 
     def one_log(data: bytes) -> None:
-        """`checked` fails where a row is lost or there twice."""
+        """Reads one log; `checked` fails if a row is lost or used twice."""
         if not data:
             return
         name, golden = files[data[0] % len(files)]
@@ -47,9 +48,7 @@ def main() -> None:
             try:
                 rows, _ = checked(one_file(path), format_name, scratch)
                 counts["rows"] += rows
-            except (
-                OutriderError
-            ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+            except OutriderError:  # a damaged container (Parquet, Arrow): no rows to count
                 counts["refused"] += 1
         if counts["logs"] % 1000 == 0:
             print(counts, file=sys.stderr, flush=True)

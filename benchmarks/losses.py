@@ -1,13 +1,14 @@
-"""Which loss and which depth weights: held-out acceptance length of nano R1's MTP layer trained with each, over seeds.
+"""Held-out acceptance of nano R1's MTP layer by loss and depth weights.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.states --train 100 --heldout 40
-    python -m benchmarks.losses --seeds 3         # goes on where it stopped
+    python -m benchmarks.losses --seeds 3         # resumes
     python -m benchmarks.losses --table
 
-Trains with the trainer's own parts (rows, unroll, objective, schedule) in float32 in this process, without DeepSpeed, one epoch
-over the same sequences in each run's own order, and replays held-out responses exactly: `greedy` drafts, and drafts `drawn`
-at the customer's temperature. One JSON line is appended for each finished run; several at once may share a file (`--part 0/2`).
+Trains with the trainer's own parts (rows, unroll, objective, schedule) in float32 in this process,
+without DeepSpeed, one epoch per run over the same sequences in a different order. Replays held-out
+responses exactly, with `greedy` drafts and with drafts `drawn` at the customer's temperature.
+Appends one line of JSON per run; several processes may share a file (`--part 0/2`).
 """
 
 import argparse
@@ -25,12 +26,12 @@ LOSSES = ("kl", "ce", "tv", "lk_alpha", "lk_hybrid")
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to train."""
+    """One training configuration."""
 
     loss: str
     weights: str
     matched: str = "greedy"
-    """How drafts are made that the loss is matched to: `greedy`, `drawn`; `plain`: greedy, but p at temperature 1."""
+    """Drafts that the loss assumes: `greedy`, `drawn`, or `plain` (greedy, p at temperature 1)."""
 
 
 EVERY_LOSS = [
@@ -46,11 +47,11 @@ THE_REST = [
     ),
     *(Cell(loss, "decay", "drawn") for loss in LOSSES),
 ]
-"""Where time is short, each loss and each weighting over all seeds comes before their combinations."""
+"""Combinations, run after each loss and weighting has all seeds."""
 
 
 class Bench:
-    """The data of every run, read once."""
+    """Data shared by all runs, read once."""
 
     def __init__(self, args: argparse.Namespace):
         from outrider.common.files import read_json
@@ -80,17 +81,17 @@ class Bench:
         )
 
     def train(self, cell: Cell, seed: int) -> tuple[Any, float]:
-        """The speculator after one epoch, and the seconds it took."""
+        """The speculator after one epoch, and the seconds of training."""
         import torch
 
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
         from outrider.training.batches import assemble
         from outrider.training.config import TrainingConfig
-        from outrider.training.distributed.accelerator import ChainUnroll, run_unroll
+        from outrider.training.distributed.accelerator import ChainUnroll
         from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import plan_epoch
-        from outrider.training.schedule import learning_rate
 
         args = self.args
         config = TrainingConfig(
@@ -109,22 +110,20 @@ class Bench:
         for step, rows in enumerate(steps):
             share_K = objective.share([self.samples[index] for row in rows for index in row])
             for row in rows:
-                batch = assemble(self.store, self.samples, row, args.row_tokens)
-                loss, _ = objective.of_row(run_unroll(model, batch), batch, share_K)
+                batch = assemble(self.store, self.samples, row, args.row_tokens, self.store.spec)
+                loss, _ = objective.of_row(model.drafted(batch), batch, share_K)
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(
-                    step, len(steps), config.learning_rate, config.warmup_fraction
-                )
+                group["lr"] = config.learning_rate_at(step, len(steps))
             optimizer.step()
             optimizer.zero_grad()
         return speculator, time.perf_counter() - began
 
     def judge(self, speculator: Any) -> dict[str, list[float]]:
-        """Held-out acceptance lengths for k = 1..K, of the weights as they are exported."""
+        """Held-out acceptance lengths for k = 1..K, of the exported weights."""
         from outrider.eval.replay.replay import replay
-        from outrider.speculators.checkpoints.mtp_checkpoint import save_mtp
+        from outrider.speculators.kinds.mtp_checkpoint import save_mtp
 
         held_out = [self.rows[name] for name in self.parts["heldout"][: self.args.heldout]]
         with tempfile.TemporaryDirectory() as folder:
@@ -139,14 +138,14 @@ class Bench:
 
 
 def run(args: argparse.Namespace) -> None:
-    """What the file does not have yet, in an order that makes the most of what time there is."""
+    """Runs what the file lacks, most informative runs first."""
     done = {
         (line["loss"], line["weights"], line["matched"], line["seed"]) for line in _lines(args.out)
     }
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
     if ("base", "", "", 0) not in done and not part:
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
 
         _append(
             args.out,
@@ -171,13 +170,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Mean over seeds at K, with the sample standard deviation where there are several."""
+    """Mean over seeds at K, with the sample standard deviation."""
     cells: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for line in _lines(args.out):
         cells.setdefault((line["loss"], line["weights"], line["matched"]), []).append(line)
-    print(
-        "| loss | depth weights | matched to | greedy drafts | drawn drafts | seeds |\n|---|---|---|---|---|---|"
-    )
+    print("| loss | depth weights | matched to | greedy drafts | drawn drafts | seeds |")
+    print("|---|---|---|---|---|---|")
     for (loss, weights, matched), lines in cells.items():
         figures = []
         for name in ("greedy", "drawn"):
@@ -213,13 +211,13 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument(
-        "--rows-per-step", type=int, default=1, help="small steps: many of them in little time"
+        "--rows-per-step", type=int, default=1, help="small steps give many of them in little time"
     )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument(
-        "--part", default="0/1", help="this process' share of the runs, such as 0/2 and 1/2"
+        "--part", default="0/1", help="share of the runs for this process: 0/2 and 1/2"
     )
-    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    parser.add_argument("--table", action="store_true", help="only print finished runs")
     args = parser.parse_args()
     table(args) if args.table else run(args)
 

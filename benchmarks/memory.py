@@ -1,14 +1,14 @@
-"""Memory of training as it is predicted and as it is: two real steps of the trainer, in a process that is watched.
+"""Predicted against measured memory of training.
 
     python -m benchmarks.memory --target nano_r1 --row-tokens 2048 --depth 5
     python -m benchmarks.memory --target r1_8_experts --row-tokens 128 --depth 2 [--vocab 129280]
 
-`r1_8_experts` is an MTP layer of R1's dimensions with 8 experts, random weights. One process, ZeRO-1, bf16. Measured is the
-process's own memory (RssAnon, every 5 ms: file pages can be had back) in two phases: the start with step-0 parity, and the steps,
-the second of which has optimizer states. The process is ended when it has logged that step. Rows are packed from sequences of 400
-tokens, or shorter where the row is, 150 (or half) of them response. `before` is the process when all is imported and nothing loaded;
-DeepSpeed imports more as it starts. Prints a line of JSON; refuses to start where the machine has not 1.05 times the predicted memory
-available.
+Runs two real steps of the trainer in a watched process: ZeRO-1, bf16. `r1_8_experts` is an MTP
+layer of R1's dimensions with 8 experts and random weights. Measured is RssAnon every 5 ms (file
+pages can be reclaimed) in two phases: the start with step-0 parity, and the steps; the second
+step has optimizer states. Rows are packed from sequences of at most 400 tokens, 150 (or half) of
+them response. `before` is the process with all imports and no data; DeepSpeed imports more later.
+Prints one line of JSON. Does not start with less than 1.05 times the predicted memory available.
 """
 
 import argparse
@@ -29,18 +29,21 @@ from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore, FeatureWriter
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.mtp_layer import MTPSpeculator
-from outrider.speculators.size import mtp_size
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
-from outrider.training.sizing.activations import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
 
 
 class Store(FeatureStore):
-    """The feature store; notes what the process takes when it is first asked what it holds: all is imported, nothing loaded."""
+    """A feature store that records the process's memory when its manifest is first read.
+
+    All modules are imported then, and no data is loaded.
+    """
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class Store(FeatureStore):
 
 
 def own_memory(process: int | str) -> int:
-    """RssAnon in bytes; 0 for a process that has ended."""
+    """RssAnon in bytes; 0 for an ended process."""
     try:
         status = Path(f"/proc/{process}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -64,8 +67,8 @@ def own_memory(process: int | str) -> int:
 
 
 def write_r1_layer(directory: Path, vocab: int) -> Path:
-    """config.json, the MTP layer, embedding and head; nothing else is read by training."""
-    from outrider.speculators.checkpoints.mtp_checkpoint import save_mtp
+    """config.json, MTP layer, embedding and head: all that training reads."""
+    from outrider.speculators.kinds.mtp_checkpoint import save_mtp
 
     config = R1 | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "vocab_size": vocab}
     config.pop("quantization_config")
@@ -96,7 +99,7 @@ def write_r1_layer(directory: Path, vocab: int) -> Path:
 def write_states(
     directory: Path, config: dict[str, Any], row_tokens: int
 ) -> tuple[dict[str, list[str]], RowShape]:
-    """Random states: one row for training, the same for validation."""
+    """Random states: one row for training, one for validation."""
     length = min(400, row_tokens)
     response = min(150, length // 2)
     count = row_tokens // length
@@ -105,7 +108,7 @@ def write_states(
     }
     torch.manual_seed(1)
     with FeatureWriter(directory, config["hidden_size"], {"states": "random"}) as writer:
-        for name in [name for names in parts.values() for name in names]:
+        for name in [*parts["train"], *parts["validation"]]:
             token_ids = torch.randint(0, config["vocab_size"], (length,))
             writer.write(
                 name, token_ids, torch.randn(length, config["hidden_size"]), length - response
@@ -115,7 +118,7 @@ def write_states(
 
 
 class Watch(threading.Thread):
-    """Peaks of the worker's memory before and after the first evaluation is logged; ends it after the second step."""
+    """Records the worker's peak memory per phase and kills it after the second step."""
 
     def __init__(self, metrics: Path):
         super().__init__(daemon=True)
@@ -146,7 +149,7 @@ def main() -> None:
     parser.add_argument("--target", choices=["nano_r1", "r1_8_experts"], default="nano_r1")
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--depth", type=int, default=5)
-    parser.add_argument("--vocab", type=int, default=129280, help="of r1_8_experts")
+    parser.add_argument("--vocab", type=int, default=129280, help="vocabulary of r1_8_experts")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         work = Path(folder)

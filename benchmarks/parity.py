@@ -1,4 +1,4 @@
-"""Trainer against engine: the share of draft tokens that the unroll and vLLM agree on, at each depth, for base and custom.
+"""Draft parity: share of equal draft tokens of trainer and engine, by depth.
 
 python benchmarks/parity.py [--run runs/resume_screening] [--prompts 40] [--k 5]
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.config import ParityConfig
 from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.config import ParityConfig
 
 
 def main() -> None:

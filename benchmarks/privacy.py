@@ -1,9 +1,12 @@
-"""What looking for personal data costs and finds, beside the bare tokenizer on the same text; one process, CPU time.
+"""Speed and findings of the privacy check, next to the bare tokenizer.
 
-python benchmarks/privacy.py [LOG ...]          # without arguments the embedded traffic
+    python benchmarks/privacy.py [LOG ...]          # default: the embedded traffic
+
+One process, CPU time, the same texts for all columns.
 """
 
-import sys
+import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,32 +34,30 @@ def texts(exchange: Exchange) -> Iterable[str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("logs", nargs="*", default=sorted(map(str, EMBEDDED.glob("*.jsonl.gz"))))
+    args = parser.parse_args()
     encode = SequenceBuilder(TargetConfig().directory()).tokenizer.encode
     print(
-        "| log | texts | characters | found | report, Mchar/s | surrogate, Mchar/s | tokenizer, Mchar/s |"
+        "| log | texts | characters | found | report, Mchar/s | surrogate, Mchar/s"
+        " | tokenizer, Mchar/s |"
     )
     print("|---|---|---|---|---|---|---|")
-    for log in sys.argv[1:] or sorted(map(str, EMBEDDED.glob("*.jsonl.gz"))):
-        rows = [
-            row
-            for file in log_files(log)
-            for row in read_exchanges(file)
-            if isinstance(row, Exchange)
-        ]
-        said = [text for row in rows for text in texts(row)]
-        size = sum(map(len, said))
-        tokenizer = seconds(lambda said=said: [encode(text) for text in said])
+    for log in args.logs:
+        rows = [row for row in read_exchanges(log_files(log)) if isinstance(row, Exchange)]
+        logged = list(itertools.chain.from_iterable(map(texts, rows)))
+        size = sum(map(len, logged))
+        tokenizer = seconds(lambda logged=logged: [encode(text) for text in logged])
         cells = []
         for mode in ("report", "surrogate"):
             guard = PrivacyGuard(PrivacyConfig(mode=mode), key=bytes(32))
-            guard.apply(rows[0])  # tables of numbers are loaded with the first one
+            guard.apply(rows[0])  # loads the phone number tables
             guard.take_tally()
             spent = seconds(lambda guard=guard, rows=rows: [guard.apply(row) for row in rows])
             cells.append(f"{guard.tally.characters / spent / 1e6:.2f}")
         kinds = ", ".join(f"{name} {count}" for name, count in guard.tally.found.items()) or "none"
-        print(
-            f"| {Path(log).name} | {len(said)} | {size} | {kinds} | {' | '.join(cells)} | {size / tokenizer / 1e6:.2f} |"
-        )
+        cells.append(f"{size / tokenizer / 1e6:.2f}")
+        print(f"| {Path(log).name} | {len(logged)} | {size} | {kinds} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

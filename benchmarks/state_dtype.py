@@ -1,12 +1,12 @@
-"""What storing the states in FP8 changes in acceptance: exact replay of the same responses, and training, from either store.
+"""Acceptance with hidden states stored in bf16 and in FP8.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
-    python -m benchmarks.state_dtype [--run runs/resume_screening] [--train 200] [--validation 30] [--heldout 100]
+    python -m benchmarks.state_dtype [--run runs/resume_screening] [--train 200] [--heldout 100]
 
-The states come from transformers in float32, one sequence after another, so that no engine is needed; the two stores hold the
-same states but for their type. Custom speculators are trained from each store with the same settings and each replayed from both.
-Ratios fp8 / bf16 of the acceptance length are paired by response, with 95 % intervals over sessions. Lines of JSON; what is done
-is kept below RUN/state_dtype.
+States come from transformers in float32, so no engine is needed; the two stores differ only in
+dtype. A speculator is trained from each store with the same settings and replayed from both. Ratios
+fp8 / bf16 of the acceptance length are paired by response, with 95 % intervals over sessions.
+Prints lines of JSON; finished work is kept in RUN/state_dtype.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
         "--drafts",
         nargs="+",
         default=["greedy", "probabilistic"],
-        help="how drafts are taken from q",
+        help="draft sampling methods",
     )
     args = parser.parse_args()
     out, wanted = (

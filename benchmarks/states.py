@@ -1,9 +1,10 @@
-"""A small feature store for benchmarks without an engine: states from transformers in float32, one sequence after another.
+"""A small feature store for benchmarks that need no engine.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.states --train 100 --heldout 40         # runs/resume_screening/states
 
-What capture takes from vLLM differs from these by bf16's rounding (relative 0.02).
+States come from transformers in float32, one sequence after another. Captured states differ from
+them by bf16 rounding (relative 0.02).
 """
 
 import argparse
@@ -22,7 +23,7 @@ from outrider.training.config import TrainingConfig
 
 
 def one_epoch(**settings: Any) -> TrainingConfig:
-    """A short training on these states, with nothing in between to wait for."""
+    """Settings of a short training without evaluations and checkpoints."""
     return TrainingConfig(
         epochs=1,
         learning_rate=1e-3,
@@ -37,7 +38,7 @@ def one_epoch(**settings: Any) -> TrainingConfig:
 
 @torch.no_grad()
 def write_states(tables: Tables, ids: Sequence[str], directory: Path) -> None:
-    """Writes the states of these sequences that are not there yet."""
+    """Writes the missing states of these sequences."""
     model = DeepseekV3ForCausalLM.from_pretrained(
         TargetConfig().directory(), dtype=torch.float32
     ).eval()

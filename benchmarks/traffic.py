@@ -1,10 +1,11 @@
-"""The ingest of a large log: peak memory of all its processes, rows/s, and tokens/s against the bare tokenizer on the same text.
+"""Ingest of a large log: peak memory, rows/s, and tokens/s against the bare tokenizer.
 
-    python benchmarks/traffic.py --megabytes 5000 [--target recipes/nano_r1/target] [--format openai_pairs] [--keep DIR]
+    python benchmarks/traffic.py --megabytes 5000 [--format openai_pairs] [--keep DIR]
 
-The log is generated from the embedded traffic: conversations of four turns, about 770 tokens each (R1's are longer), no two alike,
-as text alone, so that everything goes through the template and the tokenizer. The bare tokenizer is `tokenizer(texts)` of transformers with its own threads on every
-core, timed before and after the ingest, because a shared machine's speed drifts; texts are ready in memory, nothing else is timed.
+The log is generated from the embedded traffic: conversations of four turns, about 770 tokens each
+(R1's are longer), all different, as text, so that everything goes through template and tokenizer.
+The bare tokenizer is transformers' `tokenizer(texts)` with its own threads on every core. It is
+timed before and after the ingest, because a shared machine's speed drifts, on texts in memory.
 """
 
 import argparse
@@ -30,11 +31,11 @@ import psutil
 from outrider.recipes.nano_r1 import record
 
 TURNS = 4
-"""Questions in each conversation; the answers to all but the last are context."""
+"""Questions per conversation; all answers but the last are context."""
 
 TRAFFIC = Path(record.__file__).parent / "traffic"
 SAMPLE_TEXTS = 2000
-"""Prompts and completions that the bare tokenizer is timed on: about a million tokens."""
+"""Texts for timing the bare tokenizer: about a million tokens."""
 
 
 def main() -> None:
@@ -42,9 +43,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--target", type=Path, default=Path("recipes/nano_r1/target"))
     parser.add_argument("--format", choices=WRITERS, default="openai_pairs")
-    parser.add_argument(
-        "--keep", type=Path, help="a folder for the log and the table, kept for another run"
-    )
+    parser.add_argument("--keep", type=Path, help="keep the log and the table in this folder")
     args = parser.parse_args()
     folder = args.keep or Path(tempfile.mkdtemp(prefix="outrider-traffic-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,17 +62,18 @@ def main() -> None:
             shutil.rmtree(folder)
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a compressed log."""
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
 def exchanges() -> Iterator[tuple[dict[str, Any], dict[str, Any], float]]:
-    """Requests and responses without end, no two alike, and their times."""
+    """An endless stream of different requests and responses with their times."""
     rng = random.Random(0)
-    logs = [
-        [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        for path in sorted(TRAFFIC.glob("*.gz"))
-    ]
+    logs = [read_log(path) for path in sorted(TRAFFIC.glob("*.gz"))]
     for number in itertools.count(1):
-        earlier, (last,) = (
-            rng.choices(log, k=count) for log in [rng.choice(logs)] for count in (TURNS - 1, 1)
-        )
+        log = rng.choice(logs)
+        earlier, last = rng.choices(log, k=TURNS - 1), rng.choice(log)
         messages = [*last["request"]["messages"]]
         for row in earlier:
             answer = row["response"]["choices"][0]["message"]["content"]
@@ -98,7 +98,7 @@ def exchanges() -> Iterator[tuple[dict[str, Any], dict[str, Any], float]]:
 
 
 def write_pairs(folder: Path, size: int) -> None:
-    """Requests with their responses, one pair a line."""
+    """Requests with their responses, one pair per line."""
     folder.mkdir()
     with (folder / "log.jsonl").open("w", encoding="utf-8") as file:
         for request, response, moment in exchanges():
@@ -114,7 +114,7 @@ def write_pairs(folder: Path, size: int) -> None:
 
 
 def write_joined(folder: Path, size: int) -> None:
-    """The same as two files, to be joined."""
+    """Requests and responses in two files, to be joined."""
     folder.mkdir()
     with (
         (folder / "requests.jsonl").open("w", encoding="utf-8") as requests,
@@ -132,7 +132,7 @@ WRITERS = {"openai_pairs": write_pairs, "openai_joined": write_joined}
 
 
 def ingest(target: Path, log: Path, out: Path) -> dict[str, Any]:
-    """The ingest in a process of its own: its summary, seconds, CPU seconds and peak memory."""
+    """Summary, seconds, CPU seconds and peak memory of the ingest in a separate process."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "outrider.data.ingest.ingest", str(target), str(log), str(out)]
     begin = time.monotonic()
@@ -157,7 +157,7 @@ def ingest(target: Path, log: Path, out: Path) -> dict[str, Any]:
 
 
 def watch(pid: int, peak: dict[str, float]) -> None:
-    """Keeps the largest sum of resident memory over a process and all below it, in MB."""
+    """Records the peak resident memory of a process tree, in MB."""
     while psutil.pid_exists(pid):
         try:
             family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -171,8 +171,11 @@ def watch(pid: int, peak: dict[str, float]) -> None:
 
 
 def bare_tokenizer(target: Path) -> list[tuple[float, float]]:
-    """(tokens/s, CPU seconds a token) of the tokenizer on the texts of such a log, three times, in a process of its own."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import traffic; traffic.time_tokenizer(sys.argv[2])"
+    """(tokens/s, CPU seconds per token) of the tokenizer, three times, in a separate process."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "import traffic; traffic.time_tokenizer(sys.argv[2])"
+    )
     environment = {
         **os.environ,
         "TOKENIZERS_PARALLELISM": "true",
@@ -186,7 +189,7 @@ def bare_tokenizer(target: Path) -> list[tuple[float, float]]:
 
 
 def time_tokenizer(target: str) -> None:
-    """What `bare_tokenizer`'s process does."""
+    """Prints the rates for `bare_tokenizer`."""
     from outrider.data.exchange import Place
     from outrider.data.formats.openai import exchanges as read
     from outrider.data.tokenize.emitted_text import opening_of, readings
@@ -214,7 +217,7 @@ def time_tokenizer(target: str) -> None:
 def report(
     measured: dict[str, Any], bare: list[tuple[float, float]], log: Path
 ) -> tuple[str, dict[str, Any]]:
-    """The table that a person reads, and the same for machines."""
+    """The result as text and as a dict."""
     summary, seconds = measured["summary"], measured["seconds"]
     tokens = summary["prompt_tokens"] + summary["completion_tokens"]
     size = sum(path.stat().st_size for path in log.iterdir()) / 1e6

@@ -1,13 +1,13 @@
-"""The trainer against the plain way to do the same: the loss at R1's size, a training step on nano R1, torch.compile.
+"""The trainer against plain implementations: loss, training step, torch.compile.
 
-    python -m benchmarks.training loss --tokens 4096          # the head's loss, chunked: seconds and peak memory beyond its inputs
-    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # whole logits and autograd, in the same process: the ratios
-    python -m benchmarks.training step                        # nano R1: tokens/s of a step against a loop over transformers' layer
-    python -m benchmarks.training compile                     # nano R1: the same step with the layer compiled
+    python -m benchmarks.training loss --tokens 4096        # chunked loss: time and peak memory
+    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against whole logits
+    python -m benchmarks.training step          # nano R1, against a loop over transformers' layer
+    python -m benchmarks.training compile       # nano R1, the layer compiled
 
-`step` and `compile` need states (benchmarks/states.py). Blocks of
-the ways that are compared alternate; speeds are medians of the paired ratios. Times are CPU seconds of one thread, which other
-work on the machine hardly touches. One line of JSON each.
+`step` and `compile` need states (benchmarks/states.py). Blocks of the compared variants alternate;
+speed-ups are medians of paired ratios. Times are CPU seconds of one thread, which other work on the
+machine hardly affects. Prints one line of JSON.
 """
 
 import argparse
@@ -26,14 +26,17 @@ VOCABULARY, HIDDEN = 129_280, 7168
 
 
 def loss(args: argparse.Namespace) -> dict[str, Any]:
-    """KL at every depth, bf16 states and head, forward and backward to the states. `naive` is one plain loss at each depth; `naive_kept`
-    keeps p of all targets for all depths, which takes another [N, V] tensor in float32."""
+    """KL at every depth, bf16 states and head, forward and backward to the states.
+
+    `naive` is one plain loss per depth. `naive_kept` keeps p of all targets for all depths, which
+    takes another [N, V] tensor in float32.
+    """
     from outrider.training.losses import distillation_loss
     from outrider.training.teacher import Served
 
     torch.manual_seed(0)
     head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
-    # Logits of a standard deviation of 3: the most likely of 129,280 tokens has a third of the mass, say.
+    # Logits with standard deviation 3: the most likely of 129,280 tokens has about 1/3 of the mass.
     teacher_NH = torch.randn(args.tokens, HIDDEN).bfloat16()
     noise_KNH = 0.5 * torch.randn(args.depth, args.tokens, HIDDEN)
     u_KNH = (teacher_NH + noise_KNH).bfloat16().requires_grad_()
@@ -103,13 +106,13 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
-    """One optimizer step a time, ours and the plain loop, on the same sequences from the same weights."""
+    """Optimizer steps of ours and of the plain loop, same sequences, same weights."""
     bench = StepBench(args)
     return bench.compare({"plain": bench.plain_step, "ours": bench.our_step}, "plain", "ours")
 
 
 def compiled(args: argparse.Namespace) -> dict[str, Any]:
-    """Our step with the layer's two halves compiled for any shape, against the same uncompiled."""
+    """Our step with the layer's two halves compiled for any shape, against eager."""
     from outrider.speculators.layers.deepseek_layer import DecoderLayer
 
     bench = StepBench(args)
@@ -130,14 +133,15 @@ def compiled(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class StepBench:
-    """Steps of `--rows` rows of the run's training sequences, float32 (what a CPU is fastest in), AdamW."""
+    """Steps of one row of training sequences, float32 (fastest on a CPU), AdamW."""
 
     def __init__(self, args: argparse.Namespace):
         from outrider.common.files import read_json
         from outrider.data.features.feature_store import FeatureStore
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
+        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
         from outrider.training.distributed.spec import Sampling
@@ -179,19 +183,18 @@ class StepBench:
     def our_step(self, turn: int) -> tuple[float, int]:
         """The loss and the tokens of a step over one row."""
         from outrider.training.batches import assemble
-        from outrider.training.distributed.accelerator import run_unroll
 
         row = self.steps[turn % len(self.steps)][0]
-        batch = assemble(self.store, self.samples, row, self.args.row_tokens)
+        batch = assemble(self.store, self.samples, row, self.args.row_tokens, self.store.spec)
         in_step = [self.samples[index] for index in row]
         value, _ = self.objective.of_row(
-            run_unroll(self.model, batch), batch, self.objective.share(in_step)
+            self.model.drafted(batch), batch, self.objective.share(in_step)
         )
         self._update(value, self.model, self.optimizer)
         return value.item(), sum(sample.length for sample in in_step)
 
     def plain_step(self, turn: int) -> tuple[float, int]:
-        """The same sequences side by side in a padded batch."""
+        """The same sequences in a padded batch."""
         row = self.steps[turn % len(self.steps)][0]
         in_step = [self.samples[index] for index in row]
         features = [self.store.read(sample.sequence_id) for sample in in_step]
@@ -203,7 +206,7 @@ class StepBench:
     def compare(
         self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str
     ) -> dict[str, Any]:
-        """Both ways over the same rows, in turn; the first round warms up."""
+        """Times both variants over the same rows in turn; the first round warms up."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         losses: dict[str, list[float]] = {name: [] for name in ways}
         tokens = 0
@@ -238,8 +241,11 @@ class StepBench:
 
 
 class PlainLoop(torch.nn.Module):
-    """The unroll as one writes it over transformers' layer: every depth over whole padded sequences, earlier depths' keys in
-    transformers' cache, one dense mask; whole logits of the completions, softmax and autograd."""
+    """A plain unroll over transformers' layer.
+
+    Every depth runs over whole padded sequences, with earlier depths' keys in transformers' cache
+    and one dense mask; whole logits of the completions, softmax and autograd.
+    """
 
     def __init__(self, target_dir: Path, speculator: Any, ends: Any, depth: int):
         from transformers import DeepseekV3Config
@@ -251,9 +257,8 @@ class PlainLoop(torch.nn.Module):
         super().__init__()
         self.config = DeepseekV3Config.from_pretrained(target_dir)
         self.config._attn_implementation = "sdpa"
-        self.config._experts_implementation = (
-            "grouped_mm"  # transformers' own choice where it loads a model
-        )
+        # transformers' own choice when it loads a model
+        self.config._experts_implementation = "grouped_mm"
         self.layer = DeepseekV3DecoderLayer(self.config, self.config.num_hidden_layers - 1)
         self.layer.self_attn.layer_idx = 0
         self.layer.load_state_dict(speculator.block.state_dict())
@@ -271,7 +276,7 @@ class PlainLoop(torch.nn.Module):
     def loss(
         self, samples: list[Any], features: list[Any], sampling: list[Any], share_K: Tensor
     ) -> Tensor:
-        """KL(p||q) of every depth over every completion, weighed by `share_K`."""
+        """KL(p||q) of every depth over every completion, weighted by `share_K`."""
         from transformers import DynamicCache
 
         pad = torch.nn.utils.rnn.pad_sequence
@@ -322,7 +327,7 @@ class PlainLoop(torch.nn.Module):
 
 
 def _plain_p(logits_NV: Tensor, temperature: float, top_p: float) -> Tensor:
-    """p as it is served, sorting the vocabulary where there is a nucleus."""
+    """p as served; sorts the vocabulary if top_p is below 1."""
     scaled_NV = logits_NV.float() / temperature
     if top_p < 1:
         ordered_NV, order_NV = scaled_NV.sort(dim=-1)
@@ -343,7 +348,7 @@ def _ratio(slow: list[float], fast: list[float]) -> dict[str, Any]:
 
 
 def _status(field: str) -> int:
-    """Of /proc/self/status, in kilobytes."""
+    """A field of /proc/self/status, in kilobytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1])
@@ -351,7 +356,7 @@ def _status(field: str) -> int:
 
 
 def _reset_peak() -> int:
-    """Makes the resident set's peak what it is now, and returns it, in kilobytes."""
+    """Resets the peak of the resident set and returns it, in kilobytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

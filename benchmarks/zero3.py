@@ -1,10 +1,11 @@
-"""What ZeRO-3 holds after forward at each depth of the unroll: autograd's views of single experts keep gathered weights.
+"""Memory that ZeRO-3 holds after forward, by depth of the unroll.
 
     MALLOC_MMAP_THRESHOLD_=131072 MALLOC_TRIM_THRESHOLD_=131072 OMP_NUM_THREADS=1 \\
         python -m torch.distributed.run --standalone --nproc_per_node=2 benchmarks/zero3.py
 
-nano R1's layer, wider and with 32 experts. DeepSpeed keeps weights gathered that are used again within 1e9 others; R1's layer has
-11.6e9, and so that this one behaves alike, it is told 0.
+autograd's views of single experts keep gathered weights. The layer is nano R1's, wider and with 32
+experts. DeepSpeed keeps weights gathered that are used again within 1e9 others. R1's layer has
+11.6e9; setting the distance to 0 makes this one behave alike.
 """
 
 import gc
@@ -16,9 +17,10 @@ import torch
 
 from outrider.common.files import read_json
 from outrider.serving.config import TargetConfig
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
-from outrider.speculators.size import mtp_size
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import (
     ChainUnroll,
@@ -71,14 +73,8 @@ def main() -> None:
     )
     row = (tokens_BT, states_BTH, torch.zeros_like(place_BT), place_BT, place_BT < TOKENS - 2)
     accelerator.print(f"experts: {mtp_size(config).routed_experts * 2 / 1e6:.1f} MB", flush=True)
-    for depth in (
-        1,
-        1,
-        2,
-        2,
-        4,
-        4,
-    ):  # of each the second time: DeepSpeed records the order of modules the first
+    # The second run of each depth counts: DeepSpeed records the order of modules in the first.
+    for depth in (1, 1, 2, 2, 4, 4):
         unroll.depth = depth
         before = own_megabytes()
         u_KNH = model(*row)

@@ -1,1 +1,1 @@
-"""Errors, files and processes: used by every room, imports none of them."""
+"""Errors, files and fingerprints: used by every room, imports none of them."""

@@ -1,10 +1,10 @@
-"""The one error that a user sees: a clear message with the file, the key, the value and the fix, and no traceback.
-
-Here, at the bottom of the house, because every folder raises it and imports only from those below.
-"""
+"""The base class of all errors that a user can fix."""
 
 
 class OutriderError(Exception):
-    """A user's mistake or a limit of the machine; the commands print the message alone and exit with `exit_code`."""
+    """A user's mistake or a limit of the machine, with a message that names the fix.
+
+    The commands print the message without a traceback and exit with `exit_code`.
+    """
 
     exit_code = 1

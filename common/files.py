@@ -1,11 +1,10 @@
-"""Atomic publication and digests: what a stage leaves behind is whole, or is not there.
+"""Atomic publication of files and folders: readers see all of a result or none of it.
 
 with publish(path) as temporary: temporary.write_bytes(...)
 """
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -18,10 +17,11 @@ from outrider.common.errors import OutriderError
 
 @contextlib.contextmanager
 def publish(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path` for a file or a directory; on success syncs it and renames it into place.
+    """Yields a temporary path for a file or a directory, and renames it to `path` on success.
 
-    On failure the temporary is removed and whatever stood at `path` stays. A directory that already stands at `path` is
-    replaced. A full disk is an `OutriderError` that names the path.
+    The content is synced to the disk before the rename. An existing file or directory at `path` is
+    replaced. On failure the temporary is removed and `path` is unchanged. A full disk is an
+    `OutriderError` that names the path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def says_disk_is_full(error: Exception) -> bool:
-    """Whether this is the system's word that no space is left. safetensors reports it in its text alone."""
+    """Whether the error is a full disk. safetensors reports one only in its message."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(
         f"os error {code})" in str(error) for code in full
@@ -58,7 +58,7 @@ def says_disk_is_full(error: Exception) -> bool:
 
 
 def write_json(path: Path, value: Any, private: bool = False) -> None:
-    """Publishes `value` as indented JSON; `private` for what only the owner may read, from its first byte on."""
+    """Publishes `value` as indented JSON. A `private` file is only ever readable by its owner."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
         temporary.write_text(
@@ -75,19 +75,6 @@ def read_json(path: Path) -> Any:
         raise OutriderError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OutriderError(f"{path}: not valid JSON ({error})") from None
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def value_digest(value: Any) -> str:
-    """SHA-256 of a value's canonical JSON, in hexadecimal."""
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
-    ).hexdigest()
 
 
 def _remove(path: Path) -> None:

@@ -200,9 +200,12 @@ class SplitConfig(_Section):
 StateDtype = Literal["bf16", "fp8"]
 
 
-def bytes_per_token(hidden_size: int, dtype: StateDtype) -> int:
-    """Of the feature store: values, the scale that goes with FP8 ones, and the token's id in 4 bytes."""
-    return (2 * hidden_size if dtype == "bf16" else hidden_size + 4) + 4
+def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
+    """Bytes of a token in the feature store: its states, their FP8 scales, and its id in 4 bytes.
+
+    `values` is the sum of the widths of the streams.
+    """
+    return (2 * values if dtype == "bf16" else values + 4 * streams) + 4
 
 
 class CaptureConfig(_Section):

@@ -4,7 +4,8 @@ rows = load_sequences("runs/resume_screening/traffic/sequences", parts["heldout"
 rows = load_sequences([customers, general], parts["train"])
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_from_disk
@@ -29,6 +30,16 @@ def load_sequences(sequences_dir: Tables, ids: list[str] | None = None) -> Datas
             "run the split stage again, the table has changed"
         )
     return table.select([index[sequence_id] for sequence_id in ids])
+
+
+def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
+    """Sort keys of rows in log order: a row without a time follows the row before it."""
+    keys = []
+    latest, without = -math.inf, 0
+    for time in times:
+        latest, without = (latest, without + 1) if time is None else (time, 0)
+        keys.append((latest, without))
+    return keys
 
 
 def _load(directory: Path | str) -> Dataset:

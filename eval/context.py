@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 from rich.console import Console
 
-from outrider.common.files import file_digest
+from outrider.common.fingerprint import file_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.scenarios import Traffic
-from outrider.eval.bench.server_pool import Fleet, open_fleet
+from outrider.eval.bench.server_pool import ServerPool
+from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
@@ -36,7 +37,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes, measure_step_times
+from outrider.serving.step_times import StepTimes
 
 if TYPE_CHECKING:
     from outrider.data.features.feature_store import FeatureStore
@@ -62,8 +63,9 @@ class EvaluationData:
     sequences: Tables
     """Tables of sequences (`load_sequences`)."""
     parts: Mapping[str, list[str]]
-    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured there)
-    and, where the recipe has general traffic, `general` (what was forgotten is measured there)."""
+    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured
+    there) and, where the recipe has general traffic, `general` (what was forgotten is measured
+    there)."""
     features: Path | None = None
     """The feature store of these sequences. Exact replay reads it."""
     slices: Slices = field(default_factory=dict)
@@ -88,10 +90,10 @@ class EvaluationFolders:
 class Backends:
     """How an evaluation starts what it measures. Each field is called like its default."""
 
-    servers: Callable[..., AbstractContextManager[Fleet]] = open_fleet
+    servers: Callable[..., AbstractContextManager[ServerPool]] = ServerPool
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
     load: Callable[..., AbstractContextManager[LoadGenerator]] = LoadGenerator
-    step_times: Callable[..., StepTimes] = measure_step_times
+    step_times: Callable[..., StepTimes] = time_steps
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,13 @@ class EvaluationContext:
         """Prints one line of progress."""
         self.console.print(line)
 
-    def open_servers(self, mode: str, k: int) -> AbstractContextManager[Fleet]:
-        """The servers of one engine mode, in which base and custom draft `k` tokens a step."""
+    def open_servers(self) -> AbstractContextManager[ServerPool]:
+        """The servers of none, base and custom; they start when they are needed."""
         return self.backends.servers(
             self.target,
             self.serving,
             self.speculators,
-            k,
-            mode,
+            self.depth,
             self.folders.logs,
             self.settings.side_by_side,
         )
@@ -175,9 +176,7 @@ class EvaluationContext:
     @functools.cached_property
     def weights(self) -> dict[str, str]:
         """SHA-256 of each of the custom speculator's weight files; empty where it has none."""
-        directory = self.speculators["custom"].directory
-        files = sorted(directory.glob("*.safetensors")) if directory else []
-        return {path.name: file_digest(path) for path in files}
+        return self.speculators["custom"].weights()
 
     @functools.cached_property
     def cache(self) -> Steps:

@@ -2,12 +2,13 @@
 
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
-Evaluates every kind of speculator. For one without an unroll (EAGLE-3, n-grams, none) exact replay and
-draft parity are not measured: their figures are null, `not_measured` says why, and the verdict rests on
-what vLLM counted and on the clock.
+Evaluates every kind of speculator. For one without an unroll (EAGLE-3, n-grams, none) exact replay
+and draft parity are not measured: their figures are null, `not_measured` says why, and the verdict
+rests on what vLLM counted and on the clock.
 
-Leaves results.json (for machines), the report, and the servers' logs. Each measurement is cached, so an
-interrupted evaluation resumes; intervals, verdict and report are computed from the cache every time.
+Leaves results.json (for machines), the report, and the servers' logs. Each measurement is cached,
+so an interrupted evaluation resumes; intervals, verdict and report are computed from the cache
+every time.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.eval.bench.counted import counted_acceptance, counted_passes, verification_pass
 from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, summarise
@@ -25,7 +26,7 @@ from outrider.eval.bench.scenarios import select
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
-from outrider.eval.prediction.choose_k import choose
+from outrider.eval.prediction.choose_k import choose, times_steps
 from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
@@ -64,16 +65,21 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
     heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
-    replays, validation = None, None
-    if context.can_replay:
-        replays = replay_drafters(context, "heldout")
-        print_first_result(context, replays)
-        validation = replay_drafter(context, "validation", "custom")
-    choice, times = choose(context, requests, validation)
-    k = choice.k
-    context.say(f"k = {k}")
-    replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
-    measured = serve(context, k, requests)
+    with context.open_servers() as servers, context.open_load() as load:
+        replays, validation = None, None
+        if times_steps(context):
+            # Servers start and compile in the background while replay runs.
+            servers.fleet(context.settings.engine_modes[0])
+            load.start()
+        if context.can_replay:
+            replays = replay_drafters(context, "heldout")
+            print_first_result(context, replays)
+            validation = replay_drafter(context, "validation", "custom")
+        choice, times = choose(context, servers, load, requests, validation)
+        k = choice.k
+        context.say(f"k = {k}")
+        replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
+        measured = serve(context, servers, load, k, requests)
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
     served = served_stage(context, k, measured, noise)
@@ -170,8 +176,9 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
     """Which held-out requests are sent, and how they are sampled."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
-    # By rate, acceptance is accepted drafts over drafts, which n-gram lookup makes in some steps only.
-    comparable = context.speculators["custom"].kind != "ngram"
+    # By rate, acceptance is accepted drafts over drafts, so it needs drafts in every step.
+    custom = context.speculators["custom"]
+    comparable = custom.drafts_every_step or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
     return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic)
 

@@ -2,11 +2,11 @@
 
     judge(findings, settings.gate, settings.parity).verdict
 
-Every check is listed with what was measured. The reason names the first check that failed, or what was
-gained.
+Every check is listed with what was measured. The reason names the first check that failed, or what
+was gained.
 """
 
-from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, GateConfig, ParityConfig
+from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
@@ -20,12 +20,13 @@ from outrider.eval.results.verification import (
     SameText,
     SampledText,
 )
+from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
-"""Causes (data/on_policy/causes.py) for which the logged prompts, tokens or sampling are not those of the
-endpoint, so that what was measured with them will not be served. A template can look like a
-temperature: both make the logged tokens less likely. Text that was edited, tokenized again or written by
-another revision is reported, and judged by the engine's own count."""
+"""Causes (data/on_policy/causes.py) for which the logged prompts, tokens or sampling are not those
+of the endpoint, so that what was measured with them will not be served. A template can look like a
+temperature: both make the logged tokens less likely. Text that was edited, tokenized again or
+written by another revision is reported, and judged by the engine's own count."""
 
 
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:

@@ -1,36 +1,43 @@
 #!/bin/sh
-# Makes .venv with everything that `make demo` and `make test` need; does nothing when it is up to date.
-# Run from the repository's root:   sh requirements/setup.sh        (PYTHON=python3.12 sh requirements/setup.sh to choose)
+# Creates .venv with everything that `make demo` and `make test` need. Does nothing when .venv is up to date.
+# Run from the root of the repository: sh requirements/setup.sh
+# PYTHON=python3.12 chooses the interpreter.
 set -eu
 
 PYTHON=${PYTHON:-python3}
 VENV=.venv
 UV_VERSION=0.13.8
+# torch's CPU build is not on the general package index. This one has it.
+PYTORCH_CPU_INDEX=${PYTORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 
 fail() { printf '%s\n' "set-up: $*" >&2; exit 1; }
 
-command -v "$PYTHON" >/dev/null 2>&1 || fail "$PYTHON: no such command; install Python 3.11 or newer, or name one: PYTHON=/path/to/python make ..."
+command -v "$PYTHON" >/dev/null 2>&1 \
+    || fail "$PYTHON: command not found; install Python 3.11 or newer, or run PYTHON=/path/to/python make ..."
 "$PYTHON" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' \
-    || fail "$PYTHON is $("$PYTHON" --version 2>&1); Outrider needs Python 3.11 or newer; name one: PYTHON=/path/to/python make ..."
+    || fail "$PYTHON is $("$PYTHON" --version 2>&1), Outrider needs 3.11 or newer; run PYTHON=/path/to/python make ..."
 
-# A GPU that answers gets vLLM's CUDA build, every other machine the CPU build.
+# vLLM's CUDA build where a GPU responds, its CPU build elsewhere.
 if nvidia-smi >/dev/null 2>&1; then kind=gpu; else kind=cpu; fi
 set -- --requirement "requirements/$kind.txt"
 [ "$kind" = gpu ] || set -- "$@" --override requirements/overrides-cpu.txt
 
-# The stamp holds what was installed: change a pin, the package metadata or the Python and the set-up runs again.
-wanted="$kind $("$PYTHON" --version 2>&1) $(cat "requirements/$kind.txt" requirements/overrides-cpu.txt requirements/setup.sh pyproject.toml | sha256sum)"
+# The stamp records what was installed. A changed pin, package metadata or Python runs the set-up again.
+wanted="$kind $("$PYTHON" --version 2>&1) $(cat "requirements/$kind.txt" requirements/overrides-cpu.txt \
+    requirements/setup.sh pyproject.toml | sha256sum)"
 stamp=$VENV/.outrider-setup
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 echo "set-up: $kind packages into $VENV (a few minutes the first time)"
-if ! [ -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))'; then
-    "$PYTHON" -m venv --clear "$VENV" || fail "$PYTHON -m venv failed; on Debian and Ubuntu: apt install python3-venv"
+if ! [ -x "$VENV/bin/python" ] \
+    || ! "$VENV/bin/python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))'; then
+    "$PYTHON" -m venv --clear "$VENV" \
+        || fail "$PYTHON -m venv failed; on Debian and Ubuntu run: apt install python3-venv"
 fi
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" \
-    || fail "pip could not install uv $UV_VERSION; is a package index reachable? (PIP_INDEX_URL names another one)"
+    || fail "pip could not install uv $UV_VERSION; check that a package index is reachable (PIP_INDEX_URL names one)"
 
-# uv reads its own variables; whoever set pip's up should not have to say it twice.
+# uv does not read pip's settings. Pass them on where uv has none of its own.
 if [ -n "${PIP_FIND_LINKS:-}" ] && [ -z "${UV_FIND_LINKS:-}" ]; then
     UV_FIND_LINKS=$(printf '%s' "$PIP_FIND_LINKS" | tr -s ' ' ','); export UV_FIND_LINKS
 fi
@@ -40,23 +47,28 @@ fi
 if [ -n "${PIP_EXTRA_INDEX_URL:-}" ] && [ -z "${UV_EXTRA_INDEX_URL:-}${UV_INDEX:-}" ]; then
     UV_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL; export UV_EXTRA_INDEX_URL
 fi
-# torch's CPU build may stand on another index than the rest; uv looks at the first index that has the name unless told.
+# By default uv searches only the first index that has a package. torch's CPU build may be on another one.
 UV_INDEX_STRATEGY=${UV_INDEX_STRATEGY:-unsafe-best-match}; export UV_INDEX_STRATEGY
 VIRTUAL_ENV=$PWD/$VENV; export VIRTUAL_ENV
 
 log=$VENV/setup.log
-# Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many containers, each of an engine's three processes would else compile
-# what it imports anew, 15 s of it.
-if ! "$VENV/bin/uv" pip install --compile-bytecode "$@" >"$log" 2>&1; then
-    cat "$log" >&2
-    if grep -q 'torch==[0-9.]*+cpu' "$log"; then
-        fail "torch's CPU build ($(grep '^torch==' requirements/cpu.txt)) was not found. It is not on the general package index:
-  name PyTorch's CPU wheel index (the address that PyTorch's install page gives when you choose \"CPU\"):
-      PIP_EXTRA_INDEX_URL=<that address> make demo          (or UV_EXTRA_INDEX_URL, the same)
-  or a folder that holds the wheel, for a machine without a network:
-      PIP_FIND_LINKS=<folder> make demo                     (or UV_FIND_LINKS)"
-    fi
-    fail "uv could not install requirements/$kind.txt (its message is above and in $log)"
+# Compile now. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each of an engine's three
+# processes would otherwise compile everything that it imports: 15 s.
+install() { "$VENV/bin/uv" pip install --compile-bytecode "$@" >"$log" 2>&1; }
+fail_with_log() { cat "$log" >&2; fail "$*"; }
+not_installed="uv could not install requirements/$kind.txt; its message is above and in $log"
+
+if ! install "$@"; then
+    grep -q 'torch==[0-9.]*+cpu' "$log" || fail_with_log "$not_installed"
+    # Only torch comes from PyTorch's index. uv resolves before it downloads: nothing is fetched twice.
+    torch=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/cpu.txt)
+    echo "set-up: $torch is on none of the package indexes in use; taking it from $PYTORCH_CPU_INDEX"
+    install --no-deps --default-index "$PYTORCH_CPU_INDEX" "$torch" \
+        || fail_with_log "$torch could not be installed from $PYTORCH_CPU_INDEX; name an index or a folder that has it:
+      PIP_EXTRA_INDEX_URL=<address> make demo       (or UV_EXTRA_INDEX_URL)
+      PIP_FIND_LINKS=<folder> make demo             (or UV_FIND_LINKS)"
+    install "$@" || fail_with_log "$not_installed"
 fi
-"$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable . || fail "uv could not install this checkout into $VENV"
+"$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable . \
+    || fail "uv could not install this checkout into $VENV"
 printf '%s\n' "$wanted" >"$stamp"

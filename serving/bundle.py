@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, runs_on_cpu, serve_arguments, vllm_version
 from outrider.serving.server import Server
+from outrider.speculators.kinds import kind_of
 
 BUNDLE_VERSION = 1
 MANIFEST = "bundle.json"
@@ -61,7 +63,7 @@ def export_bundle(
         (stage / "serve.sh").chmod(0o755)
         manifest = {
             "version": BUNDLE_VERSION,
-            "method": "mtp",
+            "method": kind_of(speculator_dir).name,
             "target": target.model_dump(),
             "num_speculative_tokens": k,
             "num_speculative_tokens_per_batch_size": [list(row) for row in k_per_batch_size or []]

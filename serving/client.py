@@ -1,6 +1,7 @@
-"""Completions from a server, token for token: for lossless checks and for recording traffic.
+"""Completions from a server as token ids, for lossless checks and for recording traffic.
 
-completions = complete(server.url, server.model_name, [[0, 17, 4]], Sampling(temperature=0), max_tokens=64)
+sampling = Sampling(temperature=0)
+completions = complete(server.url, server.model_name, [[0, 17, 4]], sampling, max_tokens=64)
 """
 
 import json
@@ -16,26 +17,26 @@ from outrider.common.errors import OutriderError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's tokens are drawn."""
+    """Sampling parameters of the target."""
 
     temperature: float = 0.6
     top_p: float = 0.95
     seed: int | None = None
-    """The first request's seed; the i-th takes seed + i. None draws differently each time. Leave it None on a CPU: vLLM 0.32's
-    worker ends at a seeded request there ("CPU Generator does not use offset")."""
+    """Seed of the first request; the i-th has seed + i. None: unseeded. Must be None on a CPU, where
+    a seeded request ends vLLM 0.32's worker ("CPU Generator does not use offset")."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One response: exactly the tokens that the engine saw and produced."""
+    """A response, with the exact tokens that the engine read and produced."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
-    """With the end-of-sequence token where there is one."""
+    """Including the end-of-sequence token, if there is one."""
     text: str
     finish_reason: str
     logprobs: list[float] | None
-    """Log-probability of each token before temperature and top-p, if asked for."""
+    """Log-probability of each token before temperature and top-p; None unless requested."""
 
 
 def complete(
@@ -48,7 +49,7 @@ def complete(
     logprobs: bool = False,
     timeout_s: float = 600,
 ) -> list[Completion]:
-    """The responses to `prompts` (token ids), in their order, `concurrency` requests at a time."""
+    """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight."""
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
@@ -77,18 +78,22 @@ def complete(
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
-    """The JSON answer to one POST; a refusal or a lost connection is an `OutriderError` with the server's words."""
+    """The JSON answer to a POST.
+
+    An error status or a lost connection is an `OutriderError` with the server's message.
+    """
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return json.load(response)
+            answer: dict[str, Any] = json.load(response)
+            return answer
     except urllib.error.HTTPError as error:
         raise OutriderError(
             f"{url}{path}: {error.code} {error.read().decode(errors='replace')[:2000]}"
         ) from error
     except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
         raise OutriderError(
-            f"{url}{path}: no answer ({error}); has the server ended? its log says why"
+            f"{url}{path}: no answer ({error}); if the server has ended, its log has the reason"
         ) from error

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
+from outrider.speculators.kinds import target_tensors
 
 EMBEDDED_TARGETS = {
     "nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"
@@ -37,14 +38,17 @@ class TargetConfig(BaseModel):
         return self._local() or _download(self.model, self.revision)
 
     def training_directory(self) -> Path:
-        """The same with what ingest and training read: of a hub model's weights only the shards that hold the MTP layer, the
-        embedding or the head are downloaded (R1: a few of 163); an engine wants `directory`."""
+        """The local directory with what ingest and training read.
+
+        Of a hub model's weights only the shards with its own speculator, the embedding or the head
+        are downloaded (R1: a few of 163). An engine needs `directory`.
+        """
         if local := self._local():
             return local
         small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
         if (small / INDEX).is_file():
             layout = read_layout(small)
-            shards = layout.files(layout.training_tensors())
+            shards = layout.files(target_tensors(layout))
         else:
             shards = ["*.safetensors"]
         # By the commit that the first answer came from: a branch may move between the two.
@@ -112,16 +116,13 @@ class EngineConfig(BaseModel):
     """More environment variables for the engine's processes; these win over Outrider's own."""
 
 
-class ServingConfig(BaseModel):
-    """How a speculator is served."""
+class ServingSection(BaseModel):
+    """The engine, its port and the times of its steps."""
 
     model_config = ConfigDict(extra="forbid")
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
-    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """`greedy` drafts the most likely token, accepted with probability p(argmax q); `probabilistic` samples the draft,
-    accepted with probability sum min(p, q), and keeps the draft's logits."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port on 127.0.0.1 of the first server; servers that are up at once take the following ones. None: any free port."""
     target_step_ms: float | None = Field(default=None, gt=0)
@@ -131,6 +132,13 @@ class ServingConfig(BaseModel):
     """Time of one drafted token, in milliseconds."""
     fixed_step_ms: float | None = Field(default=None, ge=0)
     """Time that a speculative step costs beyond the target's step and the drafts, in milliseconds."""
+
+
+class ServingConfig(ServingSection):
+    """How a speculator is served: the recipe's `serving` section, and how drafts are chosen."""
+
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    """`speculator.draft_sample_method`."""
 
     def with_engine(self, **settings: Any) -> "ServingConfig":
         """The same with some of the engine's settings changed."""

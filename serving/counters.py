@@ -1,6 +1,8 @@
-"""The engine's own counts of speculation, read from a server's /metrics.
+"""The engine's counters of speculation, from a server's /metrics.
 
-before = read_counters(url); ...; print((read_counters(url) - before).acceptance_length)
+before = read_counters(url)
+...
+print((read_counters(url) - before).acceptance_length)
 """
 
 import urllib.error
@@ -12,18 +14,18 @@ from outrider.common.errors import OutriderError
 
 @dataclass(frozen=True)
 class SpeculationCounters:
-    """Counts since the engine's start; the difference of two is what happened between them."""
+    """Counts since the engine's start; subtract two for the counts between them."""
 
     drafts: int
-    """Steps in which tokens were drafted, each request of a step counted."""
+    """Steps with drafts, counted once per request."""
     draft_tokens: int
-    """Tokens drafted."""
+    """Drafted tokens."""
     accepted_tokens: int
-    """Drafted tokens that the target accepted, those past a request's max_tokens included."""
+    """Drafted tokens that the target accepted, including those past a request's max_tokens."""
     accepted_per_position: tuple[int, ...]
     """Entry j: drafts whose first j + 1 tokens were all accepted."""
     generation_tokens: int
-    """Tokens delivered, each request's first (from its prefill) included."""
+    """Delivered tokens, including each request's first, from its prefill."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
         before = earlier.accepted_per_position or (0,) * len(self.accepted_per_position)
@@ -37,12 +39,12 @@ class SpeculationCounters:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens that one speculative step delivers: 1 + accepted / drafts; 1 without drafts."""
+        """Tokens per speculative step: 1 + accepted / drafts; 1 without drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
 
 def read_counters(url: str) -> SpeculationCounters:
-    """The counts so far of the server at `url`, summed over its engines."""
+    """Counters of the server at `url`, summed over its engines."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -50,7 +52,7 @@ def read_counters(url: str) -> SpeculationCounters:
             text = response.read().decode()
     except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
         raise OutriderError(
-            f"{url}/metrics: no answer ({error}); has the server ended? its log says why"
+            f"{url}/metrics: no answer ({error}); if the server has ended, its log has the reason"
         ) from error
     sums: dict[str, int] = {}
     positions: dict[int, int] = {}

@@ -1,12 +1,13 @@
-"""Load on a server by vLLM's own generator (`vllm bench serve`), block after block from one child process.
+"""Runs blocks of requests with vLLM's load generator (`vllm bench serve`) in one child process.
 
-Importing that generator takes seconds, more than a short block lasts, and its garbage-collection and event loop should
-not share a process with anything else; so a child imports it once and then runs one block a line of its input.
+Importing that generator takes seconds, longer than a short block, and its garbage collection and
+event loop should not share a process with anything else. So a child imports it once, then reads one
+block per line of its input.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, concurrency=4, sampling=Sampling(), max_tokens=256)
         print(block.tokens_per_s)
-        timed = load.run_timed(server.url, prompts, arrivals=[0.0, 0.3, 1.1, 1.2], sampling=Sampling(), max_tokens=256)
+        timed = load.run_timed(server.url, prompts, [0.0, 0.3, 1.1, 1.2], Sampling(), 256)
 """
 
 import argparse
@@ -22,30 +23,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import IO, Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import engine_environment
-from outrider.serving.processes import Family
 
 WARM_UP_TOKENS = 32
-"""Longest response of a block that only warms a server up."""
+"""Longest response of a warm-up block."""
 
 
 @dataclass(frozen=True)
 class RequestResult:
-    """One request of a block, in the prompts' order."""
+    """Timing of one request."""
 
     output_tokens: int
     ttft_ms: float
     """Time to first token."""
     itl_ms: tuple[float, ...]
-    """Times between two deliveries; under speculation one delivery may bring several tokens."""
+    """Times between deliveries; with speculation a delivery may have several tokens."""
     start_s: float = 0.0
-    """When it was sent, in seconds after the block's first."""
+    """Send time, in seconds after the block's first request."""
 
     @property
     def tpot_ms(self) -> float | None:
@@ -54,23 +55,23 @@ class RequestResult:
 
     @property
     def latency_s(self) -> float:
-        """From sending it to its last token."""
+        """Time from sending to the last token."""
         return (self.ttft_ms + sum(self.itl_ms)) / 1000
 
     @property
     def tokens_per_delivery(self) -> float | None:
-        """Tokens after the first over deliveries after the first: the mean burst, and the request's own acceptance length as its reader
-        sees it; None with fewer than two deliveries.
+        """Mean burst: tokens over deliveries, both after the first.
 
-        A step delivers once, so without a queue this is (tokens - 1) / steps. A server whose output waits for a slow reader merges
-        several steps into one delivery: then it is larger, also without speculation, where every step brings one token.
+        A step delivers once, so this is the request's acceptance length, (tokens - 1) / steps. It
+        is larger where output waits for a slow reader, because the server then merges several
+        steps into one delivery. None with fewer than two deliveries.
         """
         return (self.output_tokens - 1) / len(self.itl_ms) if self.itl_ms else None
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of one kind of latency over a block, in milliseconds; 0 where there is none."""
+    """Percentiles of a latency over a block, in milliseconds; 0 where there is none."""
 
     p50: float
     p90: float
@@ -79,57 +80,60 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What one block of requests showed."""
+    """Results of one block of requests."""
 
     concurrency: int | None
-    """Requests in flight at once; None where each was sent at its own time."""
+    """Requests in flight; None for the open loop."""
     completed: int
     output_tokens: int
     seconds: float
     """From the first request's start to the last token."""
     tokens_per_s: float
-    """Output tokens a second, all requests together."""
+    """Output tokens per second, over all requests."""
     requests_per_s: float
-    """Requests completed a second, over the whole block."""
+    """Completed requests per second, over the whole block."""
     ttft_ms: Percentiles
     itl_ms: Percentiles
     tpot_ms: Percentiles
     requests: tuple[RequestResult, ...]
     counters: SpeculationCounters
-    """The engine's counts of this block alone."""
+    """The engine's counters during this block."""
 
 
 class LoadGenerator:
-    """The child process that makes the load, as a context."""
+    """The child process that sends requests, as a context."""
 
     def __init__(self, target: TargetConfig, log_path: Path, model_name: str | None = None) -> None:
-        """`model_name`: under which the server knows the target; the last part of its name if not given."""
+        """`model_name`: the target's name at the server; by default the last part of its path."""
         self._tokenizer = target.directory()
         self._model_name = model_name or Path(target.model).name
         self._log_path = Path(log_path)
 
     def __enter__(self) -> "LoadGenerator":
         self._stack = contextlib.ExitStack()
-        family = self._stack.enter_context(Family())
-        self._folder = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
-        )
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path.touch(mode=0o600)
-        log = self._stack.enter_context(self._log_path.open("ab"))
-        environment = (
-            engine_environment(EngineConfig()) | family.environment | {"OMP_NUM_THREADS": "1"}
-        )
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "outrider.serving.load_generator"],
-            env=os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
+        self._child: subprocess.Popen[str] | None = None
         return self
+
+    def start(self) -> subprocess.Popen[str]:
+        """The child process; it is started at the first call, or block."""
+        if self._child is None:
+            tree = self._stack.enter_context(ProcessTree())
+            folder = tempfile.TemporaryDirectory(prefix="outrider-")
+            self._folder = Path(self._stack.enter_context(folder))
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._log_path.touch(mode=0o600)
+            log = self._stack.enter_context(self._log_path.open("ab"))
+            engine = engine_environment(EngineConfig())
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "outrider.serving.load_generator"],
+                env=os.environ | engine | tree.environment | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        return self._child
 
     def __exit__(
         self,
@@ -137,11 +141,14 @@ class LoadGenerator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._child is None:
+            return
+        stdin, stdout = _pipes(self._child)
         with contextlib.suppress(BrokenPipeError):
-            self._child.stdin.close()
+            stdin.close()
         self._stack.close()
         self._child.wait()
-        self._child.stdout.close()
+        stdout.close()
 
     def run_block(
         self,
@@ -151,9 +158,10 @@ class LoadGenerator:
         sampling: Sampling,
         max_tokens: int,
     ) -> BlockResult:
-        """Closed loop: sends `prompts` (rendered text, special tokens as text) to the server at `url`, `concurrency` at a time.
+        """Closed loop: sends `prompts` to the server at `url`, with `concurrency` in flight.
 
-        With a seed every request of the block draws with that same seed: vLLM's generator sends one body for all.
+        Prompts are rendered text, special tokens as text. A seed is the same for all requests of
+        the block, because vLLM's generator sends one body for all.
         """
         return self._run(url, prompts, sampling, max_tokens, concurrency, None)
 
@@ -165,14 +173,15 @@ class LoadGenerator:
         sampling: Sampling,
         max_tokens: int,
     ) -> BlockResult:
-        """Open loop: sends each prompt at its own time, in seconds after the block's start, whether or not earlier ones are answered.
+        """Open loop: sends each prompt at its time, in seconds after the block's start.
 
-        `arrivals` must not fall. What the server cannot take at once waits in the server, and the wait is in the time to first token.
+        `arrivals` must be non-decreasing. Requests beyond the server's capacity queue there, and
+        the wait is part of the time to first token.
         """
         if len(arrivals) != len(prompts) or any(
             later < earlier for earlier, later in itertools.pairwise(arrivals)
         ):
-            raise ValueError("run_timed: arrivals must be as many as prompts, and must not fall")
+            raise ValueError("run_timed: arrivals must be non-decreasing, one per prompt")
         return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
 
     def _run(
@@ -184,10 +193,10 @@ class LoadGenerator:
         concurrency: int | None,
         arrivals: list[float] | None,
     ) -> BlockResult:
+        self.start()
         dataset = self._folder / "prompts.jsonl"
-        dataset.write_text(
-            "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
-        )
+        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+        dataset.write_text("".join(lines), encoding="utf-8")
         body: dict[str, Any] = {"add_special_tokens": False}
         if sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -204,7 +213,7 @@ class LoadGenerator:
             "temperature": sampling.temperature,
             "top-p": sampling.top_p,
             "extra-body": json.dumps(body),
-            "ready-check-timeout-sec": 0,  # the check would send a request of its own, and be counted
+            "ready-check-timeout-sec": 0,  # the check would send a request, which would be counted
         }
         if concurrency is not None:
             options["max-concurrency"] = concurrency
@@ -215,23 +224,33 @@ class LoadGenerator:
             "--disable-tqdm",
             "--save-detailed",
         ]
-        words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        for name, value in options.items():
+            words += [f"--{name}", str(value)]
         before = read_counters(url)
         result = self._ask({"words": words, "arrivals": arrivals})
         return _block(result, concurrency, len(prompts), read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
+        child = self.start()
+        stdin, stdout = _pipes(child)
         try:
-            print(json.dumps(block), file=self._child.stdin, flush=True)
-            line = self._child.stdout.readline()
+            print(json.dumps(block), file=stdin, flush=True)
+            line = stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             end = "\n".join(self._log_path.read_text(errors="replace").splitlines()[-25:])
+            code = child.wait()
             raise OutriderError(
-                f"the load generator ended with code {self._child.wait()}; {self._log_path} ends:\n{end}"
+                f"the load generator ended with code {code}; {self._log_path} ends:\n{end}"
             )
-        return json.loads(line)
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+
+def _pipes(child: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert child.stdin is not None and child.stdout is not None
+    return child.stdin, child.stdout
 
 
 def _block(
@@ -274,11 +293,12 @@ def _block(
 
 
 def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
-    """In place of the generator's `get_samples`: the same requests, each with its time.
+    """Replaces the generator's `get_samples`: the same requests, each with a timestamp.
 
-    vLLM 0.32 sends requests at their own times only for its timed traces, which stand for token counts: it would fill the prompts
-    with random tokens and ignore the end of each answer, and neither drafts like a customer's text. Its schedule takes any request
-    that carries a `timestamp`, so the customer's prompts get theirs here, after the options were checked.
+    vLLM 0.32 supports send times only for its timed traces, which contain token counts: it fills
+    the prompts with random tokens and ignores the end of each response, and neither drafts like a
+    customer's text. Its schedule uses any request that has a `timestamp`, so the customer's prompts
+    get theirs here, after the options have been checked.
     """
     load = serve.get_samples
 
@@ -293,10 +313,12 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
 
 
 def _child() -> None:
-    """Runs blocks: a JSON object a line in (`words`, the options of `vllm bench serve`, and `arrivals`, seconds or null), its JSON
-    result a line out."""
+    """Reads blocks from stdin and writes their results to stdout, a JSON object per line.
+
+    A block has `words`, the options of `vllm bench serve`, and `arrivals`, seconds or null.
+    """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the generator prints its tables to stdout: those belong in the log
+    os.dup2(2, 1)  # the generator prints tables to stdout; they belong in the log
     from vllm.benchmarks import serve
 
     parser, plain = argparse.ArgumentParser(), serve.get_samples

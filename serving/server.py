@@ -1,10 +1,10 @@
-"""A real `vllm serve` on this machine: started, health-checked, counted, ended.
+"""A `vllm serve` process on this machine: start, health check, counters, stop.
 
     with Server(TargetConfig(), ServingConfig(), speculator_dir, k=3, log_path=Path("server.log")) as server:
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
-Several servers may live at once and be asked in turn. Idle ones sleep: Intel's OpenMP, preloaded where it is installed,
+Several servers can be up at once. Idle ones sleep: Intel's OpenMP, preloaded where it is installed,
 puts worker threads to sleep 5 ms after their last work.
 """
 
@@ -21,23 +21,24 @@ from pathlib import Path
 from types import TracebackType
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
-from outrider.serving.processes import Family, members, wait_until
 from outrider.serving.speculator import Speculator
 
 HOST = "127.0.0.1"
 SETTLE_S = 1.2
-"""vLLM's processes poll for work for a second after their last; requests to another server on the machine wait until they sleep."""
+"""vLLM's processes poll for a second after their last work. Before requests to another server on
+the machine, wait this long, in seconds."""
 
 _STOP_S = 15.0
-"""Time in which a server may end by itself after SIGTERM, in seconds; then it is killed."""
+"""Time from SIGTERM to SIGKILL, in seconds."""
 
 
 class Server:
-    """`vllm serve` as a context: ready inside, gone with all its processes outside."""
+    """`vllm serve` as a context: ready inside, ended with all its processes outside."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Server:
         reasoning_parser: str | None = None,
         start_timeout_s: float = 1800,
     ) -> None:
-        """`port` None picks a free one. `reasoning_parser` (R1: `deepseek_r1`) splits reasoning from content in chats.
+        """`port` None picks a free one; `reasoning_parser` (R1: `deepseek_r1`) splits chats.
 
         Compiling R1 takes many minutes, hence the long default of `start_timeout_s`.
         """
@@ -70,32 +71,42 @@ class Server:
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, which swaps drafters; the server listens on this machine only.
+        # Development mode opens /collective_rpc, which exchanges drafters. The server listens on this
+        # machine only.
         self._environment = engine_environment(serving.engine) | {"VLLM_SERVER_DEV_MODE": "1"}
 
     @property
     def mark(self) -> str:
-        """What the environment of the server's processes is marked with: see `processes.members`."""
-        return self._family.mark
+        """Mark in the environment of the server's processes (`process_tree.members`)."""
+        return self._tree.mark
 
-    def start(self) -> None:
-        """Starts the processes and returns; `wait` for them, so that several servers can start side by side."""
+    def start(self, lowest_priority: bool = False) -> None:
+        """Starts the processes and returns.
+
+        `wait` is separate, so that several servers can start at the same time. At the lowest
+        priority a server takes the time that others leave.
+        """
         self._stack = contextlib.ExitStack()
-        self._family = self._stack.enter_context(Family())
+        self._tree = self._stack.enter_context(ProcessTree())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path.touch(mode=0o600)
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
             self.command,
-            env=os.environ | self._environment | self._family.environment,
+            env=os.environ | self._environment | self._tree.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the command, which ends its servers in order
+            start_new_session=True,  # Ctrl-C reaches the command, which stops its servers in order
         )
+        if lowest_priority:
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
     def wait(self) -> None:
-        """Returns when the server answers; one that ends or takes too long is an `OutriderError` with its log's end."""
+        """Returns when the server is healthy.
+
+        An `OutriderError` with the end of its log, if it ends or exceeds `start_timeout_s`.
+        """
         deadline = time.monotonic() + self._start_timeout_s
         while not self._healthy():
             if (code := self._process.poll()) is not None:
@@ -104,13 +115,13 @@ class Server:
                 )
             if time.monotonic() > deadline:
                 raise OutriderError(
-                    f"vllm serve did not answer within {self._start_timeout_s:.0f} s; {self.log_path} ends:\n"
-                    f"{self._log_end()}"
+                    f"vllm serve did not answer within {self._start_timeout_s:.0f} s; {self.log_path} "
+                    f"ends:\n{self._log_end()}"
                 )
             time.sleep(0.25)
 
     def stop(self) -> None:
-        """SIGTERM, so that vLLM frees its shared memory; whatever is left after a while is killed."""
+        """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
         try:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,24 +149,25 @@ class Server:
         self.stop()
 
     def counters(self) -> SpeculationCounters:
-        """The engine's counts so far."""
+        """The engine's counts since its start."""
         return read_counters(self.url)
 
     def swap_drafter(self, directory: Path) -> None:
-        """Exchanges the drafter's weights for those in `directory`; call it while no request is running."""
+        """Loads the drafter's weights from `directory`. No request may be running."""
         body = {"method": "swap_drafter", "args": [str(Path(directory).resolve())]}
         answer = post(self.url, "/collective_rpc", body)
-        for result in answer["results"]:  # one of each worker
+        for result in answer["results"]:  # one per worker
             if result["missing"]:
                 raise OutriderError(
-                    f"{directory}: no weights for {', '.join(result['missing'])}; the server at {self.url} now drafts with a "
-                    "mixture of two speculators: swap in a whole one, or stop it"
+                    f"{directory}: no weights for {', '.join(result['missing'])}; the server at "
+                    f"{self.url} now drafts with a mixture of two speculators: load a complete "
+                    "one, or stop it"
                 )
 
     def _healthy(self) -> bool:
         try:
             with urllib.request.urlopen(self.url + "/health", timeout=30) as response:
-                return response.status == 200
+                return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
@@ -170,7 +182,8 @@ def _free_port(port: int | None) -> int:
             probe.bind((HOST, port or 0))
         except OSError as error:
             raise OutriderError(
-                f"serving.port = {port}: cannot listen on {HOST}:{port} ({error.strerror}); end what uses it, choose "
-                "another, or leave serving.port out to have a free one picked"
+                f"serving.port = {port}: cannot listen on {HOST}:{port} ({error.strerror}); end what "
+                "uses it, choose another, or leave serving.port out to use a free one"
             ) from error
-        return probe.getsockname()[1]
+        chosen: int = probe.getsockname()[1]
+        return chosen

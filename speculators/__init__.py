@@ -1,1 +1,1 @@
-"""What is trained: the speculator models, their unroll and their checkpoint formats. Imports none of the other folders."""
+"""Speculator models: kinds, layers, unroll, acceptance and checkpoint formats."""

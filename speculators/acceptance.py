@@ -1,19 +1,24 @@
-"""Exact replay: how many engine steps a logged response would have taken under a speculator, in expectation, without serving it.
+"""Exact replay: the expected engine steps of a logged response under a speculator.
 
-The target wrote the response, and rejection sampling never changes what the target writes. So given the response, whether a draft at
-position j after anchor t is accepted has a known probability, independent of the others:
+The target wrote the response, and rejection sampling never changes what the target writes. So,
+given the response, the draft at position j after anchor t is accepted with a known probability,
+independent of the others:
 
-    a[t, j] = min(1, q_j(x) / p(x))     x the logged token at t + j, p the target's distribution of it, q_j the draft's
-    a[t, j] = 1 if x is the argmax of q_j else 0     where drafts are the argmax (greedy drafts), or the target itself decodes greedily
+    a[t, j] = min(1, q_j(x) / p(x))     x the logged token at t + j, p the target's distribution,
+                                        q_j the draft's
+    a[t, j] = 1 if x is the argmax of q_j else 0      for greedy drafts, or a greedy target
 
-and the engine's steps are a Markov chain on anchors (an anchor is the last token known when a step starts): from t it moves j + 1 tokens
-with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1 with a[t,1] ... a[t,k]. `replay_chain` propagates the visits v over the
-anchors. Expected steps are their sum, and with them every rate that the engine counts. A mean over anchors instead (each anchor as likely
-as any other) was up to 14 % off on nano R1's chats: the engine starts its steps where drafts were rejected, which is where drafting is hard.
+The engine's steps are a Markov chain on anchors (an anchor is the last known token when a step
+starts): from t it moves j + 1 tokens with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1
+with a[t,1] ... a[t,k]. `replay_chain` propagates the visits v over the anchors. Their sum is the
+expected number of steps, and every rate that the engine counts follows. A mean over anchors (each
+anchor equally likely) was up to 14 % off on nano R1's chats: the engine starts its steps where
+drafts were rejected, which is where drafting is hard.
 
-    python -m pytest tests/speculators/test_acceptance.py      # against simulated rejection sampling and a sum over all step partitions
+    python -m pytest tests/speculators/test_acceptance.py      # simulates rejection sampling
 
-Shapes: B rows, T positions, H hidden size, V vocabulary, N anchors in a flat list, R responses, A anchors of a response (padded), K depth.
+Shapes: B rows, T positions, H hidden size, V vocabulary, D draft vocabulary, N anchors in a flat
+list, R responses, A anchors of a response (padded), K depth.
 """
 
 from collections.abc import Sequence
@@ -23,15 +28,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.speculators.heads import DraftHead
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this decode greedily, as in vLLM's sampler (`_SAMPLING_EPS`)."""
 
 
 def target_distribution(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor) -> Tensor:
-    """The distribution that vLLM samples from: logits divided by the temperature, then the nucleus of it, renormalised.
+    """The distribution that vLLM samples from: temperature, then the nucleus, renormalized.
 
-    The nucleus as vLLM's `apply_top_k_top_p_pytorch` cuts it: tokens in ascending order are dropped while their cumulated probability
-    is at most 1 - top_p, the last is always kept. Temperature 0 is one-hot on the argmax.
+    The nucleus is that of vLLM's `apply_top_k_top_p_pytorch`: tokens in ascending order are dropped
+    while their cumulated probability is at most 1 - top_p; the last is always kept. Temperature 0
+    is one-hot on the argmax.
     """
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
@@ -49,8 +57,11 @@ def target_distribution(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tenso
 def logged_token_probability(
     logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
 ) -> Tensor:
-    """p(x) of the logged tokens. A token that the log shows was inside the nucleus: where rounding puts it just outside, its
-    probability before the cut stands in (its share inside a nucleus of nearly the same mass)."""
+    """p(x) of the logged tokens.
+
+    A logged token was inside the nucleus. Where rounding puts it just outside, its probability
+    before the cut is taken.
+    """
     p_N = target_distribution(logits_NV, temperature_N, top_p_N).gather(-1, token_N[:, None])[:, 0]
     scaled_NV = (
         logits_NV.float() / torch.where(temperature_N < GREEDY_BELOW, 1.0, temperature_N)[:, None]
@@ -60,19 +71,25 @@ def logged_token_probability(
 
 
 def accept_probability(
-    draft_logits_NV: Tensor,
+    draft_logits_ND: Tensor,
     token_N: Tensor,
     temperature_N: Tensor,
     p_N: Tensor | None = None,
     *,
     probabilistic: bool = False,
+    known_N: Tensor | None = None,
 ) -> Tensor:
-    """a: how likely the draft at this position was accepted, given that the logged token came out.
+    """a: the probability that the draft was accepted, given the logged token.
 
-    `p_N` is the target's probability of the logged token and needed for probabilistic drafts only; those are drawn from the draft's
-    logits at the request's temperature without any top-p cut, as vLLM draws them (`compute_probs_and_sample_next_token`).
+    `token_N` are draft tokens. `known_N` is False where the logged token is outside the draft
+    vocabulary: such a draft is never accepted. `p_N` is the target's probability of the logged
+    token, needed for probabilistic drafts only. Those are drawn from the draft's logits at the
+    request's temperature without any top-p cut, as vLLM draws them
+    (`compute_probs_and_sample_next_token`).
     """
-    hit_N = (draft_logits_NV.argmax(dim=-1) == token_N).to(torch.float64)
+    hit_N = (draft_logits_ND.argmax(dim=-1) == token_N).to(torch.float64)
+    if known_N is not None:
+        hit_N = hit_N * known_N
     if not probabilistic:
         return hit_N
     if p_N is None:
@@ -80,8 +97,10 @@ def accept_probability(
             "probabilistic drafts need p_N, the target's probability of the logged tokens"
         )
     greedy_N = temperature_N < GREEDY_BELOW
-    scaled_NV = draft_logits_NV.float() / torch.where(greedy_N, 1.0, temperature_N)[:, None]
-    q_N = scaled_NV.softmax(dim=-1).gather(-1, token_N[:, None])[:, 0].double()
+    scaled_ND = draft_logits_ND.float() / torch.where(greedy_N, 1.0, temperature_N)[:, None]
+    q_N = scaled_ND.softmax(dim=-1).gather(-1, token_N[:, None])[:, 0].double()
+    if known_N is not None:
+        q_N = q_N * known_N
     ratio_N = (q_N / p_N.double().clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=1.0)
     return torch.where(greedy_N, hit_N, ratio_N)
 
@@ -89,6 +108,7 @@ def accept_probability(
 @torch.no_grad()
 def accept_matrix(
     states: Sequence[Tensor],
+    head: DraftHead,
     lm_head_VH: Tensor,
     token_ids_BT: Tensor,
     hidden_BTH: Tensor,
@@ -101,11 +121,14 @@ def accept_matrix(
     probabilistic: bool = False,
     chunk: int = 1024,
 ) -> Tensor:
-    """a_NK for the anchors (row_N, anchor_N): an anchor is the index t of the last known token, at least 1, in row `row_N`.
+    """a_NK for the anchors (row_N, anchor_N).
 
-    `states[s]` is the unroll's state [N, H] that predicts the token at t + 1 + s: of `unroll_anchors` as it is (its anchors i are
-    t - 1), of `unroll` taken at [row_N, anchor_N - 1]. `last_N` is the index of the response's last token; drafts past it have a = 0.
-    Logits are made `chunk` anchors at a time, so that memory stays at chunk x V.
+    An anchor is the index t of the last known token, at least 1, in row `row_N`. `states[s]` is
+    the unroll's state [N, H] that predicts the token at t + 1 + s: of `Drafter.unroll` as it is
+    (its anchors i are t - 1), of `unroll` taken at [row_N, anchor_N - 1]. `head` drafts;
+    `lm_head_VH` over `hidden_BTH` is the target. `last_N` is the index of the response's last
+    token; drafts past it have a = 0. Logits are made `chunk` anchors at a time, so memory stays at
+    chunk x V.
     """
     width = token_ids_BT.shape[1]
     a_NK = torch.zeros(len(anchor_N), len(states), dtype=torch.float64, device=token_ids_BT.device)
@@ -117,9 +140,14 @@ def accept_matrix(
             if probabilistic:
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
                 p = logged_token_probability(logits, token, temperature, top_p_N[part])
-            draft_logits = F.linear(u_NH[part], lm_head_VH)
+            draft_token, known = head.from_target(token)
             a_NK[part, j - 1] = accept_probability(
-                draft_logits, token, temperature, p, probabilistic=probabilistic
+                head.logits(u_NH[part]),
+                draft_token,
+                temperature,
+                p,
+                probabilistic=probabilistic,
+                known_N=known,
             )
     return a_NK
 
@@ -128,12 +156,15 @@ def accept_matrix(
 class ReplayChain:
     """Expected counts of R responses, for every number of drafts k = 1..K at once (index k - 1).
 
-    tokens_R       tokens delivered by steps: the response without its first token, which the prefill delivers
+    tokens_R       tokens delivered by steps: the response without its first token, which the
+                   prefill delivers
     steps_RK       expected engine steps (the engine's `num_drafts`)
-    accepted_RKK   [r, k-1, j-1] expected steps whose drafts 1..j were all accepted (`num_accepted_tokens_per_pos`), up to the end of the
-                   response: the engine also counts drafts accepted past it
-    offered_RKK    [r, k-1, j-1] expected steps whose drafts 1..j-1 were all accepted and whose draft j is inside the response
-    visits_RAK     v: how likely a step starts at each anchor
+    accepted_RKK   [r, k-1, j-1] expected steps whose drafts 1..j were all accepted
+                   (`num_accepted_tokens_per_pos`), up to the end of the response: the engine also
+                   counts drafts accepted past it
+    offered_RKK    [r, k-1, j-1] expected steps whose drafts 1..j-1 were all accepted and whose
+                   draft j is inside the response
+    visits_RAK     v: probability that a step starts at each anchor
     """
 
     tokens_R: Tensor
@@ -143,13 +174,17 @@ class ReplayChain:
     visits_RAK: Tensor
 
     def acceptance_length(self) -> Tensor:
-        """Tokens per step for k = 1..K, pooled over the responses: a ratio of sums, never a mean of ratios."""
+        """Tokens per step for k = 1..K, pooled: a ratio of sums, never a mean of ratios."""
         return self.tokens_R.sum() / self.steps_RK.sum(dim=0)
 
 
 @torch.no_grad()
 def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
-    """Propagates the chain. Anchor 0 is the first token of the response; a response of n tokens has n - 1 anchors (`anchors_R`)."""
+    """Propagates the chain.
+
+    Anchor 0 is the first token of the response; a response of n tokens has n - 1 anchors
+    (`anchors_R`).
+    """
     responses, anchors, depth = a_RAK.shape
     device = a_RAK.device
     index_A = torch.arange(anchors, device=device)
@@ -161,7 +196,8 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         [torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1
     )  # drafts 1..j-1 all accepted
 
-    # advance[m - 1, k - 1]: the step moves m tokens when k are drafted. For m <= k draft m was rejected, for m = k + 1 none was.
+    # advance[m - 1, k - 1]: the step moves m tokens when k are drafted. For m <= k draft m was
+    # rejected, for m = k + 1 none was.
     advance_AMRK = torch.zeros(
         anchors, depth + 1, responses, depth, dtype=torch.float64, device=device
     )
@@ -191,7 +227,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
 
 
 def pad_anchors(a_NK: Tensor, anchors_R: Tensor) -> Tensor:
-    """The flat list of anchors (response after response, `anchors_R` of each) as a padded a_RAK for `replay_chain`."""
+    """a_NK, response after response with `anchors_R` of each, as a padded a_RAK."""
     a_RAK = torch.zeros(
         len(anchors_R),
         int(anchors_R.max()) if len(anchors_R) else 0,

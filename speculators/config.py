@@ -1,11 +1,51 @@
-"""What kind of speculator is trained, and how far it looks ahead.
+"""The `speculator` section of a recipe: what is trained, from what, and how far it looks ahead.
 
 SpeculatorConfig(depth=4)
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_names
+
+
+def _trainable(name: str) -> str:
+    if name not in trainable_names():
+        known = "can be evaluated, but not trained" if name in KINDS else "is not known"
+        raise ValueError(f"{name!r} {known}; kinds that train: {', '.join(trainable_names())}")
+    return name
+
+
+class ParityConfig(BaseModel):
+    """Draft parity: the trainer's unroll and the engine must draft the same tokens.
+
+    Checked for the base speculator before training, and in the evaluation for base and custom.
+    """
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    prompts: PositiveInt = 8
+    """Prompts that the engine answers greedily while its drafts are recorded: from the validation
+    part before training, held-out ones in the evaluation."""
+
+    max_tokens: PositiveInt = 64
+    """Longest answer in tokens."""
+
+    anchors: PositiveInt = 200
+    """Most steps that are compared, at every depth; they are drawn at random."""
+
+    min_agreement: float = Field(0.99, gt=0, le=1)
+    """Smallest share of draft tokens, over all depths, that are equal or near ties."""
+
+    near_tie_nats: float = Field(0.25, ge=0)
+    """Two different drafts are a near tie if the trainer finds its own at most this much more likely
+    than the engine's (nats). The engine's logits are bf16, whose steps are 0.06 to 0.125 at the usual
+    size of a logit."""
+
+    max_difference: PositiveFloat = 0.05
+    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
+    nats."""
 
 
 class SpeculatorConfig(BaseModel):
@@ -13,19 +53,34 @@ class SpeculatorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    kind: Literal["mtp"] = "mtp"
-    """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships behind its last layer."""
+    kind: Annotated[str, AfterValidator(_trainable)] = DEFAULT_KIND
+    """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
+    behind its last layer."""
+
+    base: str | None = None
+    """Directory of the speculator in use today: training starts from it, evaluation compares with
+    it, and `training.base_kl` holds the custom one near it. null: the target's own."""
 
     depth: int = Field(default=4, ge=1, le=16)
-    """Draft tokens that the speculator is unrolled to in training and replay; serving may choose any K up to it."""
+    """Draft tokens that the speculator is unrolled to in training and replay; serving may choose
+    any K up to it."""
 
     train: Literal["all", "non_routed", "lora"] = "all"
-    """What of it is trained. `all`: every weight. `non_routed`: all but the routed experts, which stay in the target's own
-    precision, byte for byte, and take no gradients and no optimizer states (97 % of R1's 11.6 B parameters). `lora`: the same,
-    and low-rank adapters on the routed experts, merged into them at export."""
+    """Trained weights. `all`: every weight. `non_routed`: all but the routed experts, which keep
+    the target's precision, byte for byte, and take no gradients and no optimizer states (97 % of
+    R1's 11.6 B parameters). `lora`: the same, with low-rank adapters on the routed experts, which
+    are merged into them at export."""
 
     lora_rank: int = Field(default=16, ge=1)
     """Rank of the adapters of each expert's projections; with `train: lora` only."""
 
     lora_alpha: float = Field(default=32.0, gt=0)
-    """The adapters' product counts `lora_alpha / lora_rank` times; with `train: lora` only."""
+    """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""
+
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the most
+    likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted with
+    probability sum min(p, q); the engine keeps the draft's logits."""
+
+    parity: ParityConfig = ParityConfig()
+    """How closely trainer and engine must agree on drafts, before training and in the evaluation."""

@@ -1,33 +1,63 @@
-"""The training-time test: every draft depth for every position in one pass, as the engine will run them.
+"""Unrolls a chain of drafts at every position in one pass, as the serving engine computes them.
 
-A chain starts at an anchor i. Depth 0 reads the target's state h_i and token t_{i+1}; depth s reads the chain's own state u
-of depth s-1 and token t_{i+1+s}, at position i+s. In the engine's cache the slots up to i hold depth-0 keys (made from the
-target's states) and the slots i+1..i+s the chain's own, so the query of depth s at i attends to
+A chain starts at an anchor i. Depth 0 reads the target's states at i and token t_{i+1}. Depth s
+reads the chain's own state of depth s-1 and token t_{i+1+s}, at position i+s. In the engine's cache
+the slots up to i hold depth-0 keys (made from the target's states) and the slots i+1..i+s the
+chain's own, so the query of depth s at i attends to
 
     the depth-0 keys j <= i of its sequence      computed once, read at every depth
     its own chain's keys of depths 1..s
 
-The two parts are attended separately and merged through their log-sum-exps: nothing is ever a matrix over all depths, and
-only the first part depends on the device (prefix_attention.py). Tokens are the logged ones: that is teacher forcing along an
-accepted chain, which is exactly the case that matters, for a chain with a rejected token is thrown away.
+The two parts are attended separately and merged through their log-sum-exps: no matrix over all
+depths exists, and only the first part depends on the device (layers/prefix_attention.py). Tokens
+are the logged ones. That is teacher forcing along an accepted chain, the only case that matters:
+the engine discards a chain after a rejected token.
 
-    u = unroll(speculator, ends, token_ids_BT, hidden_BTH, sequence_BT, position_BT, depth=4)
-    ends.logits(u[s])[b, i]      # logits of q for the token at index i+2+s, where valid_BT(sequence_BT, s)[b, i]
+    u = unroll(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, depth=4)
+    head.logits(u[s])[b, i]      # for the token at i+2+s, where valid_BT(sequence_BT, s)[b, i]
 
-Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, H hidden, A heads, D dims of a
-query or key, V dims of a value, S earlier chain depths.
+The kinds' layers (`Chain`) supply inputs, projections and states; this file supplies the order.
+
+Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
+values that a drafter reads of a token, H hidden, A heads, D dims of a query or key, V dims of a
+value, S earlier chain depths.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.speculators.layers.deepseek_layer import rotary_tables
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.speculators.heads import TargetEnds
 from outrider.speculators.layers.prefix_attention import Span, prefix_attention
 
 
+class Chain(Protocol):
+    """A layer that drafts one token after the other, with one attention over prefix and chain."""
+
+    @property
+    def width(self) -> int:
+        """H of the states that the head reads."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """Scale of the attention scores."""
+
+    def first_state(self, inputs_NX: Tensor) -> Tensor:
+        """The state that depth 0 reads, from the target's states."""
+
+    def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        """The layer's input x [N, ...] from the next token's embedding, the state, its position."""
+
+    def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of x."""
+
+    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+        """The state that the next depth is fed, and the state [N, H] that the head reads."""
+
+
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
-    """Which slots i have the token i+2+depth in the same sequence, so that u[depth][i] predicts something that exists."""
+    """Slots i with a token i+2+depth in their sequence, so that u[depth][i] predicts a token."""
     reach = 2 + depth
     valid = torch.zeros_like(sequence_BT, dtype=torch.bool)
     if reach < sequence_BT.shape[1]:
@@ -37,22 +67,22 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
 
 
 def unroll(
-    speculator: MTPSpeculator,
+    chain: Chain,
     ends: TargetEnds,
     token_ids_BT: Tensor,
-    hidden_BTH: Tensor,
+    inputs_BTX: Tensor,
     sequence_BT: Tensor,
     position_BT: Tensor,
     depth: int,
 ) -> list[Tensor]:
-    """Post-norm states u[s] of shape [B, T, H] for s < depth; zero where `valid_BT(sequence_BT, s)` is false.
+    """States u[s] [B, T, H] for s < depth; zero where `valid_BT(sequence_BT, s)` is false.
 
-    `sequence_BT` numbers the sequence that a slot belongs to, contiguous within a row, -1 for padding; `position_BT` counts
-    from 0 in each sequence.
+    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
+    `position_BT` counts from 0 in each sequence.
     """
     anchor_BT = valid_BT(sequence_BT, 0)
     anchors_N, states = unroll_anchors(
-        speculator, ends, token_ids_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT, depth
+        chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
     )
     spread = []
     for s, u_NH in enumerate(states):
@@ -65,36 +95,35 @@ def unroll(
 
 
 def unroll_anchors(
-    speculator: MTPSpeculator,
+    chain: Chain,
     ends: TargetEnds,
     token_ids_BT: Tensor,
-    hidden_BTH: Tensor,
+    inputs_BTX: Tensor,
     sequence_BT: Tensor,
     position_BT: Tensor,
     anchor_BT: Tensor,
     depth: int,
 ) -> tuple[Tensor, list[Tensor]]:
-    """As `unroll`, for the chains of the chosen anchors only: their flat indices [N] into B*T and u[s] of shape [N, H].
+    """As `unroll` for chosen anchors: flat indices [N] into B*T, and u[s] of shape [N, H].
 
-    Every anchor must be valid at depth 0. A chain that runs past the end of its sequence repeats the last token; its states
-    there mean nothing, nothing else reads them, and `valid_BT` tells which they are.
+    Every anchor must be valid at depth 0. A chain that runs past the end of its sequence repeats
+    the last token; its states there mean nothing and are not read (`valid_BT`).
     """
-    arch = speculator.arch
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     if not len(anchors_N):
-        return anchors_N, [
-            hidden_BTH.new_zeros(0, arch.hidden, dtype=ends.embedding_VH.dtype)
-        ] * depth
+        empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.embedding_VH.dtype)
+        return anchors_N, [empty] * depth
     token, position = token_ids_BT.flatten(), position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
 
-    hidden_PH = hidden_BTH.flatten(0, 1)[slots_P].to(ends.embedding_VH.dtype)
-    x_PH = speculator.inputs(next_embedding(slots_P, 0), hidden_PH, position[slots_P])
-    q_APD, key_APD, value_APV = _project(speculator, x_PH, position[slots_P])
+    inputs_PX = inputs_BTX.flatten(0, 1)[slots_P].to(ends.embedding_VH.dtype)
+    first_PH = chain.first_state(inputs_PX)
+    x_PH = chain.inputs(next_embedding(slots_P, 0), first_PH, position[slots_P])
+    q_APD, key_APD, value_APV = chain.project(x_PH, position[slots_P])
 
     place_P = torch.full_like(token, -1)
     place_P[slots_P] = torch.arange(len(slots_P), device=token.device)
@@ -102,27 +131,21 @@ def unroll_anchors(
     x_NH, q_AND = x_PH[anchor_place_N], q_APD[:, anchor_place_N]
 
     attend_prefix = prefix_attention(anchor_place_N, _spans(sequence_BT, anchor_BT), len(slots_P))
-    chain_keys, chain_values, states = [], [], []
+    chain_keys: list[Tensor] = []
+    chain_values: list[Tensor] = []
+    states: list[Tensor] = []
+    state_NH = first_PH
     for s in range(depth):
         if s:
-            x_NH = speculator.inputs(
-                next_embedding(anchors_N, s), states[-1], position[anchors_N] + s
-            )
-            q_AND, key_AND, value_ANV = _project(speculator, x_NH, position[anchors_N] + s)
+            x_NH = chain.inputs(next_embedding(anchors_N, s), state_NH, position[anchors_N] + s)
+            q_AND, key_AND, value_ANV = chain.project(x_NH, position[anchors_N] + s)
             chain_keys.append(key_AND)
             chain_values.append(value_ANV)
-        prefix = attend_prefix(q_AND, key_APD, value_APV, arch.softmax_scale)
-        attended_ANV = _merge_chain(*prefix, q_AND, chain_keys, chain_values, arch.softmax_scale)
-        states.append(speculator.norm(speculator.block.finish(x_NH[None], attended_ANV[None])[0]))
+        prefix = attend_prefix(q_AND, key_APD, value_APV, chain.softmax_scale)
+        attended_ANV = _merge_chain(*prefix, q_AND, chain_keys, chain_values, chain.softmax_scale)
+        state_NH, u_NH = chain.finish(x_NH, attended_ANV)
+        states.append(u_NH)
     return anchors_N, states
-
-
-def _project(
-    speculator: MTPSpeculator, x_NH: Tensor, position_N: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    rotary = rotary_tables(speculator.arch, position_N[None])
-    q, key, value = speculator.block.project(x_NH[None], rotary)
-    return q[0], key[0], value[0]
 
 
 def _merge_chain(
@@ -133,7 +156,7 @@ def _merge_chain(
     chain_values: list[Tensor],
     scale: float,
 ) -> Tensor:
-    """Adds the chain's own keys to attention over the prefix: one softmax over both, from the prefix's log-sum-exp."""
+    """Merges the chain's own keys into attention over the prefix, by the log-sum-exp."""
     if not chain_keys:
         return prefix_ANV
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in chain_keys], dim=-1).float() * scale
@@ -147,7 +170,7 @@ def _merge_chain(
 
 
 def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
-    """The sequences of all rows in order, with their extents among tokens and among anchors; those without anchors left out."""
+    """Extents of the sequences with anchors, of all rows in order, among tokens and anchors."""
     spans, tokens, anchors = [], 0, 0
     for row, anchor_row in zip(sequence_BT.cpu(), anchor_BT.cpu(), strict=True):
         numbers, lengths = row.unique_consecutive(return_counts=True)
@@ -162,9 +185,9 @@ def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
 
 
 def _last_slots(sequence_BT: Tensor) -> Tensor:
-    """For every slot, flat, the flat index of the last slot of its sequence."""
+    """Flat index of the last slot of each slot's sequence."""
     _, lengths = sequence_BT.flatten().unique_consecutive(return_counts=True)
-    # Rows may meet with the same number (-1, or an id used twice); a row's end closes a sequence too.
+    # Adjacent rows may have the same number (-1, or an id used twice): a row's end closes it too.
     last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
     slot = torch.arange(last.numel(), device=last.device)
     row_end = (slot // sequence_BT.shape[1] + 1) * sequence_BT.shape[1] - 1

@@ -1,4 +1,12 @@
-"""How the tests are shared out among processes, and fixtures that every part of them shares."""
+"""How the tests are distributed over processes, and fixtures for all of them.
+
+`make test` runs two processes, one a core. What is expensive is shared or forked: one engine, one
+server and one load generator for tests/serving; engines forked from this process, which has
+imported vLLM (serving/vllm_hooks/process_start.py); training ranks forked from a server that has
+imported DeepSpeed (tests/training/forked_ranks.py); commands in this process
+(tests/recipes/commands.py). Each real path keeps at least one test: spawned engine processes,
+every training launcher, every command.
+"""
 
 import os
 import random
@@ -9,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from outrider.serving.engine import runs_on_cpu
+from outrider.serving.vllm_hooks import process_start
+from tests.fuzzing import register_profile
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -21,17 +30,34 @@ TESTS = Path(__file__).resolve().parent
 EMBEDDED_TARGET = TESTS.parent / "recipes" / "nano_r1" / "target"
 ONE_ENGINE = ("tests/serving/",)
 """Folders whose conftest.py starts engines for all their files."""
-LONG = ("training", "recipes")
-"""Folders whose tests start processes, which takes seconds each."""
+LONGEST_FIRST = (
+    "serving",
+    "eval/test_evaluate.py",
+    "training/distributed",
+    "training/test_trainer.py",
+    "data/on_policy/test_check.py",
+    "data/features/test_capture.py",
+    "recipes",
+    "training",
+    "eval/replay/test_draft_parity.py",
+    "data/formats",
+)
+"""Files and folders that take longer than 15 s, by how long. With two processes the last file to
+start must be a short one."""
 
-# The same examples every time: a change is judged by what it changed. benchmarks/fuzz.py draws new ones.
-settings.register_profile("outrider", derandomize=True, deadline=None)
-settings.load_profile("outrider")
+# Before torch is imported: forked engines keep the number of threads of the process that starts them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if runs_on_cpu() and os.environ["OMP_NUM_THREADS"] == "1":
+    os.environ.setdefault(process_start.FORK, "1")
+
+register_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of several pytest processes each keeps to cores of its own, with all that it starts: two engines whose threads wait for
-    each other on the same cores crawl."""
+    """Pins each of several pytest processes, and all that it starts, to its share of the cores.
+
+    Two engines whose threads wait for each other on the same cores crawl.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
@@ -42,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: two, which took 10 GB at their most; none beside this process where an engine takes a GPU for itself."""
+    """For `-n auto`: two on a CPU (10 GB at most); none on a GPU, which one engine fills."""
     return 2 if runs_on_cpu() and len(os.sched_getaffinity(0)) > 1 else 0
 
 
@@ -50,7 +76,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_xdist_make_scheduler(
     config: pytest.Config, log: "Producer"
 ) -> "LoadFileScheduling | None":
-    """For `--dist loadfile`: a file goes to one process as a whole, and so does a folder whose files share an engine."""
+    """For `--dist loadfile`: one process runs all of a file, and all files that share an engine."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -63,29 +89,25 @@ def pytest_xdist_make_scheduler(
     return FilesAndFolders(config, log)
 
 
-@pytest.hookimpl(trylast=True)  # after -m has left tests out
+@pytest.hookimpl(trylast=True)  # after -m has deselected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several processes none is to begin a long file when the others are done: the long ones come first."""
+    """Sorts the files by how long they take, if several processes share them."""
     if not hasattr(config, "workerinput"):
         return
-    with_engine = {item.path for item in items if item.get_closest_marker("engine")}
 
     def turn(item: pytest.Item) -> int:
-        folder = item.path.relative_to(TESTS).parts[0]
-        return (
-            0
-            if item.path in with_engine
-            else LONG.index(folder) + 1
-            if folder in LONG
-            else len(LONG) + 1
-        )
+        place = item.path.relative_to(TESTS)
+        for index, name in enumerate(LONGEST_FIRST):
+            if place.is_relative_to(name):
+                return index
+        return len(LONGEST_FIRST)
 
     items.sort(key=turn)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup() -> None:
-    """The same draws in every test, whatever ran before it in its process."""
+    """Seeds the generators, so that a test draws the same whatever ran before it."""
     random.seed(0)
     for module, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
         if module in sys.modules:
@@ -94,7 +116,10 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session")
 def nano_r1() -> Path:
-    """The embedded target's directory; OUTRIDER_TEST_TARGET names another of the same architecture."""
+    """The embedded target's directory, or another of the same architecture.
+
+    OUTRIDER_TEST_TARGET names the other.
+    """
     directory = Path(os.environ.get("OUTRIDER_TEST_TARGET", EMBEDDED_TARGET))
     if not (directory / "config.json").is_file():
         pytest.fail(f"{directory}: no target here; OUTRIDER_TEST_TARGET may name another")
@@ -103,7 +128,7 @@ def nano_r1() -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 5 MB; mounting one takes rights that not everybody has."""
+    """A disk of 5 MB; skipped where the user may not mount one."""
     disk_dir = tmp_path / "disk"
     disk_dir.mkdir()
     mounted = subprocess.run(

@@ -1,10 +1,13 @@
 """Rows of tokens and hidden states, read ahead by a thread while the model computes.
 
-    with Prefetch(store, samples, rows, row_tokens) as batches:
+    with Prefetch(store, samples, rows, row_tokens, spec) as batches:
         for batch in batches: ...
         batches.waited      # seconds that the model waited for data
 
-Training reads any store that has `read(sequence_id)` with `token_ids`, `hidden` and `completion_start` (data's FeatureStore).
+Training reads any store whose `read(sequence_id)` returns a `SequenceStates` (data's
+FeatureStore). `spec` names the states that the drafter reads; the teacher reads `hidden`.
+
+Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
 """
 
 import queue
@@ -17,49 +20,66 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, stream_of
 from outrider.training.packing import Row, Sample
 
 
 class Store(Protocol):
-    """What training needs of a feature store."""
+    """The part of a feature store that training reads."""
 
-    manifest: dict[str, Any]
-    """`manifest["sequences"]`: one {"id", "length", "completion_start", ...} for each sequence."""
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """`["sequences"]`: one {"id", "length", "completion_start", ...} for each sequence."""
 
-    def read(self, sequence_id: str) -> Any:
-        """An object with token_ids [T], hidden [T, H] and completion_start."""
+    @property
+    def spec(self) -> FeatureSpec:
+        """The states that the store holds."""
+
+    def read(self, sequence_id: str) -> SequenceStates:
+        """One sequence."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One row, as `speculators.unroll` takes it (B = 1). `sequence_BT` counts the row's sequences from 0; -1 is padding."""
+    """One row, as `Drafter.unroll` takes it (B = 1)."""
 
     row: Row
     token_ids_BT: Tensor
     hidden_BTH: Tensor
+    """What the teacher reads: the target's states after the final norm."""
+    inputs_BTX: Tensor
+    """What the drafter reads; the same tensor as `hidden_BTH` where that is all it reads."""
     sequence_BT: Tensor
+    """Number of the slot's sequence in the row, from 0; -1 is padding."""
     position_BT: Tensor
     anchor_BT: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on another device."""
-        tensors = (
-            self.token_ids_BT,
-            self.hidden_BTH,
-            self.sequence_BT,
-            self.position_BT,
-            self.anchor_BT,
+        """The batch on another device."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        hidden_BTH = moved(self.hidden_BTH)
+        shared = self.inputs_BTX is self.hidden_BTH
+        return Batch(
+            self.row,
+            moved(self.token_ids_BT),
+            hidden_BTH,
+            hidden_BTH if shared else moved(self.inputs_BTX),
+            moved(self.sequence_BT),
+            moved(self.position_BT),
+            moved(self.anchor_BT),
         )
-        return Batch(self.row, *(tensor.to(device, non_blocking=True) for tensor in tensors))
 
 
-def assemble(store: Store, samples: Sequence[Sample], row: Row, row_tokens: int) -> Batch:
-    """Reads the sequences of a row and lays them side by side; longer ones are cut at their end."""
+def assemble(
+    store: Store, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
+) -> Batch:
+    """Reads the sequences of a row and concatenates them; longer ones are cut at their end."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
-    hidden = torch.zeros(
-        1, row_tokens, pieces[0][1].hidden.shape[-1], dtype=pieces[0][1].hidden.dtype
-    )
+    streams = {name: _room(stream_of(pieces[0][1], name), row_tokens) for name in _names(spec)}
     sequence = torch.full((1, row_tokens), -1)
     position = torch.zeros(1, row_tokens, dtype=torch.long)
     anchor = torch.zeros(1, row_tokens, dtype=torch.bool)
@@ -67,25 +87,47 @@ def assemble(store: Store, samples: Sequence[Sample], row: Row, row_tokens: int)
     for number, (sample, features) in enumerate(pieces):
         span = slice(start, start + sample.length)
         token[0, span] = torch.as_tensor(features.token_ids[: sample.length]).long()
-        hidden[0, span] = features.hidden[: sample.length]
+        for name, room_BTH in streams.items():
+            room_BTH[0, span] = stream_of(features, name)[: sample.length]
         sequence[0, span] = number
         position[0, span] = torch.arange(sample.length)
         anchor[0, start + sample.first_anchor : start + sample.length - 2] = True
         start += sample.length
-    return Batch(row, token, hidden, sequence, position, anchor)
+    inputs = [streams[name] for name in spec.names]
+    inputs_BTX = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1)
+    return Batch(row, token, streams[FINAL_NORM], inputs_BTX, sequence, position, anchor)
+
+
+def _names(spec: FeatureSpec) -> list[str]:
+    """The streams of teacher and drafter, each once."""
+    return list(dict.fromkeys((FINAL_NORM, *spec.names)))
+
+
+def _room(states_TH: Tensor, row_tokens: int) -> Tensor:
+    """Zeros [1, T, H] for the states of a row."""
+    return torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
 
 
 class Prefetch:
-    """Iterates over batches that a thread assembles two rows ahead; an error there is raised here."""
+    """Iterates over batches that a thread assembles two rows ahead.
+
+    An error in the thread is raised by the iteration.
+    """
 
     def __init__(
-        self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int
+        self,
+        store: Store,
+        samples: Sequence[Sample],
+        rows: Iterable[Row],
+        row_tokens: int,
+        spec: FeatureSpec,
     ):
         self.waited = 0.0
-        self._queue: queue.Queue = queue.Queue(maxsize=2)
+        self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(maxsize=2)
         self._stop = threading.Event()
+        arguments = (store, samples, rows, row_tokens, spec)
         self._thread = threading.Thread(
-            target=self._run, args=(store, samples, rows, row_tokens), name="prefetch", daemon=True
+            target=self._run, args=arguments, name="prefetch", daemon=True
         )
 
     def __enter__(self) -> "Prefetch":
@@ -103,22 +145,27 @@ class Prefetch:
             self.waited += time.perf_counter() - began
             if item is None:
                 return
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             yield item
 
     def _run(
-        self, store: Store, samples: Sequence[Sample], rows: Iterable[Row], row_tokens: int
+        self,
+        store: Store,
+        samples: Sequence[Sample],
+        rows: Iterable[Row],
+        row_tokens: int,
+        spec: FeatureSpec,
     ) -> None:
         try:
             for row in rows:
-                if not self._put(assemble(store, samples, row, row_tokens)):
+                if not self._put(assemble(store, samples, row, row_tokens, spec)):
                     return
             self._put(None)
         except Exception as error:
             self._put(error)
 
-    def _put(self, item: object) -> bool:
+    def _put(self, item: Batch | Exception | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

@@ -22,20 +22,28 @@ becomes tv as they meet. Against a p that is one-hot (temperature 0) kl, ce and 
 
 W is frozen, so the gradient of a chunk goes straight to u while its logits are at hand, in place of them: what is kept for
 backward is one tensor of u's size, and no [N, V] tensor, p or q, ever exists as a whole. It is kept for a weight of 1 and
-scaled in backward, so weights may depend on what this pass finds (weights.py). The teacher's row n is the one that all depths
-predict: u_KNH[s][n] and h[n] must have been aligned to the same target token.
+scaled in backward, so weights may depend on what this pass finds (depth_weights.py). The teacher's
+row n is the one that all depths predict: u_KNH[s][n] and h[n] must have been aligned to the same
+target token.
 
-Shapes: K depths, N target tokens, H hidden, V vocabulary, C rows of a chunk.
+A drafter's own head (`DraftHead`) may cover fewer tokens (draft_teacher.py) and may be trained. The
+gradient of a trained head needs the weights of the targets, so backward computes the logits again.
+
+Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V where it is the
+target's), C rows of a chunk.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.acceptance import GREEDY_BELOW
+from outrider.speculators.heads import DraftHead
 from outrider.training.config import Loss
-from outrider.training.teacher import Served, Teacher, served_distribution
+from outrider.training.draft_teacher import DraftTeacher, draft_teacher
+from outrider.training.teacher import Served, served_distribution
 
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 """Logits of a chunk: on a CPU what stays near the caches (8 MB in float32), on a GPU what fills it (256 MB)."""
@@ -66,15 +74,17 @@ def distillation_loss(
     lm_head_VH: Tensor,
     served: Served,
     kind: Loss,
+    head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
     """Each target's loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and what else was found.
 
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
+    `head` drafts; None: the target's head `lm_head_VH` does.
     """
     rows = max(CHUNK_ROWS, CHUNK_ELEMENTS[u_KNH.device.type] // lm_head_VH.shape[0])
-    loss_KN, *found = _ChunkedDistillation.apply(
-        u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows
-    )
+    weight_DH = lm_head_VH if head is None else head.weight_DH
+    problem = _Problem(teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows)
+    loss_KN, *found = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
     return loss_KN, Judged(*found)
 
 
@@ -98,69 +108,122 @@ class _Buffers:
         return self.z_CV.copy_(torch.mm(state_CH, lm_head_VH.t(), out=self.raw_CV))
 
 
+class _Problem(NamedTuple):
+    """The arguments that take no gradient."""
+
+    teacher_NH: Tensor
+    token_N: Tensor
+    valid_KN: Tensor
+    lm_head_VH: Tensor
+    head: DraftHead | None
+    served: Served
+    kind: Loss
+    rows: int
+
+
+class _Chunk(NamedTuple):
+    """One depth of one chunk of targets."""
+
+    depth: int
+    targets: slice
+    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    """Loss, KL, acceptance, accepted; [C] each"""
+    dz_CD: Tensor
+    """The loss's gradient in the draft logits, in the dtype of u"""
+
+
+def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Chunk]:
+    """Every depth of every chunk with a valid target."""
+    depths, tokens, _ = u_KNH.shape
+    teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows = problem
+    wide = torch.promote_types(u_KNH.dtype, torch.float32)
+    whole = _Buffers(u_KNH, min(rows, tokens), lm_head_VH.shape[0], wide)
+    drafts = whole
+    if len(weight_DH) != len(lm_head_VH):
+        drafts = _Buffers(u_KNH, min(rows, tokens), weight_DH.shape[0], wide)
+    for start in range(0, tokens, rows):
+        chunk = slice(start, min(start + rows, tokens))
+        if not valid_KN[:, chunk].any():
+            continue
+        room = whole.cut(chunk.stop - start)
+        token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
+        z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
+        teacher = served_distribution(
+            z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk]
+        )
+        taught = draft_teacher(teacher, head, token_C)
+        draft_temperature_C = served.draft_temperature(chunk)
+        room = drafts.cut(chunk.stop - start)
+        for s in range(depths):
+            z_CD = room.logits(u_KNH[s, chunk], weight_DH)
+            found, dz_CD = _judge(z_CD, room.q_CV, taught, temperature_C, draft_temperature_C, kind)
+            yield _Chunk(s, chunk, found, room.raw_CV.copy_(dz_CD))
+
+
 class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served, kind, rows):
+    def forward(
+        ctx: Any, u_KNH: Tensor, weight_DH: Tensor, problem: _Problem
+    ) -> tuple[Tensor, ...]:
         depths, tokens, _ = u_KNH.shape
         wide = torch.promote_types(u_KNH.dtype, torch.float32)
         grad_KNH = torch.zeros_like(u_KNH)
         out = [u_KNH.new_zeros(depths, tokens, dtype=wide) for _ in range(4)]
-        whole = _Buffers(u_KNH, min(rows, tokens), lm_head_VH.shape[0], wide)
-        for start in range(0, tokens, rows):
-            chunk = slice(start, min(start + rows, tokens))
-            if not valid_KN[:, chunk].any():
-                continue
-            room = whole.cut(chunk.stop - start)
-            token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
-            z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
-            teacher = served_distribution(
-                z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk]
-            )
-            draft_temperature_C = served.draft_temperature(chunk)
-            for s in range(depths):
-                z_CV = room.logits(u_KNH[s, chunk], lm_head_VH)
-                found, dz_CV = _judge(
-                    z_CV, room.q_CV, teacher, token_C, temperature_C, draft_temperature_C, kind
-                )
-                for out_KN, found_C in zip(out, found, strict=True):
-                    out_KN[s, chunk] = found_C * valid_KN[s, chunk]
-                torch.mm(room.raw_CV.copy_(dz_CV), lm_head_VH, out=grad_KNH[s, chunk])
-                grad_KNH[s, chunk] *= valid_KN[s, chunk, None]
-        ctx.save_for_backward(grad_KNH)
+        for chunk in _chunks(u_KNH, weight_DH, problem):
+            place = (chunk.depth, chunk.targets)
+            valid_C = problem.valid_KN[place]
+            for out_KN, found_C in zip(out, chunk.found, strict=True):
+                out_KN[place] = found_C * valid_C
+            torch.mm(chunk.dz_CD, weight_DH, out=grad_KNH[place])
+            grad_KNH[place] *= valid_C[:, None]
+        ctx.save_for_backward(grad_KNH, *((u_KNH, weight_DH) if weight_DH.requires_grad else ()))
+        ctx.problem = problem
         ctx.mark_non_differentiable(*out[1:])
         return tuple(out)
 
     @staticmethod
-    def backward(ctx, grad_loss_KN, *_):
-        (grad_KNH,) = ctx.saved_tensors
-        return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), *[None] * 7
+    def backward(ctx: Any, grad_loss_KN: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        grad_KNH, *trained = ctx.saved_tensors
+        grad_weight_DH = None
+        if trained:
+            u_KNH, weight_DH = trained
+            grad_weight_DH = torch.zeros_like(weight_DH)
+            for chunk in _chunks(u_KNH, weight_DH, ctx.problem):
+                place = (chunk.depth, chunk.targets)
+                weight_C = grad_loss_KN[place] * ctx.problem.valid_KN[place]
+                weighted_CD = chunk.dz_CD * weight_C[:, None].to(chunk.dz_CD.dtype)
+                grad_weight_DH.addmm_(weighted_CD.t(), u_KNH[place])
+        return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), grad_weight_DH, None
 
 
 def _judge(
     z_CV: Tensor,
     q_CV: Tensor,
-    teacher: Teacher,
-    token_C: Tensor,
+    teacher: DraftTeacher,
     temperature_C: Tensor,
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits z, which are overwritten."""
-    p_CV = teacher.p_CV
+    p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
-    cross_C = torch.linalg.vecdot(p_CV, z_CV)
+    cross_C = torch.linalg.vecdot(goal_CV, z_CV)
     best_z_C = z_CV.gather(-1, teacher.best_C[:, None])[:, 0]
     torch.softmax(z_CV, -1, out=q_CV)
     log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
     accepted_C = (drafted_C == token_C).to(z_CV.dtype)
+    if teacher.known_C is not None:
+        accepted_C = accepted_C * teacher.known_C
     drawn = draft_temperature_C is not None
     if drawn:
         sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
+        if teacher.known_C is not None:
+            q_of_token_C = q_of_token_C * teacher.known_C
         ratio_C = (
             q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
         ).clamp(max=1.0)
@@ -174,7 +237,7 @@ def _judge(
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
     if kind == "kl":
-        loss_C, dz_CV = kl_C, q_CV.sub_(p_CV)
+        loss_C, dz_CV = kl_C, q_CV.sub_(goal_CV)
     elif kind == "ce":
         loss_C = log_sum_exp_C - best_z_C
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
@@ -184,9 +247,12 @@ def _judge(
         rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
             (of_kl_C + of_alpha_C * m_q_C)[:, None]
         )
-        dz_CV = q_CV.mul_(rise_CV).addcmul_(p_CV, of_kl_C[:, None], value=-1)
+        dz_CV = q_CV.mul_(rise_CV).addcmul_(goal_CV, of_kl_C[:, None], value=-1)
     if drawn:
         dz_CV.div_(draft_temperature_C[:, None])
+    if teacher.taught_C is not None:
+        loss_C, kl_C = loss_C * teacher.taught_C, kl_C * teacher.taught_C
+        dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
 
 

@@ -1,7 +1,14 @@
-"""One line a step in metrics.jsonl, always; and the same to Weights & Biases, offline unless a key is set.
+"""Metrics of steps and evaluations: metrics.jsonl, Weights & Biases, lines on the terminal.
 
-metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
-metrics.write(step, {"loss": 0.31})
+    metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
+    values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
+    metrics.write(step, values)
+    print(step_line(step, steps, values))
+
+metrics.jsonl has one line per step. Weights & Biases gets the same values, offline unless a key is
+set.
+
+Shapes: K depths.
 """
 
 import json
@@ -10,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from torch import Tensor
 
 
 class Metrics:
-    """Written by the main process alone."""
+    """The files of one run, written by the main process alone."""
 
     def __init__(
         self,
@@ -38,7 +46,7 @@ class Metrics:
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Numbers and lists of numbers of one step."""
+        """Writes numbers and lists of numbers of one step."""
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step} | values) + "\n")
@@ -46,26 +54,82 @@ class Metrics:
             self.accelerator.log(_flat(values), step=step)
 
     def close(self) -> None:
-        """Ends the tracker's run and its process; `accelerator.end_training` would end the process group as well."""
+        """Ends the tracker's run. `accelerator.end_training` would end the process group too."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
     def forget_after(self, step: int) -> None:
-        """Steps behind the checkpoint are about to run again; a line that a kill cut short goes as well. The tracker keeps the
-        first value that it was given for a step."""
-        if self.accelerator.is_main_process and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [
-                line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step
-            ]
-            self.path.write_text("".join(kept) if step else "", encoding="utf-8")
+        """Removes lines of steps after `step`, which will run again, and a torn last line.
+
+        The tracker keeps the first value it got for a step.
+        """
+        if not (self.accelerator.is_main_process and self.path.exists()):
+            return
+        kept = []
+        if step:
+            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("}\n") and json.loads(line)["step"] <= step:
+                    kept.append(line)
+        self.path.write_text("".join(kept), encoding="utf-8")
+
+
+def step_values(
+    sums: Tensor,
+    count_K: Tensor,
+    learning_rate: float,
+    gradient_norm: float,
+    tokens: int,
+    slots: int,
+    seconds: float,
+    waited: float,
+) -> dict[str, Any]:
+    """The metrics of a step.
+
+    `sums` [1 + 2K] over all processes: the loss, then KL and expected greedy acceptance by depth,
+    over `count_K` targets. `tokens` of the rows' `slots` hold data; `waited` of the `seconds` were
+    spent waiting for data.
+    """
+    kl_K, acceptance_K = (sums[1:].view(2, len(count_K)) / count_K.clamp_min(1)).tolist()
+    return {
+        "loss": sums[0].item(),
+        "kl": kl_K,
+        "expected_acceptance": acceptance_K,
+        "learning_rate": learning_rate,
+        "gradient_norm": gradient_norm,
+        "tokens_per_s": tokens / seconds,
+        "wait_share": waited / seconds,
+        "padding_share": 1 - tokens / slots,
+    }
+
+
+def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
+    """One line for people about step `done` of `steps`."""
+    acceptance = " ".join(f"{share:.3f}" for share in values["expected_acceptance"])
+    line = (
+        f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"
+        f"  lr {values['learning_rate']:.1e}  {values['tokens_per_s']:.0f} tokens/s"
+        f"  waiting {values['wait_share']:.0%}  padding {values['padding_share']:.0%}"
+    )
+    return line + (f"  MFU {values['mfu']:.0%}" if "mfu" in values else "")
+
+
+def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:
+    """One line for people about an evaluation."""
+    acceptance = " ".join(f"{rate:.3f}" for rate in profile["acceptance"])
+    length = profile["acceptance_length"]
+    return (
+        f"step {done}/{steps}  validation: acceptance {acceptance}"
+        f"  acceptance length {length[-1]:.3f} at K={len(length)}"
+        f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
+    )
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list):
-            flat |= {f"{name}/{position}": each for position, each in enumerate(value, start=1)}
+            for position, each in enumerate(value, start=1):
+                flat[f"{name}/{position}"] = each
         else:
             flat[name] = value
     return flat

@@ -1,12 +1,14 @@
-"""Which sequences share a row, and which rows share a step: a function of the lengths, the seed and the epoch alone.
+"""Packing: which sequences share a row, and which rows share a step.
 
-Nothing here depends on what ran before or on how many processes run, so a resumed run only has to know its step.
+It is a function of the lengths, the seed and the epoch alone. Neither earlier steps nor the number
+of processes matter, so a resumed run needs only its step.
 
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
         for row in step: ...                             # indices into samples
 """
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,37 +18,40 @@ from typing import Any
 from outrider.common.errors import OutriderError
 
 WINDOW = 1024
-"""Sequences that are shuffled together and packed together: enough to fill rows, few enough to keep the order random."""
+"""Sequences that are packed together: enough to fill rows, few enough to keep the order random."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence as training sees it. Token indices count from 0 within the sequence."""
+    """One training sequence. Token indices count from 0 within the sequence."""
 
     sequence_id: str
     length: int
     """Tokens, after the cut to a row."""
     first_anchor: int
-    """The first index i whose chain the engine would ever draft."""
+    """The first index i whose chain the engine would draft."""
 
     def targets(self, depth: int) -> int:
-        """How many tokens draft position `depth` predicts in this sequence: i from first_anchor to length - 3 - depth."""
+        """Number of tokens that draft position `depth` predicts in this sequence.
+
+        i runs from first_anchor to length - 3 - depth.
+        """
         return max(0, self.length - 2 - depth - self.first_anchor)
 
 
 Row = tuple[int, ...]
-"""Indices of the samples that one row holds."""
+"""Indices of a row's samples."""
 
 
 def make_samples(
     lengths: Iterable[tuple[str, int, int]], row_tokens: int
 ) -> tuple[list[Sample], dict[str, str]]:
-    """Samples of (sequence_id, length, completion_start), and those left out with the reason.
+    """Samples of (sequence_id, length, completion_start), and the ids left out with the reason.
 
-    The engine drafts only after the prefill has delivered the first token of the completion, index S. Its first chain knows
-    tokens up to S and starts from the state at i = S - 1; so anchors run from S - 1, and every token that a chain predicts
-    from there, i + 2 + s, lies inside the completion.
-    """
+    The engine drafts only after the prefill has returned the first token of the completion, at
+    index S. Its first chain uses tokens up to S and starts from the state at i = S - 1. Anchors
+    therefore start at S - 1, and every token that a chain predicts, i + 2 + s, is inside the
+    completion."""
     samples, left_out = [], {}
     for sequence_id, length, completion_start in lengths:
         sample = Sample(sequence_id, min(length, row_tokens), max(completion_start - 1, 0))
@@ -68,13 +73,14 @@ def samples_of_part(
     part: str,
     features_dir: Path,
 ) -> tuple[list[Sample], dict[str, str]]:
-    """`make_samples` of a feature store's sequences; an `OutriderError` when one has no states or none can be used."""
+    """`make_samples` of a part's sequences; an `OutriderError` if states are missing or none
+    fits."""
     table = {row["id"]: row for row in manifest["sequences"]}
     missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
     if missing:
         raise OutriderError(
-            f"{features_dir}: no states for {len(missing)} sequences of the {part} part, {missing[0]} the first;"
-            " run the capture stage again"
+            f"{features_dir}: no states for {len(missing)} sequences of the {part} part,"
+            f" {missing[0]} the first; run the capture stage again"
         )
     rows = [table[sequence_id] for sequence_id in sequence_ids]
     samples, left_out = make_samples(
@@ -105,11 +111,12 @@ def plan_epoch(
 
 
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
-    """Rows of (index, length): each takes the first piece left, and of the others those that fill it best.
+    """Packs pieces (index, length) into rows: the first piece left, then those that fill it best.
 
-    Minimum bin slack (Gupta and Ho 1999), from the longest piece on and in the order given; the fewer rows win. The first
-    leaves no long piece for the end, where nothing goes with it. The second wins where lengths hardly differ (413 +- 30
-    tokens in rows of 2,048: five do not quite fit) and the first would spend the short ones on the long.
+    Minimum bin slack (Gupta and Ho 1999), once from the longest piece on and once in the given
+    order; the result with fewer rows is used. The first leaves no long piece for the end, where no
+    other fits. The second is better where lengths hardly differ (413 +- 30 tokens in rows of 2,048:
+    five do not quite fit) and the first would use up the short pieces on the long ones.
     """
     ways = (sorted(pieces, key=lambda piece: -piece[1]), list(pieces))
     return min((_fill_rows(way, row_tokens) for way in ways), key=len)
@@ -127,10 +134,11 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 
 
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
-    """Places of the lengths whose sum comes closest to `room` from below; among equal sums the ones that stand first.
+    """Indices of the lengths with the largest sum up to `room`; the earliest among equal sums.
 
-    Bit n of `reachable` is set when some of the lengths seen so far sum to n: one shift of a long integer for each length, and
-    it ends with the first exact filling, which twenty or so lengths usually allow.
+    Bit n of `reachable` is set if some of the lengths so far sum to n: one shift of a long integer
+    per length. The search ends with the first exact filling, which about twenty lengths usually
+    allow.
     """
     within = (1 << (room + 1)) - 1
     before, reachable = [], 1
@@ -150,8 +158,9 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
 def padding_share(
     steps: Iterable[Sequence[Row]], samples: Sequence[Sample], row_tokens: int
 ) -> float:
-    """Share of the rows' slots that hold no token."""
-    rows = [row for step in steps for row in step]
-    return 1 - sum(samples[index].length for row in rows for index in row) / (
-        len(rows) * row_tokens
-    )
+    """Share of the rows' slots without a token."""
+    rows = list(itertools.chain.from_iterable(steps))
+    tokens = 0
+    for row in rows:
+        tokens += sum(samples[index].length for index in row)
+    return 1 - tokens / (len(rows) * row_tokens)

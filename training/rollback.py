@@ -1,14 +1,14 @@
-"""Batches that would ruin the run: known by a loss that is no number or leaps up, undone, named and left out from then on.
+"""Rollback of bad batches: a step with a NaN or a loss spike is undone and its batch left out.
 
-    guard = Guard(config, state)                         # in every process; the losses lately are part of the state
-    guard.check(step, loss, gradient_norm, sequences)    # raises BadBatch, in all processes alike
-    rollbacks = Rollbacks(out_dir / "rollbacks.json", digest, state)
-    rollbacks.add(bad, back_to=100)                      # on the disk before the run goes on; too many are an OutriderError
+    guard = Guard(config)                                # in every process
+    guard.check(state, step, loss, gradient_norm, ids)   # raises BadBatch, in all processes alike
+    rollbacks = Rollbacks(out_dir / "rollbacks.json", digest, config)
+    rollbacks.add(bad, back_to=100, write=True)          # written before the run continues
     if step in rollbacks.steps: continue
 
-Whether a batch is bad is decided from numbers that are reduced over all processes and taken from the first one, so that no two
-processes can differ. What was rolled back is kept beside the checkpoints: a run that is killed after a rollback leaves the same
-batches out, and ends with the same bits.
+The decision uses numbers that are reduced over all processes and taken from the first one, so all
+processes decide alike. The list of rollbacks is next to the checkpoints: a run that is killed after
+a rollback leaves out the same batches and ends with the same bits.
 """
 
 import math
@@ -21,14 +21,15 @@ from outrider.common.files import read_json, write_json
 from outrider.training.config import TrainingConfig
 
 WINDOW = 32
-"""Losses that a new one is compared with: enough for a steady median, few enough to follow the descent."""
+"""Losses that a new one is compared with: enough for a steady median, few enough to follow the
+descent."""
 
 FEWEST = 8
-"""Losses before which none is called a leap: the first steps descend fast."""
+"""Losses needed before a spike is detected: the first steps descend fast."""
 
 
 class BadBatch(Exception):
-    """A step that must not stay in the weights."""
+    """A step that must be undone."""
 
     def __init__(self, step: int, reason: str, sequences: list[str]):
         super().__init__(f"step {step + 1}: {reason}")
@@ -38,18 +39,24 @@ class BadBatch(Exception):
 def why_bad(
     loss: float, gradient_norm: float, recent: list[float], spike_factor: float | None
 ) -> str | None:
-    """The reason why a step is bad, or None. DeepSpeed reports a gradient that is no number as the norm -1."""
+    """The reason why a step is bad, or None.
+
+    DeepSpeed reports a gradient with NaN or infinity as the norm -1.
+    """
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(gradient_norm) or gradient_norm < 0:
         return "the gradient is not finite"
     if spike_factor is not None and len(recent) >= FEWEST and loss > spike_factor * median(recent):
-        return f"the loss {loss:.4f} is more than training.spike_factor={spike_factor:g} times the median {median(recent):.4f}"
+        return (
+            f"the loss {loss:.4f} is more than training.spike_factor={spike_factor:g} times the"
+            f" median {median(recent):.4f}"
+        )
     return None
 
 
 class Guard:
-    """Judges steps by the losses before them, which live in the trainer's state under `recent_losses`."""
+    """Checks steps against recent losses, which are in the trainer's state as `recent_losses`."""
 
     def __init__(self, config: TrainingConfig):
         self.spike_factor = config.spike_factor
@@ -62,7 +69,10 @@ class Guard:
         gradient_norm: float,
         sequences: list[str],
     ) -> None:
-        """Raises `BadBatch`, or remembers the loss. `loss` and `gradient_norm` must be the same in all processes."""
+        """Raises `BadBatch`, or adds the loss to the recent ones.
+
+        `loss` and `gradient_norm` must be equal in all processes.
+        """
         recent = state.setdefault("recent_losses", [])
         reason = why_bad(loss, gradient_norm, recent, self.spike_factor)
         if reason is not None:
@@ -76,8 +86,10 @@ class Rollbacks:
 
     def __init__(self, path: Path, digest: str, config: TrainingConfig):
         self.path, self.digest, self.config = path, digest, config
-        kept = read_json(path) if path.exists() else {}
-        self.list: list[dict[str, Any]] = kept["rollbacks"] if kept.get("digest") == digest else []
+        saved = read_json(path) if path.exists() else {}
+        self.list: list[dict[str, Any]] = (
+            saved["rollbacks"] if saved.get("digest") == digest else []
+        )
 
     @property
     def steps(self) -> set[int]:
@@ -85,13 +97,16 @@ class Rollbacks:
         return {each["step"] - 1 for each in self.list}
 
     def join(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint's state knows, and lets the state know what happened since."""
+        """Merges the rollbacks in a checkpoint's state with these, in both."""
         known = self.steps
         self.list += [each for each in state.get("rollbacks", []) if each["step"] - 1 not in known]
         state["rollbacks"] = self.list
 
     def add(self, bad: BadBatch, back_to: int, write: bool) -> str:
-        """Notes a rollback and returns what to tell the user. In every process; `write` in the first."""
+        """Adds a rollback in every process, writes it in the first, and returns a line about it.
+
+        Raises an `OutriderError` after more than `training.max_rollbacks`.
+        """
         self.list.append(
             {
                 "step": bad.step + 1,
@@ -105,21 +120,22 @@ class Rollbacks:
         if len(self.list) > self.config.max_rollbacks:
             raise OutriderError(self._too_many())
         return (
-            f"{bad}; back to step {back_to}, its batch is left out"
-            f" (rollback {len(self.list)} of training.max_rollbacks={self.config.max_rollbacks}). It held the sequences"
+            f"{bad}; back to step {back_to}, its batch is left out (rollback {len(self.list)} of"
+            f" training.max_rollbacks={self.config.max_rollbacks}). It held the sequences"
             f" {', '.join(bad.sequences)}"
         )
 
     def _too_many(self) -> str:
-        told = "; ".join(f"step {each['step']}: {each['reason']}" for each in self.list)
+        steps = "; ".join(f"step {each['step']}: {each['reason']}" for each in self.list)
         common = set.intersection(*(set(each["sequences"]) for each in self.list))
-        culprits = (
-            f"Every one of these batches held {', '.join(sorted(common))}: leave it out of the traffic"
-            if common
-            else f"They share no sequence: lower training.learning_rate ({self.config.learning_rate:g})"
-        )
+        if common:
+            names = ", ".join(sorted(common))
+            advice = f"Every one of these batches held {names}: leave it out of the traffic"
+        else:
+            rate = f"{self.config.learning_rate:g}"
+            advice = f"They share no sequence: lower training.learning_rate ({rate})"
         return (
             f"training: {len(self.list)} batches had to be undone, more than"
-            f" training.max_rollbacks={self.config.max_rollbacks} ({told}). {culprits}, or raise training.max_rollbacks."
-            f" Their sequences are in {self.path}"
+            f" training.max_rollbacks={self.config.max_rollbacks} ({steps}). {advice}, or raise"
+            f" training.max_rollbacks. Their sequences are in {self.path}"
         )

@@ -1,12 +1,15 @@
-"""The target's distribution as the customer's requests are served: what drafts are accepted against, and so what they learn.
+"""The target's distribution as served: with the request's temperature and top_p.
 
-    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C)      # z: logits, overwritten; p: where to put p
+    # z: logits, overwritten; p: output
+    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C)
 
-p = softmax(logits / temperature), cut to its nucleus and renormalised; one-hot at temperature 0: the distribution of
-`speculators.acceptance.target_distribution`, which is its test. Here it is made without sorting the vocabulary: the nucleus
-nearly always lies within the most likely 256 tokens, and only rows where it does not are sorted whole.
+Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
+temperature), cut to its nucleus and renormalized; one-hot at temperature 0. It equals
+`speculators.acceptance.target_distribution`, which the tests compare it with, but does not sort the
+vocabulary: the nucleus is nearly always within the 256 most likely tokens, and only the other rows
+are sorted in full.
 
-Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens that are looked at.
+Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens searched.
 """
 
 from typing import NamedTuple
@@ -17,19 +20,21 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 
 NUCLEUS_WITHIN = 256
-"""Most likely tokens among which the nucleus is looked for first. At 129,280 tokens a partial sort costs a twentieth of a whole one."""
+"""Number of most likely tokens in which the nucleus is searched first. At 129,280 tokens a partial
+sort costs a twentieth of a full one."""
 
 
 class Served(NamedTuple):
-    """How the requests that the N targets come from are sampled, and how the engine drafts."""
+    """Sampling parameters of the N targets' requests, and how the engine drafts."""
 
     temperature_N: Tensor
     top_p_N: Tensor
     probabilistic: bool
-    """Drafts are drawn from q at the request's temperature (without any nucleus, as vLLM draws them); else q's argmax."""
+    """True: drafts are sampled from q at the request's temperature, without top_p, as in vLLM.
+    False: they are q's argmax."""
 
     def draft_temperature(self, chunk: slice) -> Tensor | None:
-        """The temperature [C] that q is drawn at; None for argmax drafts, where the logits are taken as they are."""
+        """The temperature [C] of sampling from q; None for argmax drafts, which use raw logits."""
         if not self.probabilistic:
             return None
         temperature_C = self.temperature_N[chunk]
@@ -37,7 +42,7 @@ class Served(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """p of a chunk and what is known of it."""
+    """p of a chunk, with quantities derived from it."""
 
     p_CV: Tensor
     best_C: Tensor
@@ -45,13 +50,14 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token; before the cut where the cut (by rounding: a log shows what was sampled) left it out."""
+    """p of the logged token. Where the nucleus excludes it, p before the cut: the token was
+    sampled, so rounding excluded it."""
 
 
 def served_distribution(
     z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor
 ) -> Teacher:
-    """Puts p of the logits z, float32 or float64, into `p_CV`; z is divided by the temperatures."""
+    """Writes p of the logits z (float32 or float64) to `p_CV`; divides z by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
     z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
     top_C, best_C = z_CV.max(-1)
@@ -76,10 +82,11 @@ def served_distribution(
 def _cut_to_nucleus(
     p_CV: Tensor, negative_entropy_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int
 ) -> Tensor:
-    """Cuts and renormalises the rows whose nucleus ends within the most likely tokens, and returns the other rows.
+    """Cuts and renormalizes rows whose nucleus is within the most likely tokens; returns the rest.
 
-    A token is kept while the mass of the more likely ones is below top_p: vLLM's rule (ascending, dropped while the mass up
-    to and with it is at most 1 - top_p), told from the other end.
+    A token is kept while the mass of more likely tokens is below top_p. This is vLLM's rule in
+    descending order (vLLM: ascending, dropped while the mass up to and including it is at most
+    1 - top_p).
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)

@@ -1,11 +1,12 @@
-"""The training loop: warm start, parity, steps, evaluations, checkpoints; the best speculator on the validation part wins.
+"""The training loop: warm start, parity, steps, evaluations, checkpoints.
 
     Trainer(spec, store).run()          # in every process; see worker.py for how one starts
 
-The loss of a step is the mean over all its targets, in all rows of all processes, by depth and then weighted over depths:
-so it does not matter how many processes share the rows.
+The speculator with the largest acceptance length on the validation part is published. The loss of
+a step is the mean over all its targets, in all rows of all processes, by depth and then weighted
+over depths, so the number of processes that share the rows does not matter.
 
-Shapes: K depths, N anchors, H hidden.
+Shapes: K depths.
 """
 
 import shutil
@@ -19,9 +20,13 @@ import torch
 from accelerate.utils import broadcast
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, value_digest, write_json
-from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends, write_mtp
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import value_digest
+from outrider.speculators.checkpoints.layout import fp8_blocks
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds import base_directory, kind_of, trainable_kind
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.protocol import Origin
 from outrider.training.batches import Batch, Prefetch, Store
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (
@@ -29,31 +34,29 @@ from outrider.training.distributed.accelerator import (
     ChainUnroll,
     make_accelerator,
     prepare_model,
-    run_unroll,
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
-from outrider.training.metrics import Metrics
+from outrider.training.exported import export_line, exported_profile
+from outrider.training.metrics import Metrics, step_line, step_values, validation_line
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
-from outrider.training.reporting import step_line, step_values, validation_line
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
-from outrider.training.schedule import learning_rate
-from outrider.training.sizing.utilization import step_flops, utilization
-from outrider.training.trainable import (
-    export_line,
-    exported_profile,
-    load_trainable,
-    trained_tensors,
-)
+from outrider.training.sizing.utilization import utilization
 from outrider.training.validation import Validation, check_parity
 
 
 class Trainer:
-    """One run of training in this process, with whatever other processes the launcher started."""
+    """One training run in this process, together with the launcher's other processes."""
 
     def __init__(self, spec: TrainingSpec, store: Store):
         self.spec, self.store, self.config = spec, store, spec.training
         self.depth = spec.speculator.depth
+        self.kind = trainable_kind(spec.speculator.kind)
+        self.origin = self._origin()
+        target_config = read_json(spec.target_dir / "config.json")
+        self.features = self.kind.features(target_config)
+        self.features.require(store.spec, spec.features_dir)
+        self.size = self.kind.size(target_config, spec.target_dir / "config.json")
         self.accelerator = make_accelerator(self.config, spec.log_dir)
         if self.config.rows_per_step % self.accelerator.num_processes:
             raise OutriderError(
@@ -68,30 +71,25 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.steps = [
-            step
-            for epoch in range(self.config.epochs)
-            for step in plan_epoch(
-                self.samples,
-                self.config.row_tokens,
-                self.config.rows_per_step,
-                self.config.seed,
-                epoch,
+        self.steps = []
+        for epoch in range(self.config.epochs):
+            self.steps += plan_epoch(
+                self.samples, row_tokens, self.config.rows_per_step, self.config.seed, epoch
             )
-        ]
-        self.padding = padding_share(self.steps, self.samples, self.config.row_tokens)
+        self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
             self.accelerator,
             store,
             validation_samples,
             spec.sampling,
-            self.config.row_tokens,
+            row_tokens,
+            self.features,
             spec.probabilistic_drafts,
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        speculator = load_trainable(
-            spec.target_dir, spec.speculator, dtype, self.device, self.config.seed
+        speculator = self.kind.start(
+            self.origin, spec.speculator, dtype, self.device, self.config.seed
         )
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
@@ -103,16 +101,30 @@ class Trainer:
             spec.sampling,
             spec.probabilistic_drafts,
         )
-        self.base = None
+        self.base: ChainUnroll | None = None
         if self.config.base_kl:
-            base = load_mtp(spec.target_dir, dtype).requires_grad_(False)
+            base = self._load_base(dtype, "cpu").requires_grad_(False)
             self.base = ChainUnroll(base, ends, self.depth).to(self.device)
-        # What decides the weights: a checkpoint of another digest belongs to another run.
+        # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), store.manifest])
         self.stop_requested = False
 
+    def _origin(self) -> Origin:
+        """The base is the warm start if it is of the trained kind; else there is none."""
+        base = base_directory(self.spec.speculator.base, self.spec.target_dir)
+        warm = kind_of(base) is self.kind
+        return Origin(self.spec.target_dir, base if warm else None)
+
+    def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
+        if self.origin.base_dir is None:
+            raise OutriderError(
+                f"training.base_kl needs a base of the trained kind ({self.kind.name}); set"
+                " speculator.base to one, or training.base_kl=0"
+            )
+        return self.kind.load(self.origin.base_dir, self.spec.target_dir, dtype, device)
+
     def run(self) -> dict[str, Any]:
-        """Trains to the end (or to the end of patience), publishes the best speculator and returns what happened."""
+        """Trains to the end or until patience ends, and publishes the best speculator."""
         signal.signal(signal.SIGTERM, self._request_stop)
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
@@ -159,14 +171,15 @@ class Trainer:
         return result
 
     def _start(self) -> dict[str, Any]:
-        """Step 0: the base speculator in float32, the same as prepared, and proof that they agree."""
-        base_ends = load_target_ends(self.spec.target_dir).to(self.device)
-        base_unroll = ChainUnroll(
-            load_mtp(self.spec.target_dir, device=self.device), base_ends, self.depth
-        )
-        base = self.validation.profile(base_unroll, base_unroll)
+        """Step 0: the base in float32 must accept as the prepared speculator does."""
+        base = None
+        if self.origin.base_dir is not None:
+            base_ends = load_target_ends(self.spec.target_dir).to(self.device)
+            base_speculator = self._load_base(torch.float32, self.device)
+            base = self.validation.profile(ChainUnroll(base_speculator, base_ends, self.depth))
         prepared = self._evaluate(0)
-        check_parity(base, prepared, self.config.parity_tolerance)
+        if base is not None:
+            check_parity(base, prepared, self.config.parity_tolerance)
         self._save_best(0)
         return {
             "digest": self.digest,
@@ -178,11 +191,15 @@ class Trainer:
         }
 
     def _train(self, state: dict[str, Any], first_step: int) -> BadBatch | None:
-        """Runs to the end or to a batch that has to be undone."""
+        """Trains to the end, or returns the batch that must be undone."""
         if self._patience_ended(state):
             return None
         with Prefetch(
-            self.store, self.samples, self._my_rows(first_step), self.config.row_tokens
+            self.store,
+            self.samples,
+            self._my_rows(first_step),
+            self.config.row_tokens,
+            self.features,
         ) as batches:
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
@@ -195,7 +212,7 @@ class Trainer:
                 last = done == len(self.steps)
                 if last or done % self.config.evaluate_every == 0:
                     self._judge(state, done)
-                stop = self._someone_was_told_to_stop()
+                stop = self._some_process_stops()
                 if (
                     stop
                     or last
@@ -205,7 +222,8 @@ class Trainer:
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
-                        f"training was asked to stop; step {done} of {len(self.steps)} is saved, the same command goes on"
+                        f"training was asked to stop; step {done} of {len(self.steps)} is saved,"
+                        " the same command goes on"
                     )
                 if self._patience_ended(state):
                     self._say(
@@ -215,7 +233,7 @@ class Trainer:
         return None
 
     def _roll_back(self, state: dict[str, Any], bad: BadBatch) -> int:
-        """Restores the last checkpoint, notes the batch to leave out, and returns the step to go on from."""
+        """Restores the last checkpoint, skips the batch, and returns the step to resume from."""
         restored = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         if restored is None:
             raise OutriderError(
@@ -239,7 +257,7 @@ class Trainer:
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        rate = learning_rate(step, len(self.steps), config.learning_rate, config.warmup_fraction)
+        rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         in_step = [self.samples[index] for row in rows for index in row]
@@ -250,12 +268,13 @@ class Trainer:
             batch = next(supply).to(self.device)
             counted = turn * world + rank < len(rows)
             with self.accelerator.accumulate(self.model):
-                u_KNH = run_unroll(self.model, batch)
+                drafted = self.unroll.drafted(batch, self.model)
                 with torch.no_grad():
-                    base_KNH = run_unroll(self.base, batch) if self.base else None
+                    base = self.base.drafted(batch) if self.base else None
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, loss_sums = self.objective.of_row(u_KNH, batch, counts_K, base_KNH)
-                # DeepSpeed divides by the micro-batches and averages over the processes; the loss is a sum already.
+                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, base)
+                # DeepSpeed divides by the micro-batches and averages over the processes, but the
+                # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -283,7 +302,7 @@ class Trainer:
             seconds,
             batches.waited - waited,
         )
-        flops = step_flops(self.unroll.speculator.arch, self.depth, lengths, anchors)
+        flops = self.size.step_flops(self.depth, lengths, anchors)
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
@@ -292,7 +311,7 @@ class Trainer:
             self._say(step_line(step + 1, len(self.steps), values))
 
     def _judge(self, state: dict[str, Any], done: int) -> None:
-        """Evaluates, and keeps the speculator if its acceptance length with K drafts is the best so far."""
+        """Evaluates, and keeps the speculator if its acceptance length at K is the best so far."""
         profile = self._evaluate(done)
         state["evaluated_at"] = done
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
@@ -304,7 +323,7 @@ class Trainer:
     def _evaluate(self, done: int) -> dict[str, Any]:
         began = time.perf_counter()
         self.model.eval()
-        profile = self.validation.profile(self.model, self.unroll)
+        profile = self.validation.profile(self.unroll, self.model)
         self.model.train()
         seconds = time.perf_counter() - began
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})
@@ -312,7 +331,7 @@ class Trainer:
         return profile
 
     def _save(self, done: int, state: dict[str, Any]) -> None:
-        """A checkpoint, and of the best speculators those that a checkpoint refers to."""
+        """Writes a checkpoint, and removes best speculators that no checkpoint refers to."""
         save_checkpoint(
             self.accelerator, self._checkpoints, done, state, self.config.keep_checkpoints
         )
@@ -324,50 +343,51 @@ class Trainer:
     def _save_best(self, done: int) -> None:
         weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            write_mtp(
-                trained_tensors(self.unroll.speculator, weights),
-                self.spec.target_dir,
-                self._best(done),
-            )
+            state = self.unroll.drafter_state(weights)
+            trained = self.kind.trained(self.unroll.speculator, state)
+            self.kind.write(trained, self.origin, self._best(done))
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What the best speculator accepts as it was written, in the target's own precision."""
+        """Validation acceptance of the best speculator as it was written."""
         best = self._best(state["best_step"])
-        profile = exported_profile(self.validation, best, self.unroll.ends, self.depth)
+        profile = exported_profile(
+            self.validation, self.kind, best, self.spec.target_dir, self.unroll.ends, self.depth
+        )
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}
         )
-        self._say(
-            export_line(
-                state["base"], state["best"], profile, read_layout(self.spec.target_dir).blocks
-            )
-        )
+        blocks = fp8_blocks(read_json(best / "config.json"), best / "config.json")
+        self._say(export_line(state["base"], state["best"], profile, blocks))
         return profile
 
     def _my_rows(self, first_step: int) -> Iterator[Row]:
-        """This process's rows of all steps to come. In a short step its first row stands in, and is not counted."""
+        """This process's rows of all remaining steps.
+
+        A short step repeats its first row, which is not counted.
+        """
         world, rank, left_out = (
             self.accelerator.num_processes,
             self.accelerator.process_index,
             self.rollbacks.steps,
         )
-        for rows in (
-            self.steps[step] for step in range(first_step, len(self.steps)) if step not in left_out
-        ):
+        for step in range(first_step, len(self.steps)):
+            if step in left_out:
+                continue
+            rows = self.steps[step]
             for turn in range(self.config.rows_per_step // world):
                 place = turn * world + rank
                 yield rows[place] if place < len(rows) else rows[0]
 
-    def _someone_was_told_to_stop(self) -> bool:
+    def _some_process_stops(self) -> bool:
         stop = self.stop_requested or (
             self.accelerator.is_main_process and self.spec.stop_file.exists()
         )
-        told = torch.tensor([float(stop)], device=self.device)
-        return bool(self.accelerator.reduce(told, reduction="sum").item())
+        stops = torch.tensor([float(stop)], device=self.device)
+        return bool(self.accelerator.reduce(stops, reduction="sum").item())
 
     def _from_first(self, value: Any) -> float:
-        """The first process's value in every process: what is decided by it is decided alike, whatever the last bit."""
+        """The first process's value in every process, so that all processes decide alike."""
         return broadcast(torch.tensor([float(value)], device=self.device)).item()
 
     def _patience_ended(self, state: dict[str, Any]) -> bool:

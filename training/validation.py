@@ -1,19 +1,21 @@
-"""Acceptance of a speculator on the validation part, by exact replay: what the engine would count, without the engine.
+"""Acceptance of a speculator on the validation part, by exact replay instead of an engine.
 
-profile = Validation(...).profile(model)
+profile = Validation(...).profile(unroll, model)
 profile["acceptance_length"]     # for k = 1..K drafts, pooled: tokens / expected steps
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
-from outrider.training.batches import Prefetch, Store
-from outrider.training.distributed.accelerator import ChainUnroll, run_unroll
+from outrider.speculators.features import FeatureSpec
+from outrider.training.batches import Batch, Prefetch, Store
+from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 from outrider.training.distributed.spec import Sampling
 from outrider.training.packing import Sample, pack
 
@@ -26,41 +28,37 @@ class Validation:
         accelerator: Accelerator,
         store: Store,
         samples: list[Sample],
-        sampling: dict[str, Sampling],
+        sampling: Mapping[str, Sampling],
         row_tokens: int,
+        spec: FeatureSpec,
         probabilistic: bool,
     ):
-        self.accelerator, self.store, self.samples, self.sampling = (
-            accelerator,
-            store,
-            samples,
-            sampling,
-        )
-        self.row_tokens, self.probabilistic = row_tokens, probabilistic
-        self.rows = pack(
-            [(index, sample.length) for index, sample in enumerate(samples)], row_tokens
-        )
+        self.accelerator, self.store, self.samples = accelerator, store, samples
+        self.sampling, self.row_tokens = sampling, row_tokens
+        self.spec, self.probabilistic = spec, probabilistic
+        lengths = [(index, sample.length) for index, sample in enumerate(samples)]
+        self.rows = pack(lengths, row_tokens)
 
     @torch.no_grad()
-    def profile(self, model: nn.Module, ends_and_depth: ChainUnroll) -> dict[str, Any]:
-        """Acceptance by position and acceptance length for k = 1..K; `model` runs, `ends_and_depth` tells E, W and K."""
-        depth, world, rank = (
-            ends_and_depth.depth,
-            self.accelerator.num_processes,
-            self.accelerator.process_index,
-        )
-        # Every process runs as many rows as the others (ZeRO-3 gathers weights together); the surplus is not counted.
+    def profile(self, unroll: ChainUnroll, wrapped: nn.Module | None = None) -> dict[str, Any]:
+        """Acceptance by position and acceptance length for k = 1..K.
+
+        `wrapped` is `unroll` as DeepSpeed prepared it; None: `unroll` runs itself.
+        """
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        # Every process runs the same number of rows (ZeRO-3 gathers weights together); surplus
+        # rows are not counted.
         rounds = -(-len(self.rows) // world)
         mine = [self.rows[(turn * world + rank) % len(self.rows)] for turn in range(rounds)]
-        sums = torch.zeros(1 + 3 * depth, dtype=torch.float64)
-        with Prefetch(self.store, self.samples, mine, self.row_tokens) as batches:
+        sums = torch.zeros(1 + 3 * unroll.depth, dtype=torch.float64)
+        with Prefetch(self.store, self.samples, mine, self.row_tokens, self.spec) as batches:
             for turn, batch in enumerate(batches):
                 batch = batch.to(self.accelerator.device)
-                u_KNH = run_unroll(model, batch)
+                drafted = unroll.drafted(batch, wrapped)
                 if turn * world + rank < len(self.rows):
-                    sums += self._row_sums(u_KNH, batch, ends_and_depth)
+                    sums += self._row_sums(drafted, batch, unroll.ends.lm_head_VH)
         sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").cpu()
-        tokens, steps_K, accepted_K, offered_K = sums[0], *sums[1:].view(3, depth)
+        tokens, steps_K, accepted_K, offered_K = sums[0], *sums[1:].view(3, unroll.depth)
         return {
             "sequences": len(self.samples),
             "tokens": tokens.item(),
@@ -68,9 +66,7 @@ class Validation:
             "acceptance": (accepted_K / offered_K.clamp_min(1e-9)).tolist(),
         }
 
-    def _row_sums(
-        self, u_KNH: torch.Tensor, batch: Any, ends_and_depth: ChainUnroll
-    ) -> torch.Tensor:
+    def _row_sums(self, drafted: Drafted, batch: Batch, lm_head_VH: Tensor) -> Tensor:
         samples = [self.samples[index] for index in batch.row]
         anchors_R = torch.tensor([sample.targets(0) for sample in samples])
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
@@ -78,16 +74,17 @@ class Validation:
         sampling = [self.sampling[sample.sequence_id] for sample in samples]
         temperature_R = torch.tensor([each.temperature for each in sampling])
         top_p_R = torch.tensor([each.top_p for each in sampling])
-        device = u_KNH.device
-        # An anchor in the engine's sense is the last known token, one after the state that the chain starts from.
+        device = drafted.u_KNH.device
+        # The engine's anchor is the last known token, one after the state that the chain reads.
         anchor_N = batch.anchor_BT[0].nonzero().squeeze(1) + 1
 
-        def of_anchor(values_R: torch.Tensor) -> torch.Tensor:
+        def of_anchor(values_R: Tensor) -> Tensor:
             return values_R.repeat_interleave(anchors_R).to(device)
 
         a_NK = accept_matrix(
-            list(u_KNH),
-            ends_and_depth.ends.lm_head_VH,
+            list(drafted.u_KNH),
+            drafted.head,
+            lm_head_VH,
             batch.token_ids_BT,
             batch.hidden_BTH,
             torch.zeros_like(anchor_N),
@@ -108,19 +105,19 @@ class Validation:
 
 
 def check_parity(base: dict[str, Any], prepared: dict[str, Any], tolerance: float) -> None:
-    """Before the first update the prepared speculator must accept as the base one does; else nothing measured later counts."""
-    difference = max(
-        abs(a - b) for a, b in zip(base["acceptance"], prepared["acceptance"], strict=True)
+    """Raises an `OutriderError` where base and prepared speculator accept differently at step 0."""
+    pairs = zip(base["acceptance"], prepared["acceptance"], strict=True)
+    difference = max(abs(a - b) for a, b in pairs)
+    if difference <= tolerance:
+        return
+    of_base, as_prepared = (
+        " ".join(f"{rate:.3f}" for rate in profile["acceptance"]) for profile in (base, prepared)
     )
-    if difference > tolerance:
-
-        def rates(profile: dict[str, Any]) -> str:
-            return " ".join(f"{rate:.3f}" for rate in profile["acceptance"])
-
-        raise OutriderError(
-            f"step-0 parity: before any update, acceptance by position is {rates(prepared)} as prepared for training and"
-            f" {rates(base)} for the base speculator in float32; they differ by {difference:.3f}, more than"
-            f" training.parity_tolerance={tolerance}. Usual causes: weights that were not loaded, a cast that rounds what must"
-            " stay float32 (the routing bias), a state fed back before its norm, positions or tokens off by one; if"
-            " training.compute is bf16, see whether fp32 agrees"
-        )
+    raise OutriderError(
+        f"step-0 parity: before any update, acceptance by position is {as_prepared} as prepared"
+        f" for training and {of_base} for the base speculator in float32; they differ by"
+        f" {difference:.3f}, more than training.parity_tolerance={tolerance}. Usual causes: weights"
+        " that were not loaded, a cast that rounds what must stay float32 (the routing bias), a"
+        " state fed back before its norm, positions or tokens off by one; if training.compute is"
+        " bf16, see whether fp32 agrees"
+    )

@@ -1,10 +1,12 @@
-"""Capture: the target's hidden states over the traffic, from vLLM's own prefill into the feature store.
+"""Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
 
-Before anything is spent it is checked that the disk holds the states and that every sequence fits the engine; then that
-the states are right (self_check.py). An interrupted capture goes on after its last whole shard; another target or other
-sequences start it anew. Responses that are to be given anew are, first (regenerate.py). On the way the target is asked what it says of every completion; on_policy.py judges the answers.
+First come checks that the disk holds the states and that every sequence fits the engine, then a
+check of the states themselves (self_check.py). An interrupted capture resumes after its last whole
+shard; another target or other sequences restart it. Responses to be regenerated are sampled before
+the capture (privacy/regenerate.py). The engine also scores every completion under the target, for
+the check that it is on-policy (on_policy/).
 
-    capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), "run/features")
+    capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
 
 import hashlib
@@ -32,15 +34,17 @@ from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, open_engine
 from outrider.serving.token_scores import COLUMNS
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM, FeatureSpec
+from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 1
-"""Raise it when the same tokens give other scores (serving/token_scores.py, logged_text.py)."""
+"""Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
 State = tuple[str, torch.Tensor, list[list[float]] | None]
 """(sequence id, hidden [T, H], scores)"""
 FINGERPRINT_BYTES = 4 * 2**20
-"""Read from both ends of each weight file to know a target again without reading terabytes."""
+"""Bytes read from both ends of each weight file: a target's identity without reading terabytes."""
 
 
 def capture(
@@ -50,9 +54,16 @@ def capture(
     capture: CaptureConfig,
     engine: EngineConfig,
     out_dir: Path,
+    kind: str = DEFAULT_KIND,
 ) -> dict[str, Any]:
-    """Captures every sequence of every part; returns counts, speed and the self-check, also kept in summary.json."""
+    """Captures every sequence of every part, with the states that a drafter of `kind` reads.
+
+    Returns counts, speed and the self-check, which summary.json holds too.
+    """
     out_dir, target_dir = Path(out_dir), target.directory()
+    target_config = read_json(target_dir / "config.json")
+    spec = trainable_kind(kind).features(target_config).stored(target_config["hidden_size"])
+    _check_streams(spec, kind)
     table = load_sequences(sequences_dir, ids_of(parts))
     source = {
         "target": _target_fingerprint(target_dir),
@@ -65,9 +76,7 @@ def capture(
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     _check_lengths(table["sequence_id"][:], lengths, engine)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(
-        out_dir, sum(lengths), read_json(target_dir / "config.json")["hidden_size"], capture.dtype
-    )
+    _check_disk(out_dir, sum(lengths), spec, capture.dtype)
     with open_engine(target, engine, scratch=out_dir) as live:
         return capture_table(
             live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir
@@ -82,7 +91,7 @@ def capture_table(
     capture: CaptureConfig,
     out_dir: Path,
 ) -> dict[str, Any]:
-    """Responses anew where the table asks for them, the self-check on a sample that is spread over the table, then the table."""
+    """Regenerates responses that the table marks, checks a spread sample, captures the table."""
     console = Console(stderr=True)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
     sample = np.linspace(
@@ -122,8 +131,10 @@ def capture_table(
 def capture_ids(
     engine: Engine, rows: Sequence[Row], out_dir: Path, capture: CaptureConfig | None = None
 ) -> FeatureStore:
-    """Captures rows of (sequence id, token ids, completion start) with an engine that is already up, such as the engine's own
-    outputs; no self-check, no scores. A store of the same rows that stands at `out_dir` is taken as it is."""
+    """Captures rows of (sequence id, token ids, completion start) with a running engine.
+
+    No self-check and no scores. A finished store of the same rows at `out_dir` is reused.
+    """
     source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
 
     def states(batch: list[Row]) -> Iterator[State]:
@@ -150,15 +161,18 @@ def _write(
     console: Console,
     score_columns: Sequence[str] = (),
 ) -> int:
-    """Captures what the store does not hold yet, with the states (and scores) that `states` gives for a batch of rows; returns how
-    many tokens that was."""
+    """Captures the rows that the store lacks, and returns their number of tokens.
+
+    `states` yields the states (and scores) of a batch of rows.
+    """
     hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
     captured = 0
     columns = (
         TextColumn("capture"),
         BarColumn(),
         TextColumn(
-            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s, time left"
+            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s,"
+            " time left"
         ),
         TimeRemainingColumn(),
     )
@@ -170,12 +184,12 @@ def _write(
     ):
         if writer.restarted:
             console.print(
-                f"{out_dir}: states of another target or of other sequences; capturing anew",
+                f"{out_dir}: states of another target or of other sequences; capturing again",
                 soft_wrap=True,
             )
         elif writer.done:
             console.print(
-                f"{out_dir}: goes on after {len(writer.done)} captured sequences", soft_wrap=True
+                f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
         task = progress.add_task("capture", total=tokens, completed=writer.tokens, rate=0.0)
         began = time.monotonic()
@@ -192,7 +206,7 @@ def _write(
 
 
 def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> Iterator[LoggedRow]:
-    """The table's rows, with the response in `answers` in the place of the logged one."""
+    """The table's rows, with the logged responses replaced by those in `answers`."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
@@ -228,20 +242,33 @@ def _check_lengths(sequence_ids: list[str], lengths: list[int], engine: EngineCo
     if too_long:
         longest = max(too_long, key=lambda index: lengths[index])
         raise OutriderError(
-            f"serving.engine.max_model_len = {engine.max_model_len}: {len(too_long)} of {len(lengths)} sequences do not fit "
-            f"(the longest, {sequence_ids[longest]}, has {lengths[longest]} tokens); set it to at least {lengths[longest] + 1}"
+            f"serving.engine.max_model_len = {engine.max_model_len}: {len(too_long)} of"
+            f" {len(lengths)} sequences do not fit (the longest, {sequence_ids[longest]}, has"
+            f" {lengths[longest]} tokens); set it to at least {lengths[longest] + 1}"
         )
 
 
-def _check_disk(out_dir: Path, tokens: int, hidden_size: int, dtype: StateDtype) -> None:
-    """States and ids, less what an interrupted capture has written, must fit the free space with 2 % to spare."""
+def _check_streams(spec: FeatureSpec, kind: str) -> None:
+    """The worker extension takes the state after the final norm and no other yet."""
+    others = [name for name in spec.names if name != FINAL_NORM]
+    if others:
+        raise OutriderError(
+            f"speculator.kind = {kind}: it reads {', '.join(others)} of the target, and capture"
+            f" takes {FINAL_NORM} only; choose a kind that reads no other state"
+        )
+
+
+def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
+    """States and ids not yet written must fit the free space with 2 % to spare."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
-    needed = int(1.02 * tokens * bytes_per_token(hidden_size, dtype)) - there
+    each = bytes_per_token(spec.width, dtype, len(spec.streams))
+    needed = int(1.02 * tokens * each) - there
     free = shutil.disk_usage(out_dir).free
     if needed > free:
         raise OutriderError(
-            f"{out_dir}: {tokens:,} tokens with {hidden_size} hidden values each need {needed / 1e9:.1f} GB, the disk has "
-            f"{free / 1e9:.1f} GB free; free some, put the runs elsewhere, lower split.max_train_sequences"
+            f"{out_dir}: {tokens:,} tokens with {spec.width} hidden values each need"
+            f" {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; free some, put the"
+            " runs elsewhere, lower split.max_train_sequences"
             + (", or halve it with capture.dtype: fp8" if dtype == "bf16" else "")
         )
 
@@ -255,7 +282,7 @@ def _rows_digest(rows: Iterable[Row | LoggedRow]) -> str:
 
 
 def _target_fingerprint(target_dir: Path) -> str:
-    """Of config.json, and of each weight file its name, its size and both ends."""
+    """Digest of config.json and of each weight file's name, size and both ends."""
     digest = hashlib.sha256((target_dir / "config.json").read_bytes())
     for path in sorted(target_dir.glob("*.safetensors")):
         size = path.stat().st_size

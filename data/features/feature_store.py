@@ -1,13 +1,18 @@
-"""The feature store: per sequence its token ids and the target's hidden states, in checksummed safetensors shards.
+"""The feature store: token ids and the target's hidden states, in checksummed safetensors shards.
 
-A directory of `shard-00000.safetensors` (`hidden` [tokens, hidden], bfloat16 or FP8 with `scale` [tokens], see state_dtype.py,
-and `token_ids` [tokens] int32, sequence after sequence) and `manifest.json`, the table that says where each sequence lies. While
-it is being written, `journal.jsonl` takes the manifest's place: one line a finished shard, so that an interrupted capture goes on
-after the last of them.
-A sequence may carry scores, sums of what the target says of its completion (serving/logged_text.py): numbers, no text.
-Hidden states can be inverted to the text they came from: everything here is readable by its owner only.
+A directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids` [tokens] int32
+and the states [tokens, width] of each stream, sequence after sequence, in bfloat16 or in FP8 with
+scales [tokens] (state_dtype.py). The stream after the final norm is stored as `hidden` and `scale`,
+any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
+(`speculators.features.FeatureSpec`) and the place of each sequence. During capture
+`journal.jsonl` takes the manifest's place, one line for each finished shard, so that an
+interrupted capture resumes after the last of them.
 
-    python -m outrider.data.features.feature_store runs/resume_screening/features      # checks every checksum
+A sequence may have scores: sums of the target's probabilities of its completion
+(serving/logged_text.py), numbers without text. Hidden states can be inverted to the text they came
+from: only their owner can read these files.
+
+    python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
 """
 
 import json
@@ -15,8 +20,8 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +30,46 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.data.features.state_dtype import STORED_AS, decode, encode
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
-VERSIONS = {"bf16": 1, "fp8": 2}
-"""Of the format by what the states are kept in; version 1 has no scales, and a store without FP8 is still one."""
+VERSION = 3
+"""Version of the format. 3 lists its streams; 1 (bfloat16) and 2 (FP8) hold `final_norm` alone."""
+READABLE = (1, 2, 3)
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 SCORE_DIGITS = 4
-"""Decimals of the scores: a ten thousandth of a nat, summed over a whole completion."""
+"""Decimals of the scores: 1e-4 nats, summed over a whole completion."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One sequence: what the engine saw and produced, and the target's state after its final norm at each position."""
+    """One sequence: the tokens of the engine, and the target's states at each position."""
 
     token_ids: torch.Tensor
     """[T] int32"""
     hidden: torch.Tensor
-    """[T, H] bfloat16, whatever it is stored as"""
+    """[T, H] after the final norm, bfloat16 in any storage dtype"""
     completion_start: int
     """Index of the first token that the target produced."""
+    auxiliary: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[T, H] of each other stream, by name"""
 
 
 class FeatureWriter:
-    """Writes a store from one thread of its own, behind a bounded queue, so that the engine never waits for the disk.
+    """Writes a store from one thread, behind a bounded queue: the engine never waits for the disk.
 
-        with FeatureWriter(directory, hidden_size=7168, source={"target": ..., "sequences": ...}) as writer:
+        with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
             for row in rows_not_in(writer.done):
                 writer.write(row.sequence_id, row.token_ids, hidden, row.completion_start, scores)
 
-    `source` says what the states were made from. A journal of the same source is continued (`done` holds its sequences, `tokens` counts theirs,
-    `restarted` is False); a store of any other source in the directory is removed first. Leaving the block by an exception keeps the
-    finished shards and writes no manifest.
+    `source` identifies what the states were made from. A journal of the same source is continued
+    (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
+    source in the directory is removed first. Leaving the block by an exception keeps the finished
+    shards and writes no manifest.
     """
 
     def __init__(
@@ -69,13 +80,15 @@ class FeatureWriter:
         shard_megabytes: float = 64.0,
         score_columns: Sequence[str] = (),
         dtype: StateDtype = "bf16",
+        auxiliary: Sequence[FeatureStream] = (),
     ):
         self.directory, self.dtype = Path(directory), dtype
-        stored_as = STORED_AS[dtype]
-        self.header = {
-            "version": VERSIONS[dtype],
+        self.spec = FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *auxiliary))
+        self.header: dict[str, Any] = {
+            "version": VERSION,
             "hidden_size": hidden_size,
-            "dtype": stored_as,
+            "features": self.spec.as_list(),
+            "dtype": STORED_AS[dtype],
             "source": source,
         }
         if score_columns:
@@ -87,7 +100,7 @@ class FeatureWriter:
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
-        self._queue: queue.Queue = queue.Queue(maxsize=16)
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=16)
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
         self.tokens = sum(shard["tokens"] for shard in self.shards)
@@ -97,25 +110,34 @@ class FeatureWriter:
     def write(
         self,
         sequence_id: str,
-        token_ids: torch.Tensor,
+        token_ids: torch.Tensor | Sequence[int],
         hidden: torch.Tensor,
         completion_start: int,
         scores: Sequence[Sequence[float]] | None = None,
+        auxiliary: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Takes over one sequence; blocks while the disk is 16 sequences behind. Raises what the writer thread raised."""
+        """Hands one sequence to the writer thread, whose errors are raised here.
+
+        Blocks while the disk is 16 sequences behind.
+        """
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
-        if hidden.shape != (len(token_ids), self.header["hidden_size"]):
-            raise ValueError(
-                f"{sequence_id}: states {tuple(hidden.shape)} for {len(token_ids)} tokens"
-            )
+        states = {FINAL_NORM: hidden, **(auxiliary or {})}
+        stored: dict[str, torch.Tensor] = {}
+        for stream in self.spec.streams:
+            shape = tuple(states[stream.name].shape)
+            if shape != (len(token_ids), stream.width):
+                raise ValueError(f"{sequence_id}: states {shape} for {len(token_ids)} tokens")
+            encoded = encode(states[stream.name], self.dtype)
+            names = _stored_names(stream.name)
+            stored |= {names[part]: tensor for part, tensor in encoded.items()}
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
         self.done.add(sequence_id)
         self.tokens += len(token_ids)
-        row = {"id": sequence_id, "completion_start": completion_start}
+        row: dict[str, Any] = {"id": sequence_id, "completion_start": completion_start}
         if scores is not None:
             row["scores"] = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
-        self._put(({"token_ids": token_ids, **encode(hidden, self.dtype)}, row))
+        self._put(({"token_ids": token_ids, **stored}, row))
 
     def __enter__(self) -> "FeatureWriter":
         return self
@@ -128,11 +150,9 @@ class FeatureWriter:
         self._put(None)
         self._thread.join()
         self._raise()
-        sequences = [
-            {**sequence, "shard": index}
-            for index, shard in enumerate(self.shards)
-            for sequence in shard["sequences"]
-        ]
+        sequences = []
+        for index, shard in enumerate(self.shards):
+            sequences += [{**sequence, "shard": index} for sequence in shard["sequences"]]
         shards = [
             {key: shard[key] for key in ("file", "bytes", "sha256", "tokens")}
             for shard in self.shards
@@ -148,11 +168,11 @@ class FeatureWriter:
         for left in self.directory.glob(".*.tmp"):  # a killed capture was writing it
             left.unlink()
         journal = self.directory / JOURNAL
-        lines = (
-            journal.read_text(encoding="utf-8").split("\n")[:-1]
-            if journal.exists()
-            else self._finished_lines()
-        )  # a torn last line is none
+        if journal.exists():
+            # A torn last line does not count.
+            lines = journal.read_text(encoding="utf-8").split("\n")[:-1]
+        else:
+            lines = self._finished_lines()
         if lines and json.loads(lines[0]) == self.header:
             for line in lines[1:]:
                 shard = json.loads(line)
@@ -173,7 +193,10 @@ class FeatureWriter:
         )
 
     def _finished_lines(self) -> list[str]:
-        """A finished store as its journal would tell it: a capture may be killed after its manifest and before its summary."""
+        """A finished store as journal lines.
+
+        A capture may be killed after its manifest and before its summary.
+        """
         if not (self.directory / MANIFEST).exists():
             return []
         manifest = read_json(self.directory / MANIFEST)
@@ -246,7 +269,7 @@ class FeatureWriter:
 
 
 class FeatureStore:
-    """Reads a finished store; memory-mapped, opened anew in each process, so that it can be handed to worker processes."""
+    """Reads a finished store, memory-mapped; each process opens its own mapping."""
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         self.directory = directory
@@ -256,7 +279,7 @@ class FeatureStore:
 
     @classmethod
     def open(cls, directory: Path) -> "FeatureStore":
-        """Opens the store at `directory` after checking its version and that every shard is there at its full size."""
+        """Opens the store at `directory`; checks its version and that every shard is whole."""
         directory = Path(directory)
         if not (directory / MANIFEST).exists():
             unfinished = (directory / JOURNAL).exists()
@@ -267,10 +290,11 @@ class FeatureStore:
             )
             raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
         manifest = read_json(directory / MANIFEST)
-        if manifest.get("version") not in VERSIONS.values():
+        if manifest.get("version") not in READABLE:
+            readable = ", ".join(map(str, READABLE))
             raise OutriderError(
-                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads "
-                f"{' and '.join(map(str, VERSIONS.values()))}; capture again"
+                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads"
+                f" {readable}; capture again"
             )
         for shard in manifest["shards"]:
             path = directory / shard["file"]
@@ -278,7 +302,8 @@ class FeatureStore:
             if size != shard["bytes"]:
                 found = "missing" if size is None else f"{size} bytes"
                 raise OutriderError(
-                    f"{path}: {found}, the manifest says {shard['bytes']} bytes; delete the folder and capture again"
+                    f"{path}: {found}, the manifest says {shard['bytes']} bytes; delete the folder"
+                    " and capture again"
                 )
         return cls(directory, manifest)
 
@@ -290,15 +315,22 @@ class FeatureStore:
     @property
     def hidden_size(self) -> int:
         """H of the target."""
-        return self.manifest["hidden_size"]
+        return int(self.manifest["hidden_size"])
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The streams that the store holds."""
+        if "features" in self.manifest:
+            return FeatureSpec.from_list(self.manifest["features"])
+        return FeatureSpec((FeatureStream(FINAL_NORM, self.hidden_size),))
 
     @property
     def score_columns(self) -> list[str]:
-        """The names of the scores' columns; none where the capture kept no scores."""
-        return self.manifest.get("score_columns", [])
+        """Names of the scores' columns; empty for a capture without scores."""
+        return list(self.manifest.get("score_columns", []))
 
     def scores(self, sequence_id: str) -> list[list[float]]:
-        """Sums over the head of the sequence's completion and over its rest, in the order of `score_columns`."""
+        """Sums over the head of the completion and over its rest, by `score_columns`."""
         return self._table[sequence_id]["scores"]
 
     def length(self, sequence_id: str) -> int:
@@ -309,28 +341,33 @@ class FeatureStore:
         """One sequence; only its own bytes are read."""
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
-        names = (
-            ("token_ids", "hidden", "scale")
-            if self.manifest["dtype"] == STORED_AS["fp8"]
-            else ("token_ids", "hidden")
-        )
-        stored = {name: shard.get_slice(name)[row["start"] : stop] for name in names}
+        span = slice(row["start"], stop)
+        states = {}
+        for name in self.spec.names:
+            stored = {
+                part: shard.get_slice(stored_as)[span]
+                for part, stored_as in _stored_names(name).items()
+                if part == "hidden" or self.manifest["dtype"] == STORED_AS["fp8"]
+            }
+            states[name] = decode(stored)
         return Features(
-            token_ids=stored["token_ids"],
-            hidden=decode(stored),
+            token_ids=shard.get_slice("token_ids")[span],
+            hidden=states.pop(FINAL_NORM),
             completion_start=row["completion_start"],
+            auxiliary=states,
         )
 
     def verify(self) -> None:
-        """Reads everything and compares it with the checksums; an `OutriderError` names the first damaged shard."""
+        """Compares all bytes with the checksums; the error names the first damaged shard."""
         for shard in self.manifest["shards"]:
             if file_digest(self.directory / shard["file"]) != shard["sha256"]:
                 raise OutriderError(
-                    f"{self.directory / shard['file']}: its bytes changed since capture; delete the folder and capture again"
+                    f"{self.directory / shard['file']}: its bytes changed since capture; delete the"
+                    " folder and capture again"
                 )
 
     def _shard(self, index: int) -> Any:
-        key = (os.getpid(), index)  # a mapping opened before a fork is not shared with the child
+        key = (os.getpid(), index)  # a child of a fork opens its own mapping
         if key not in self._open:
             path = self.directory / self.manifest["shards"][index]["file"]
             self._open[key] = safe_open(path, framework="pt")
@@ -340,10 +377,18 @@ class FeatureStore:
         return {**self.__dict__, "_open": {}}
 
 
+def _stored_names(stream: str) -> dict[str, str]:
+    """Names in a shard of a stream's values and scales (`state_dtype.encode`)."""
+    if stream == FINAL_NORM:
+        return {"hidden": "hidden", "scale": "scale"}
+    return {"hidden": stream, "scale": f"{stream}.scale"}
+
+
 if __name__ == "__main__":
     store = FeatureStore.open(Path(sys.argv[1]))
     store.verify()
     tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
     print(
-        f"{len(store.sequence_ids)} sequences, {tokens} tokens, hidden size {store.hidden_size}: every checksum holds"
+        f"{len(store.sequence_ids)} sequences, {tokens} tokens, hidden size {store.hidden_size}:"
+        " every checksum holds"
     )

@@ -1,12 +1,12 @@
-"""Are the captured states what the engine's own head sees? Asked on a sample before every capture.
+"""Checks on a sample, before every capture, that captured states are those of the engine's head.
 
-log softmax of lm_head over the states must give the engine's own prompt log-probabilities. Each silent error of this
-kind (the state before the final norm, an index off by one, another revision) changes them beyond doubt, while bf16
-rounding and an expert chosen differently now and then do not: so the gate looks at the 99th percentile and the top-1
-agreement, never at the maximum.
+log softmax of lm_head over the states must give the engine's own prompt log-probabilities. A silent
+error (the state before the final norm, an index off by one, another revision) changes them
+clearly; bf16 rounding and an occasional other expert do not. So the gate reads the 99th percentile
+and the top-1 agreement, never the maximum.
 
     check = self_check(engine, rows, ends.lm_head_VH)      # numbers
-    require(check, CaptureConfig())                        # or an OutriderError with the likely causes
+    require(check, CaptureConfig())                        # an OutriderError with likely causes
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ POSITIONS_AT_A_TIME = 256
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """How far log-probabilities rebuilt from the states are from the engine's, and how likely the sample is."""
+    """Differences between rebuilt and engine log-probabilities, and the sample's likelihood."""
 
     sequences: int
     positions: int
@@ -43,24 +43,28 @@ class SelfCheck:
     top1_agreement: float
     """Share of positions with the same most probable token."""
     completion_mean_logprob: float
-    """Nats a token of the logged completions under the target; far below 0 where the target did not write them."""
+    """Nats a token of the logged completions; far below 0 where they are off-policy."""
     completion_below_1e4: float
     """Share of completion tokens with a probability below 1e-4 under the target."""
 
     def as_dict(self) -> dict[str, Any]:
+        """The numbers by name."""
         return asdict(self)
 
     def describe(self) -> str:
+        """The numbers in a sentence."""
         return (
-            f"self-check on {self.sequences} sequences, {self.positions} positions: log-probabilities from the states differ "
-            f"from the engine's by at most {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average "
-            f"by {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The logged completions: "
-            f"{self.completion_mean_logprob:.3f} nats a token, {self.completion_below_1e4:.2%} of the tokens below 1e-4"
+            f"self-check on {self.sequences} sequences, {self.positions} positions:"
+            " log-probabilities from the states differ from the engine's by at most"
+            f" {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average"
+            f" by {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The"
+            f" logged completions: {self.completion_mean_logprob:.3f} nats a token,"
+            f" {self.completion_below_1e4:.2%} of the tokens below 1e-4"
         )
 
 
 def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
-    """Runs `rows` through the engine twice, for states and for log-probabilities, and compares."""
+    """Runs `rows` through the engine for states and for log-probabilities, and compares them."""
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     hidden = dict(engine.prefill(prompts))
     differences, agreements, completions = [], [], []
@@ -91,11 +95,11 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
 def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """From h_0 .. h_{T-2}: the log-probability of the token that follows each, and the most probable token."""
+    """Log-probability of the token after each of h_0 .. h_{T-2}, and the most probable token."""
     logprobs, tops = [], []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
-        # The engine's head answers in the model's bf16; rounding as it does halves what is left to tell apart.
+        # The engine's head computes in bf16; rounding alike halves the remaining difference.
         logits = (
             (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T)
             .to(hidden_TH.dtype)
@@ -107,7 +111,7 @@ def rebuilt_logprobs(
 
 
 def require(check: SelfCheck, capture: CaptureConfig) -> None:
-    """Stops the capture where the check is outside the recipe's tolerance."""
+    """Raises an `OutriderError` where the check is outside the recipe's tolerance."""
     # Written so that a NaN fails too.
     if (
         check.p99_difference <= capture.max_logprob_difference
@@ -115,14 +119,15 @@ def require(check: SelfCheck, capture: CaptureConfig) -> None:
     ):
         return
     raise OutriderError(
-        f"{check.describe()}. Allowed are capture.max_logprob_difference = {capture.max_logprob_difference:g} (99th percentile) "
-        f"and capture.min_top1_agreement = {capture.min_top1_agreement:g}. Usual causes: states taken before the final norm "
-        "instead of after it, or one position off (a vLLM that Outrider's capture does not know); lm_head and engine from "
-        "different revisions or quantizations of the target; an engine that computes this model wrongly on this machine"
+        f"{check.describe()}. Allowed are capture.max_logprob_difference ="
+        f" {capture.max_logprob_difference:g} (99th percentile) and capture.min_top1_agreement ="
+        f" {capture.min_top1_agreement:g}. Usual causes: states taken before the final norm instead"
+        " of after it, or one position off (a vLLM that Outrider's capture does not know); lm_head"
+        " and engine from different revisions or quantizations of the target; an engine that"
+        " computes this model wrongly on this machine"
     )
 
 
 def _percentile(values: torch.Tensor, share: float) -> float:
-    return (
-        values.sort().values[min(int(share * len(values)), len(values) - 1)].item()
-    )  # torch.quantile stops at 16M values
+    # torch.quantile takes at most 16M values.
+    return values.sort().values[min(int(share * len(values)), len(values) - 1)].item()

@@ -19,13 +19,9 @@ from outrider.data.ingest.table import SCHEMA
 
 SHARD_BYTES = 512 * 2**20
 
-TIME_STEP = 1e-3
-"""Seconds by which a row without a time stands after the row before it."""
 
-
-def assemble(parts: list[Path], sequences_dir: Path) -> dict[str, float | None]:
-    """Publishes the table; returns its `first_time` and `last_time`."""
-    times = _Times()
+def assemble(parts: list[Path], sequences_dir: Path) -> None:
+    """Publishes the table, rows in the order of the log."""
     features = Features.from_arrow_schema(SCHEMA)
     schema = features.arrow_schema
     digest = hashlib.sha256()
@@ -37,7 +33,6 @@ def assemble(parts: list[Path], sequences_dir: Path) -> dict[str, float | None]:
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as table:
                 for part in shard:
                     for batch in _batches(part):
-                        batch = times.fill(batch)
                         for column in batch.columns:
                             for buffer in filter(None, column.buffers()):
                                 digest.update(buffer)
@@ -49,28 +44,6 @@ def assemble(parts: list[Path], sequences_dir: Path) -> dict[str, float | None]:
         )
         for path in folder.iterdir():
             path.chmod(0o600)
-    return {"first_time": times.first, "last_time": times.latest}
-
-
-class _Times:
-    """Fills in the times that were not logged, and keeps the earliest and the latest."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-        self.latest: float | None = None
-        self._before = 0.0
-
-    def fill(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        times = []
-        for time in batch.column("time").to_pylist():
-            self._before = self._before + TIME_STEP if time is None else time
-            times.append(self._before)
-        if times:
-            self.first = min(times) if self.first is None else min(self.first, *times)
-            self.latest = max(times) if self.latest is None else max(self.latest, *times)
-        return batch.set_column(
-            batch.schema.get_field_index("time"), "time", pa.array(times, pa.float64())
-        )
 
 
 def _shards(parts: list[Path]) -> Iterator[list[Path]]:

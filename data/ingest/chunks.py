@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from outrider.common.files import publish, value_digest, write_json
+from outrider.common.files import publish, write_json
+from outrider.common.fingerprint import value_digest
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import parse_record

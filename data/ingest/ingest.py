@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, publish, read_json, value_digest, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
@@ -151,12 +152,11 @@ def read_log(
 def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
     """The second half: the table, and the summary of what is in it."""
     out_dir = Path(out_dir)
-    times = assemble(read.tables, out_dir / "sequences")
+    assemble(read.tables, out_dir / "sequences")
     described = profile(out_dir / "sequences", target_dir)
     summary = {
         "files": [file.name for file in read.files],
         **read.tally.summary(),
-        **times,
         **described,
     }
     write_json(out_dir / "summary.json", summary)

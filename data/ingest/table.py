@@ -23,4 +23,4 @@ SCHEMA = pa.schema(
         "prompt_text": pa.string(),
     }
 )
-"""`time` is in unix seconds; a row without one stands a millisecond after the row before it. Empty texts: not logged."""
+"""`time` is in Unix seconds, null where the log has none. An empty text was not logged."""

@@ -91,7 +91,9 @@ def _time(summary: Mapping[str, Any]) -> str:
     text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; {time['exchanges_per_minute']:g} exchanges "
     text += f"a minute, {busiest['exchanges']:,} in the busiest ({date(busiest['begins'])})"
     without = summary["without_time"]
-    return text + (f"; {without:,} without a time stand behind the row before" if without else "")
+    return text + (
+        f"; {without:,} without a time follow the row before them in the log" if without else ""
+    )
 
 
 def _duplicates(duplicates: Mapping[str, Any]) -> str:

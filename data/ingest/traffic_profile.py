@@ -39,9 +39,6 @@ MOST_NAMED = 20
 
 NOT_LOGGED, OTHERS = "not logged", "others"
 
-LOGGED_SINCE = 86400.0
-"""Times below are no times: rows before the first logged one stand milliseconds after 1970 began (assemble.py)."""
-
 MINUTE = 60
 
 
@@ -87,8 +84,7 @@ class _Profile:
         self.routes.update(batch.column("route").to_pylist())
         self.temperatures.update(batch.column("temperature").to_pylist())
         self.top_ps.update(batch.column("top_p").to_pylist())
-        times = batch.column("time").to_numpy()
-        self.times.append(times[times >= LOGGED_SINCE])
+        self.times.append(batch.column("time").drop_null().to_numpy().copy())
         self.sessions.append(_hashes(batch.column("session").to_pylist()))
         self.prompts.append(_hashes(prompts))
 
@@ -164,7 +160,7 @@ def _lengths(parts: list[np.ndarray]) -> dict[str, Any]:
 
 
 def _arrivals(parts: list[np.ndarray]) -> dict[str, Any] | None:
-    """Span and rate of the exchanges whose time was logged, or stands in for one that was; None without any."""
+    """Span and rate of the exchanges whose time was logged; None without any."""
     times = np.concatenate([np.empty(0), *parts])
     if not len(times):
         return None

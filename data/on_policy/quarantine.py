@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import file_digest, read_json, write_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.data.features.feature_store import MANIFEST
 from outrider.data.split.general_traffic import GENERAL
 from outrider.data.split.split import PARTS

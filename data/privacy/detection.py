@@ -13,10 +13,14 @@ import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.recognizers import NATIONAL, recognisers
+
+if TYPE_CHECKING:
+    from presidio_analyzer import EntityRecognizer, RecognizerResult
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,6 @@ WORDS = {
 VERSION = {"v", "ver", "version", "release", "build", "firmware", "section", "chapter"}
 """Before four numbers with dots, these say that it is no address."""
 
-CONTEXT_BONUS = 0.35
-"""Presidio's, for a word of the kind before the value."""
 WORDS_BEFORE = 4
 CONTEXT_CHARACTERS = 60
 
@@ -107,7 +109,10 @@ class Finder:
         )
         self.order = {kind: place for place, kind in enumerate(config.entities)}
         self.anchors = {kind: re.compile(ANCHORS[kind]) for kind in config.entities}
-        self.words = {kind: frozenset(WORDS.get(kind, "").split()) for kind in config.entities}
+        self.context = ContextScore()
+        for kind, recognizer in self.recognisers.items():
+            recognizer.context = WORDS.get(kind, "").split()
+        self.phone_words = frozenset(WORDS["PHONE_NUMBER"].split())
 
     def find(self, text: str, before: str = "") -> list[Found]:
         """Every value in `text`, none overlapping another, in their order. `before` is what stands before the text, such as a key."""
@@ -128,26 +133,12 @@ class Finder:
                 value = plain[start + result.start : start + result.end]
                 kept = value.rstrip(TRAILING) if kind == "URL" else value
                 place = start + result.start
-                score = self._score(kind, kept, result.score, text, place, before)
-                if score > 0:
-                    yield Found(kind, place, place + len(kept), score)
-
-    def _score(
-        self, kind: str, value: str, score: float, text: str, place: int, before: str
-    ) -> float:
-        context = _words_before(text, place, before)
-        if kind == "IP_ADDRESS" and ":" not in value:
-            if _goes_on(text, place, place + len(value)) or (
-                context[-1:] and context[-1] in VERSION
-            ):
-                return 0.0
-            if all(len(number) == 1 for number in value.split(".")):
-                score = 0.3  # 1.2.3.4 is mostly a version or a section
-        if kind in NATIONAL and not any(map(str.isalpha, value)):
-            score = PHONE_SCORE  # one number in ten has the check digit by chance
-        if score < 1 and not self.words[kind].isdisjoint(context):
-            score = min(score + CONTEXT_BONUS, 1.0)
-        return score
+                context = _words_before(text, place, before)
+                if kind == "IP_ADDRESS" and _is_version(text, place, kept, context):
+                    continue
+                result.score = _base_score(kind, kept, result.score)
+                score = self.context.of(result, recogniser, context)
+                yield Found(kind, place, place + len(kept), score)
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
         """As Presidio's PhoneRecognizer finds and scores them, but asks only where the score can reach `min_score`."""
@@ -156,10 +147,8 @@ class Finder:
         for anchor in self.anchors["PHONE_NUMBER"].finditer(plain):
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
-            named = not self.words["PHONE_NUMBER"].isdisjoint(
-                _words_before(text, anchor.start(), before)
-            )
-            score = PHONE_SCORE + (CONTEXT_BONUS if evident or named else 0)
+            named = not self.phone_words.isdisjoint(_words_before(text, anchor.start(), before))
+            score = PHONE_SCORE + (self.context.bonus if evident or named else 0)
             if score < self.min_score or (DATE.match(number) and not evident):
                 continue
             first, last = (
@@ -179,6 +168,52 @@ class Finder:
                 ):
                     yield Found("PHONE_NUMBER", first + match.start, first + match.end, score)
                     break
+
+
+class ContextScore:
+    """Presidio's context enhancer, given the words before a value instead of spaCy's tokens.
+
+    Presidio reads them off a spaCy document. Without a model, it gets them through the argument
+    for words from outside the text.
+    """
+
+    def __init__(self) -> None:
+        from presidio_analyzer.context_aware_enhancers import LemmaContextAwareEnhancer
+        from presidio_analyzer.nlp_engine import NlpArtifacts
+
+        self.enhancer = LemmaContextAwareEnhancer(
+            min_score_with_context_similarity=0.0, context_matching_mode="whole_word"
+        )
+        self.no_tokens = NlpArtifacts([], [], [], [], None, "en")
+        self.bonus = self.enhancer.context_similarity_factor
+
+    def of(
+        self, result: "RecognizerResult", recogniser: "EntityRecognizer", words: list[str]
+    ) -> float:
+        """The score of a result, higher where a word of the recognizer's context precedes it."""
+        if not recogniser.context or not words:
+            return result.score
+        (enhanced,) = self.enhancer.enhance_using_context(
+            "", [result], self.no_tokens, [recogniser], words
+        )
+        return enhanced.score
+
+
+def _is_version(text: str, place: int, value: str, context: list[str]) -> bool:
+    """Whether numbers with dots are a version or an OID rather than an address."""
+    if ":" in value:
+        return False
+    named = bool(context) and context[-1] in VERSION
+    return named or _goes_on(text, place, place + len(value))
+
+
+def _base_score(kind: str, value: str, score: float) -> float:
+    """Presidio's score of a value, lower where its shape is common."""
+    if kind == "IP_ADDRESS" and re.fullmatch(r"\d(?:\.\d){3}", value):
+        return 0.3  # 1.2.3.4 is mostly a version or a section
+    if kind in NATIONAL and not any(map(str.isalpha, value)):
+        return PHONE_SCORE  # one number in ten has the check digit by chance
+    return score
 
 
 def _may_be_valid(number: str, region: str) -> bool:

@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
+from outrider.data.sequences import log_order
 from outrider.data.split.near_duplicates import SimilarPrompts
 
 GENERAL = "general"
@@ -30,10 +31,11 @@ def add_general(
 ) -> None:
     """Adds ids of general sequences: to the training part until they are `share` of it, and as a part of their own the latest ones,
     whose sessions and near-identical prompts are not trained on. What was added is noted in the summary."""
-    ids, sessions, times, prompts = (
-        general[name][:] for name in ("sequence_id", "session", "time", "prompt_text")
+    ids, sessions, prompts = (
+        general[name][:] for name in ("sequence_id", "session", "prompt_text")
     )
-    first_times: dict[str, float] = {}
+    times = log_order(general["time"])
+    first_times: dict[str, tuple[float, int]] = {}
     for row in sorted(range(len(ids)), key=times.__getitem__):
         first_times.setdefault(sessions[row], times[row])
     order = sorted(

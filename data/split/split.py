@@ -23,7 +23,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import SplitConfig
-from outrider.data.sequences import load_sequences
+from outrider.data.sequences import load_sequences, log_order
 from outrider.data.split.general_traffic import GENERAL, add_general
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
@@ -75,10 +75,8 @@ def divide(
 
     `drop_seen`: look for near-identical prompts, 2 ms and 20 kB of memory each.
     """
-    times = table["time"][:]
-    order = sorted(
-        range(len(times)), key=lambda row: times[row]
-    )  # stable: equal times stay in the log's order
+    times = log_order(table["time"])
+    order = sorted(range(len(times)), key=lambda row: times[row])  # stable: ties keep log order
     parts, left_out = _by_time(order, table["session"][:], times, split)
     limits = (
         split.max_train_sequences,
@@ -106,9 +104,9 @@ def divide(
 
 
 def _by_time(
-    order: list[int], sessions: list[str], times: list[float], split: SplitConfig
+    order: list[int], sessions: list[str], times: list[tuple[float, int]], split: SplitConfig
 ) -> tuple[dict[str, list[int]], dict[int, str]]:
-    first_times: dict[str, float] = {}
+    first_times: dict[str, tuple[float, int]] = {}
     for row in order:
         first_times.setdefault(sessions[row], times[row])
     starts = list(first_times.values())  # of the sessions, in the order of time
@@ -175,17 +173,17 @@ def describe(
     """Sequences, sessions, tokens and times of each part, and how many rows were left out for which reason."""
     sessions, starts, times = table["session"][:], table["completion_start"][:], table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
-    described = {
-        part: {
+    described: dict[str, Any] = {}
+    for part, rows in parts.items():
+        logged = [times[row] for row in rows if times[row] is not None]
+        described[part] = {
             "sequences": len(rows),
             "sessions": len({sessions[row] for row in rows}),
             "tokens": sum(lengths[row] for row in rows),
             "completion_tokens": sum(lengths[row] - starts[row] for row in rows),
-            "first_time": times[rows[0]],
-            "last_time": times[rows[-1]],
+            "first_time": logged[0] if logged else None,
+            "last_time": logged[-1] if logged else None,
         }
-        for part, rows in parts.items()
-    }
     return {**described, "left_out": dict(Counter(left_out.values()).most_common())}
 
 

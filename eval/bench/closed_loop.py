@@ -1,22 +1,28 @@
-"""Timed blocks: none, base and custom with the same flags, asked the same prompts in turn.
-
-A shared machine's speed drifts by more than what is to be measured, so speeds are compared only within a repeat: the same prompts
-go to each variant in turn, in an order that rotates. Where one request at a time is asked, base and custom take turns request by request
-(exchanging the drafter's weights takes milliseconds), so that each pair of requests meets the machine in nearly the same mood.
+"""Timed closed-loop blocks of none, base and custom, interleaved over the same prompts.
 
     with open_fleet(target, serving, speculators, k=3, mode="eager", log_dir=logs) as fleet:
         blocks = measure(fleet, load, prompts, sampling, evaluation, say=print)
+
+The speed of a shared machine drifts by more than the differences to be measured, so speeds are
+compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
+request at a time, the variants alternate by request (exchanging the drafter's weights takes
+milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
+
+Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.eval.bench.metrics import noise_of, ratio
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
 from outrider.serving.step_times import tally
@@ -25,6 +31,11 @@ from outrider.serving.vllm_hooks.step_recorder import Step
 if TYPE_CHECKING:
     from outrider.serving.load_generator import BlockResult, LoadGenerator
 
+Say = Callable[[str], None]
+"""Prints a line of progress."""
+Record = dict[str, Any]
+"""A block as JSON values."""
+
 
 def measure(
     fleet: Fleet,
@@ -32,52 +43,88 @@ def measure(
     prompts: Sequence[str],
     sampling: Sampling,
     evaluation: EvalConfig,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """The timed blocks, as plain records: one a repeat, concurrency and variant. `prompts` are rendered text; `say` hears of each block.
-    `alternated`: variants of one engine took turns request by request.
+    say: Say,
+) -> list[Record]:
+    """Timed blocks, one per repeat, concurrency and variant.
 
-    Requests carry no seed of their own: under speculation the same seed draws other tokens anyway, and seeded requests
+    `prompts` are rendered text. A record's `alternated` is true where variants of one engine
+    alternated by request.
+
+    Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
     """
     sampling = replace(sampling, seed=None)
     supply = itertools.cycle(prompts)
-    blocks = []
+    blocks: list[Record] = []
+    begin = time.monotonic()
     for repeat in range(evaluation.repeats):
         if repeat and evaluation.starts_anew(repeat):
-            say("servers started anew")
+            say("restarting the servers")
             fleet.restart()
         chosen = {
-            n: list(itertools.islice(supply, evaluation.block_requests(n)))
-            for n in evaluation.concurrency
+            size: list(itertools.islice(supply, evaluation.block_requests(size)))
+            for size in evaluation.concurrency
         }
-        for group in fleet.groups[
-            :: -1 if repeat % 2 else 1
-        ]:  # a server that is up stays for the next repeat
-            for nth, concurrency in enumerate(evaluation.concurrency):
-                taking_turns = (
-                    fleet.engines(group) if concurrency == 1 else [[variant] for variant in group]
-                )
-                turn = (repeat + nth) % len(taking_turns)
-                for variants in taking_turns[turn:] + taking_turns[:turn]:
-                    warm_up(fleet, variants[0], load, prompts, sampling, evaluation, say)
-                    say(
-                        f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {', '.join(variants)}"
-                    )
-                    own = _blocks(
-                        fleet,
-                        load,
-                        variants,
-                        chosen[concurrency],
-                        concurrency,
-                        sampling,
-                        evaluation,
-                        repeat,
-                    )
-                    blocks += [
-                        {"repeat": repeat, "concurrency": concurrency, **block} for block in own
-                    ]
+        for concurrency, variants in _turns(fleet, repeat, evaluation.concurrency):
+            for variant in variants:
+                if variant == variants[0] or fleet.needs_warm_up(variant):
+                    warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
+            names = ", ".join(variants)
+            say(f"repeat {repeat + 1}, concurrency {concurrency}, {names}")
+            texts = chosen[concurrency]
+            timed = _blocks(fleet, load, variants, texts, concurrency, sampling, evaluation, repeat)
+            blocks += [{"repeat": repeat, "concurrency": concurrency, **block} for block in timed]
+        if reason := _end(blocks, repeat + 1, time.monotonic() - begin, evaluation):
+            say(reason)
+            break
     return blocks
+
+
+def _turns(
+    fleet: Fleet, repeat: int, concurrencies: Sequence[int]
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """The blocks of a repeat in order: a concurrency, and the variants that share the block.
+
+    Groups of servers run in reverse order in every other repeat, so that a server that is up stays
+    up for the next repeat.
+    """
+    for group in fleet.groups[:: -1 if repeat % 2 else 1]:
+        for place, concurrency in enumerate(concurrencies):
+            turns = _alternating(fleet, group) if concurrency == 1 else [[each] for each in group]
+            first = (repeat + place) % len(turns)
+            for variants in turns[first:] + turns[:first]:
+                yield concurrency, variants
+
+
+def _alternating(fleet: Fleet, group: Sequence[str]) -> list[list[str]]:
+    """Variants that alternate by request.
+
+    All of them, where base and custom share an engine: in the order a, b, c, c, b, a, a, ... the
+    machine changes servers once per request. With more engines only those of one alternate.
+    """
+    engines = fleet.engines(group)
+    return [[*group]] if len(engines) <= 2 else engines
+
+
+def _end(
+    blocks: Sequence[Record], repeats: int, seconds: float, evaluation: EvalConfig
+) -> str | None:
+    """Why the measurement ends after these repeats; None where another one follows."""
+    looks = looks_of(evaluation)
+    if evaluation.measure == "full" or repeats < looks.first:
+        return None
+    lowest = min(evaluation.concurrency)
+    seen = ratio(blocks, lowest, "custom_over_base", evaluation, noise_of({"": blocks}))
+    threshold = evaluation.gate.min_speed_ratio
+    found = f"custom / base {seen.value:.3f} [{seen.low:.3f}, {seen.high:.3f}]"
+    if decided(seen, threshold):
+        return f"decided after {repeats} of at most {looks.last} repeats: {found}"
+    if repeats == looks.last:
+        return f"undecided after all {repeats} repeats: {found} includes {threshold:g}"
+    if evaluation.max_seconds is not None and seconds >= evaluation.max_seconds:
+        limit = f"eval.max_seconds = {evaluation.max_seconds:g}"
+        return f"undecided after {repeats} repeats at {limit}: {found} includes {threshold:g}"
+    return None
 
 
 def warm_up(
@@ -87,9 +134,12 @@ def warm_up(
     prompts: Sequence[str],
     sampling: Sampling,
     evaluation: EvalConfig,
-    say: Callable[[str], None],
+    say: Say,
 ) -> str:
-    """The address of the variant's server, which has answered as many requests at once as will ever be asked of it."""
+    """Address of the variant's server, after a short block at the highest concurrency.
+
+    A server that has served before is not warmed up again.
+    """
     url, widest = fleet.server(variant).url, max(evaluation.concurrency)
     if fleet.is_fresh(variant):
         say(f"warm-up {variant}")
@@ -107,20 +157,22 @@ def _blocks(
     sampling: Sampling,
     evaluation: EvalConfig,
     repeat: int,
-) -> list[dict[str, Any]]:
-    """A block of each variant. Several take turns request by request: a, b, b, a, ... in one repeat, b, a, a, b, ... in the next."""
+) -> list[Record]:
+    """A block of each variant.
+
+    Several variants alternate by request: a, b, c, c, b, a, ... in one repeat, c, b, a, a, b, c, ...
+    in the next.
+    """
     alternated = len(variants) > 1
-    records: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
+    parts = [[prompt] for prompt in prompts] if alternated else [list(prompts)]
+    records: dict[str, list[Record]] = {variant: [] for variant in variants}
     steps: dict[str, list[Step]] = {variant: [] for variant in variants}
-    for nth, asked in enumerate(
-        [[prompt] for prompt in prompts] if alternated else [list(prompts)]
-    ):
-        for variant in variants[:: -1 if (repeat + nth) % 2 else 1]:
+    for place, texts in enumerate(parts):
+        for variant in variants[:: -1 if (repeat + place) % 2 else 1]:
             url = fleet.server(variant).url
-            fleet.new_steps(variant)  # what is not this block's
-            records[variant].append(
-                run_block(url, load, asked, concurrency, sampling, evaluation.max_tokens)
-            )
+            fleet.new_steps(variant)  # drops steps recorded before this block
+            record = run_block(url, load, texts, concurrency, sampling, evaluation.max_tokens)
+            records[variant].append(record)
             steps[variant] += fleet.new_steps(variant)
     return [
         {
@@ -140,41 +192,41 @@ def run_block(
     concurrency: int,
     sampling: Sampling,
     max_tokens: int,
-) -> dict[str, Any]:
-    """One closed-loop block on the server at `url`, as a plain record."""
+) -> Record:
+    """One closed-loop block on the server at `url`."""
     return record_of(load.run_block(url, prompts, concurrency, sampling, max_tokens))
 
 
-def record_of(block: "BlockResult") -> dict[str, Any]:
-    """A block as a plain record; lists are in the requests' order."""
+def record_of(block: "BlockResult") -> Record:
+    """A block's figures; lists are in the order of its requests."""
+    requests = block.requests
+    tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
+    itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
     return {
         "seconds": block.seconds,
         "output_tokens": block.output_tokens,
-        "request_tokens": [request.output_tokens for request in block.requests],
-        "request_seconds": [request.latency_s for request in block.requests],
-        "request_deliveries": [len(request.itl_ms) for request in block.requests],
-        "ttft_ms": [round(request.ttft_ms, 3) for request in block.requests],
-        "tpot_ms": [
-            round(request.tpot_ms, 3) for request in block.requests if request.tpot_ms is not None
-        ],
-        "itl_ms": [round(itl, 3) for request in block.requests for itl in request.itl_ms],
+        "request_tokens": [request.output_tokens for request in requests],
+        "request_seconds": [request.latency_s for request in requests],
+        "request_deliveries": [len(request.itl_ms) for request in requests],
+        "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
+        "tpot_ms": [round(value, 3) for value in tpot_ms],
+        "itl_ms": [round(value, 3) for value in itl_ms],
         "counters": asdict(block.counters),
     }
 
 
-def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Records of blocks asked one after the other as the record of one."""
-    record: dict[str, Any] = {}
+def joined(records: Sequence[Mapping[str, Any]]) -> Record:
+    """One record of consecutive blocks: lists concatenated, numbers and counters added."""
+    whole: Record = {}
     for name, first in records[0].items():
-        values = [each[name] for each in records]
+        values = [record[name] for record in records]
         if name == "counters":
-            record[name] = {
-                count: np.sum([each[count] for each in values], axis=0).tolist() for count in first
+            whole[name] = {
+                count: np.sum([value[count] for value in values], axis=0).tolist()
+                for count in first
             }
+        elif isinstance(first, list):
+            whole[name] = list(itertools.chain.from_iterable(values))
         else:
-            record[name] = (
-                [item for each in values for item in each]
-                if isinstance(first, list)
-                else sum(values)
-            )
-    return record
+            whole[name] = sum(values)
+    return whole

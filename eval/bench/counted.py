@@ -4,9 +4,9 @@
 
 A pass is base and custom answering the same prompts. For speculators with an unroll the acceptance
 length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
-responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup makes
-steps without a draft, which vLLM does not count and which deliver one token each, so its steps are
-tokens minus accepted drafts.
+responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup
+makes steps without a draft, which vLLM does not count and which deliver one token each, so its
+steps are tokens minus accepted drafts.
 """
 
 import itertools

@@ -4,8 +4,8 @@
                      log_dir, say=print)
 
 Nothing is compared and no verdict is given: it is one endpoint, whichever speculator it runs. Its
-counters include the requests of all its clients. So the share of the counted tokens that belong to this
-measurement is reported; below LEAST_SHARE the acceptance is also that of other clients.
+counters include the requests of all its clients. So the share of the counted tokens that belong to
+this measurement is reported; below LEAST_SHARE the acceptance is also that of other clients.
 """
 
 import itertools

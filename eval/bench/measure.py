@@ -1,6 +1,6 @@
 """What an evaluation measures in servers: timed blocks, rates, and the verification pass.
 
-served = serve(context, k=3, requests=requests)
+served = serve(context, servers, load, k=3, requests=requests)
 served.blocks["eager"], served.outputs
 """
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.open_loop import measure_rates, rates_done
+from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.outputs import Outputs, collect
+from outrider.serving.load_generator import LoadGenerator
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,13 @@ class Measured:
     """Responses and counters of the verification pass."""
 
 
-def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Measured:
+def serve(
+    context: EvaluationContext,
+    servers: ServerPool,
+    load: LoadGenerator,
+    k: int,
+    requests: HeldoutRequests,
+) -> Measured:
     """Measures every engine mode; the verification pass runs in the first.
 
     Each measurement is kept in the context's cache. Servers start only for what is missing there.
@@ -35,34 +43,23 @@ def serve(context: EvaluationContext, k: int, requests: HeldoutRequests) -> Meas
         verify = mode == settings.engine_modes[0] and not cache.done("verification_outputs")
         rates = not rates_done(cache, mode, requests.traffic, settings)
         if verify or rates or not cache.done(speed):
-            context.say(f"{mode}: starting servers")
-            with context.open_servers(mode, k) as fleet:
-                if verify:
-                    outputs = collect(
-                        fleet,
-                        requests.verification,
-                        sampling,
-                        settings.verification_max_tokens,
-                        context.serving.engine.max_num_seqs,
-                        context.say,
-                    )
-                    cache.put("verification_outputs", outputs.model_dump(mode="json"))
-                if rates or not cache.done(speed):
-                    with context.open_load() as load:
-                        if not cache.done(speed):
-                            texts = requests.timed_texts
-                            measured = measure(fleet, load, texts, sampling, settings, context.say)
-                            cache.put(speed, measured)
-                        measure_rates(
-                            cache,
-                            fleet,
-                            load,
-                            mode,
-                            requests.traffic,
-                            sampling,
-                            settings,
-                            context.say,
-                        )
+            fleet = servers.fleet(mode, k)
+            if verify:
+                outputs = collect(
+                    fleet,
+                    requests.verification,
+                    sampling,
+                    settings.verification_max_tokens,
+                    context.serving.engine.max_num_seqs,
+                    context.say,
+                )
+                cache.put("verification_outputs", outputs.model_dump(mode="json"))
+            if not cache.done(speed):
+                texts, say = requests.timed_texts, context.say
+                cache.put(speed, measure(fleet, load, texts, sampling, settings, say))
+            measure_rates(
+                cache, fleet, load, mode, requests.traffic, sampling, settings, context.say
+            )
         blocks[mode] = cache.get(speed)
     outputs = Outputs.model_validate(cache.get("verification_outputs"))
     return Measured(blocks, outputs)

@@ -1,44 +1,41 @@
-"""What an evaluation has measured already: one JSON file a step, so that an interrupted evaluation goes on where it was.
+"""Results of an evaluation's measurements, one JSON file each, so that it resumes where it stopped.
 
 steps = Steps(out_dir / "steps", inputs)
-blocks = steps.run("speed_eager", lambda: measure(...))     # measured once; read back while the inputs are the same
+blocks = steps.run("speed_eager", lambda: measure(...))     # measured once for the same inputs
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import read_json, value_digest, write_json
+from outrider.common.fingerprint import Kept, value_digest
 
 
 class Steps:
-    """Results of the steps of one evaluation. `inputs` is everything that the measurements depend on, as a JSON value."""
+    """Results of the steps of one evaluation.
+
+    `inputs` is everything that the measurements depend on, as a JSON value.
+    """
 
     def __init__(self, directory: Path, inputs: Any) -> None:
         self.directory, self.digest = Path(directory), value_digest(inputs)
 
     def done(self, name: str) -> bool:
-        """Whether the step's result stands there, of the same inputs."""
-        return (
-            self._path(name).is_file() and read_json(self._path(name)).get("inputs") == self.digest
-        )
+        """Whether there is a result of the step for these inputs."""
+        return self._kept(name).done()
 
     def get(self, name: str) -> Any:
         """The result of a step that is done."""
-        return read_json(self._path(name))["result"]
+        return self._kept(name).get()
 
     def put(self, name: str, result: Any) -> None:
-        """Keeps a step's result."""
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(
-            self._path(name), {"inputs": self.digest, "result": result}, private=True
-        )  # responses are customer text
+        """Stores the result of a step."""
+        self._kept(name).put(result)
 
     def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """The step's result, made now unless it stands there."""
-        if not self.done(name):
-            self.put(name, work())
-        return self.get(name)
+        """The result of a step, computed by `work` unless it is done."""
+        return self._kept(name).run(work)
 
-    def _path(self, name: str) -> Path:
-        return self.directory / f"{name}.json"
+    def _kept(self, name: str) -> Kept:
+        # Responses are customer text, so the files are private.
+        return Kept(self.directory / f"{name}.json", self.digest, private=True)

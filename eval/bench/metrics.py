@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import RATIOS, VARIANTS, Estimate
 from outrider.eval.results.speed import Block, Delivered, Quantiles, SpeedRow
+from outrider.eval.stats import bootstrap
+from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
 Noise = Mapping[str, BlockNoise | None]
@@ -47,7 +49,7 @@ def summarise(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) -> d
     return {
         str(size): SpeedRow(
             **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
-            **{name: _ratio(blocks, size, name, settings, noise) for name in RATIOS},
+            **{name: Estimate.of(ratio(blocks, size, name, settings, noise)) for name in RATIOS},
         )
         for size in settings.concurrency
     }
@@ -88,15 +90,17 @@ def pooled(blocks: Sequence[Record]) -> Block:
     )
 
 
-def _ratio(
+def ratio(
     blocks: Sequence[Record], concurrency: int, name: str, settings: EvalConfig, noise: Noise
-) -> Estimate:
+) -> bootstrap.Estimate:
+    """One of RATIOS, with the interval that is valid after as many repeats as `blocks` has."""
     variants = RATIOS[name]
     pairs = _pairs(blocks, concurrency, *variants)
+    level = level_after(len(pairs), settings)
     if _alternated(blocks, concurrency, *variants):
-        return Estimate.of(alternated_ratio(np.concatenate(pairs)))
+        return alternated_ratio(np.concatenate(pairs), level)
     samples, seed = settings.bootstrap_samples, settings.seed
-    return Estimate.of(speed_ratio(pairs, noise[name], samples=samples, seed=seed))
+    return speed_ratio(pairs, noise[name], samples=samples, seed=seed, level=level)
 
 
 def _quantiles(values: NDArray[np.float64]) -> Quantiles:

@@ -1,11 +1,12 @@
-"""Open loop: none, base and custom under the customer's own arrivals, at rates from idle to overrun.
+"""Open loop: none, base and custom under the customer's own arrivals, from idle to overrun.
 
     measure_rates(steps, fleet, load, "eager", traffic, sampling, evaluation, say=print)
     table = summarise_rates(steps, "eager", traffic, evaluation, noise)
 
-The same requests at the same times go to each variant in turn. Below saturation every variant delivers what is asked for, so tokens/s of
-all requests together says nothing about a speculator there; what it changes is how long a request takes. So the speed-up is that of
-a request's own tokens/s, its tokens over the time from sending it to its last token, in whatever company the rate gives it.
+The same requests are sent at the same times to each variant in turn. Below saturation every variant
+delivers the offered load, so tokens/s of all requests together does not distinguish speculators;
+the latency of a request does. So the speed-up is that of a request's own tokens/s: its tokens over
+the time from sending it to its last token, with as many other requests running as the rate causes.
 """
 
 import itertools
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from outrider.serving.load_generator import LoadGenerator
 
 KEPT_UP = 0.9
-"""Share of the offered rate below which the achieved one must fall before a block can count as saturated."""
+"""A block counts as saturated only below this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Times by which the wait for the first token must grow from the first third of a block's requests to the last."""
+"""Least growth of the time to first token in a saturated block, from its first third to its last."""
 
 
 def measure_rates(
@@ -46,8 +47,10 @@ def measure_rates(
     evaluation: EvalConfig,
     say: Callable[[str], None],
 ) -> None:
-    """Measures what is not measured yet, a step for each block. Variants that compare within one engine are measured together or not
-    at all; their order rotates."""
+    """Measures the blocks that are not in the cache.
+
+    Variants of one group are measured together or not at all; their order rotates.
+    """
     sampling = replace(sampling, seed=None)
     for repeat in range(evaluation.rate_repeats):
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:
@@ -67,7 +70,7 @@ def measure_rates(
 
 
 def rates_done(steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig) -> bool:
-    """Whether every block of the mode is measured."""
+    """Whether all blocks of the mode are in the cache."""
     repeats = range(evaluation.rate_repeats)
     wanted = itertools.product(traffic, evaluation.rates, repeats, VARIANTS)
     return all(steps.done(_step(mode, *block)) for block in wanted)
@@ -76,8 +79,11 @@ def rates_done(steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: 
 def summarise_rates(
     steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig, closed_loop: Noise
 ) -> dict[str, dict[str, Any]]:
-    """By scenario and rate, a `rate_row`. How much blocks differ by chance is seen where each is repeated; else it is taken to be what
-    `closed_loop` shows, the least that it can be: near saturation a queue makes more of it."""
+    """A `rate_row` by scenario and rate.
+
+    Where blocks are repeated, their noise is estimated from the repeats. Else that of the closed
+    loop is used, a lower bound: near saturation a queue amplifies it.
+    """
     blocks = {
         (asked.name, f"{rate:g}"): {
             variant: [
@@ -102,8 +108,11 @@ def summarise_rates(
 def rate_row(
     blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
 ) -> dict[str, Any]:
-    """Of one scenario and rate, from each variant's blocks, one a repeat: each variant's figures (`variant_figures`), the ratios of a
-    request's own tokens/s, paired by request, and how requests arrived."""
+    """Figures of one scenario and rate, from each variant's blocks, one per repeat.
+
+    Holds each variant's `variant_figures`, the ratios of a request's own tokens/s, paired by
+    request, and how requests arrived.
+    """
     row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
     for name, (over, under) in RATIOS.items():
         pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
@@ -112,9 +121,12 @@ def rate_row(
 
 
 def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`pooled` over one variant's blocks of a rate, and beside it: `offered` and `achieved` requests/s, `saturated` (in most of its
-    blocks), `request_tokens_per_s` (a request's own), `acceptance_length` by the engine's counters (1 without drafts), and
-    `late_ms`, the most by which the generator sent a request after its time."""
+    """Figures of one variant's blocks at a rate, pooled.
+
+    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its blocks;
+    `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
+    without drafts; `late_ms`, the largest delay between a request's time and its sending.
+    """
     seen = [offered_and_achieved(block) for block in blocks]
     drafts, accepted = (
         sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens")
@@ -137,10 +149,11 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def offered_and_achieved(block: Mapping[str, Any]) -> tuple[float, float]:
-    """Requests a second that came and that were completed: the gaps between the first and the last one's over the time between them.
+    """Requests per second that arrived, and that were completed.
 
-    Both ends are of the same kind, so a server that keeps up achieves what is offered. Completed requests over the block's whole time
-    would not: that has one more answer's time in it, which in a short block is a good part.
+    Each is the number of gaps between the first and the last event over the time between them, so a
+    server that keeps up achieves what is offered. Completed requests over the block's whole time
+    would not: that includes the time of one more response, a large part of a short block.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
@@ -149,11 +162,13 @@ def offered_and_achieved(block: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def saturated(block: Mapping[str, Any]) -> bool:
-    """Whether the rate overran the server: it achieved less than KEPT_UP of what was offered, and the median wait for the first token
-    grew by WAIT_GROWTH from the first third of the requests to the last, as it does behind a queue that only grows.
+    """Whether the rate overran the server.
 
-    Either alone misleads: one long answer at the end lowers the achieved rate, and one burst lengthens waits. A block that ends
-    before the engine's seats (`serving.engine.max_num_seqs`) are taken has no queue to show.
+    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by
+    WAIT_GROWTH from the first third of the requests to the last, as it does in a queue that only
+    grows. Either alone misleads: one long response at the end lowers the achieved rate, and one
+    burst lengthens waits. A block that ends before `serving.engine.max_num_seqs` requests run has
+    no queue.
     """
     offered, achieved = offered_and_achieved(block)
     third = max(len(block["ttft_ms"]) // 3, 1)
@@ -174,7 +189,7 @@ def _timed_block(
     sampling: Sampling,
     evaluation: EvalConfig,
 ) -> dict[str, Any]:
-    """The scenario's requests in the log's order, from the first in every repeat; again from the first where the rate wants more."""
+    """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
     count = evaluation.rate_requests(rate)
     arrivals = customers_arrivals(asked.times, count, rate, evaluation.seed + repeat)
     texts = list(itertools.islice(itertools.cycle(asked.texts), count))
@@ -191,7 +206,7 @@ def _timed_block(
 def _pairs(
     over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
 ) -> list[np.ndarray]:
-    """A request's own tokens and seconds, paired by request within a repeat, as `speed_ratio` takes them."""
+    """A request's own tokens and seconds, paired by request, in the form of `speed_ratio`."""
     names = ("request_tokens", "request_seconds")
     return [
         np.array([block[name] for block in both for name in names], dtype=np.float64).T

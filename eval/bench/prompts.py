@@ -1,4 +1,4 @@
-"""Which held-out prompts are sent, and how they are sampled.
+"""Which held-out prompts an evaluation sends, and the customer's sampling.
 
 sampling = customers_sampling(heldout)
 verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
@@ -26,7 +26,7 @@ class Prompt:
 
 
 def customers_sampling(heldout: Any) -> Sampling:
-    """How most of the held-out requests were sampled."""
+    """The most frequent sampling parameters of the held-out requests."""
     pairs = collections.Counter(
         (round(float(t), 4), round(float(p), 4))
         for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
@@ -38,12 +38,13 @@ def customers_sampling(heldout: Any) -> Sampling:
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Held-out prompts in an order drawn by the seed: those of the verification pass, and the others for timing (all, where few)."""
-    room = (
-        serving.engine.max_model_len
-        - max(evaluation.verification_max_tokens, evaluation.max_tokens)
-        - 1
-    )
+    """Prompts of the verification pass, and of the timed blocks, in an order drawn by the seed.
+
+    The two do not overlap, unless there are fewer than twice `eval.verification_requests` prompts:
+    then all of them are timed.
+    """
+    longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
+    room = serving.engine.max_model_len - longest - 1
     order = [*range(len(heldout))]
     random.Random(evaluation.seed).shuffle(order)
     prompts = [
@@ -58,10 +59,10 @@ def evaluation_prompts(
     ]
     if not prompts:
         raise OutriderError(
-            f"evaluate: no held-out prompt leaves room for eval.verification_max_tokens = {evaluation.verification_max_tokens} in "
-            f"serving.engine.max_model_len = {serving.engine.max_model_len}; lower the one or raise the other"
+            "evaluate: no held-out prompt leaves room for eval.verification_max_tokens = "
+            f"{evaluation.verification_max_tokens} in serving.engine.max_model_len = "
+            f"{serving.engine.max_model_len}; lower the one or raise the other"
         )
-    few = len(prompts) < 2 * evaluation.verification_requests
-    return prompts[: evaluation.verification_requests], prompts if few else prompts[
-        evaluation.verification_requests :
-    ]
+    wanted = evaluation.verification_requests
+    timed = prompts if len(prompts) < 2 * wanted else prompts[wanted:]
+    return prompts[:wanted], timed

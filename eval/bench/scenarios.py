@@ -3,20 +3,21 @@
     for traffic in select(heldout, settings, serving):
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
-The usual benchmark makes its lengths: it cuts or pads prompts and makes the model generate past its end
-(`ignore_eos`). A drafter then sees other text than the customer's, and after the end token text that
-nobody reads, so acceptance and speed mean nothing. Here a request with a long answer is one that has a
-long answer in the customer's log; the target ends it when it ends.
+The usual benchmark makes its lengths: it cuts or pads prompts and makes the model generate past its
+end (`ignore_eos`). A drafter then sees other text than the customer's, and after the end token text
+that nobody reads, so acceptance and speed mean nothing. Here a request with a long answer is one
+that has a long answer in the customer's log; the target ends it when it ends.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
+from outrider.data.sequences import log_order
 from outrider.eval.bench.scenario_config import ScenarioConfig
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.speed import Lengths, Scenario
@@ -71,7 +72,7 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
         return []
     lengths = LoggedLengths.of(heldout)
     times, texts = list(heldout["time"]), heldout["prompt_text"]
-    order_N = sorted(range(len(times)), key=lambda row: (times[row] is None, times[row] or 0.0))
+    order_N = sorted(range(len(times)), key=log_order(times).__getitem__)
     traffic = []
     for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or settings.max_tokens

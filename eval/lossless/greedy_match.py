@@ -3,10 +3,10 @@
     compare_greedy(without, with_speculation, gap, near_tie_nats=0.5)
 
 Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
-differently: where the two most likely tokens are nearly tied, the argmax may fall either way without
-any speculation. A first difference at such a place is a near tie, any other is unexplained. Sampled
-responses cannot be compared token by token, but the log-probabilities of their tokens under the
-target can: a faulty rejection sampler draws tokens that the target would not draw.
+differently: where the two most likely tokens are nearly tied, the argmax may fall either way
+without any speculation. A first difference at such a place is a near tie, any other is unexplained.
+Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
+the target can: a faulty rejection sampler draws tokens that the target would not draw.
 """
 
 import math
@@ -23,8 +23,8 @@ from outrider.eval.stats.bootstrap import share_interval
 TAIL_PROBABILITY = 1e-4
 
 Gap = Callable[[int, int, int, int], float]
-"""gap(response, index, token, other): distance in nats of the target's log-probabilities of two tokens
-at the response's token `index`."""
+"""gap(response, index, token, other): distance in nats of the target's log-probabilities of two
+tokens at the response's token `index`."""
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

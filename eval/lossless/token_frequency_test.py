@@ -2,10 +2,10 @@
 
     same_tokens(without, with_speculation, samples=2000, seed=0).p_value
 
-If speculation is lossless, both responses to a prompt are draws from the target, so each could carry
-the other's label. The test exchanges labels within prompts and ranks the token counts' chi-square
-distance under the true labels among those under random ones. It assumes nothing about the tokens of
-one response, which depend on each other.
+If speculation is lossless, both responses to a prompt are draws from the target, so each could
+carry the other's label. The test exchanges labels within prompts and ranks the token counts'
+chi-square distance under the true labels among those under random ones. It assumes nothing about
+the tokens of one response, which depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """

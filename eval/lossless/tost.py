@@ -7,9 +7,9 @@ So the null hypothesis is a difference as large as the margin, and two one-sided
 reject it from above and from below (Schuirmann 1987). Both do exactly when the 90 % interval lies
 inside the margins.
 
-Differences are +1 (solved with speculation only), -1 (without only) or 0. Where all are 0 a bootstrap
-or a plain Wald interval has no width, however few they are. So half a response of each kind is added
-(Agresti and Min 2005), here to the variance over sessions.
+Differences are +1 (solved with speculation only), -1 (without only) or 0. Where all are 0 a
+bootstrap or a plain Wald interval has no width, however few they are. So half a response of each
+kind is added (Agresti and Min 2005), here to the variance over sessions.
 """
 
 import math

@@ -3,16 +3,16 @@
     verification = verify(context, k, requests.verification, outputs)
 
 From the responses and the engine's counters (eval/lossless/outputs.py) come four answers: whether
-speculation changed greedy outputs, whether sampled tokens are still the target's, whether as many tasks
-are solved, and whether exact replay predicts the steps that the engine counted. For the last one the
-states of the engine's own outputs are captured, so that replay reads exactly what was served. The
-engine that captures them also drafts, and its drafts are compared with the trainer's
+speculation changed greedy outputs, whether sampled tokens are still the target's, whether as many
+tasks are solved, and whether exact replay predicts the steps that the engine counted. For the last
+one the states of the engine's own outputs are captured, so that replay reads exactly what was
+served. The engine that captures them also drafts, and its drafts are compared with the trainer's
 (eval/replay/draft_parity.py). A speculator without an unroll has neither replay nor draft parity.
 """
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ from outrider.eval.results.verification import (
 from outrider.serving.config import TargetConfig
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 def verify(
@@ -238,7 +238,7 @@ class TargetScores:
     """The target's log-probabilities, from captured states."""
 
     def __init__(self, target_dir: Path, store: StatesByToken) -> None:
-        from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+        from outrider.speculators.checkpoints.target_ends import load_target_ends
 
         self.store, self.ends = store, load_target_ends(target_dir)
 

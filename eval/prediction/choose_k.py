@@ -13,15 +13,21 @@ AL is replayed on the validation part, T measured in the engine. T(0, B) is the 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.prediction import Choice, PromptCost
 from outrider.serving.config import ServingConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
 
 
 def choose(
-    context: EvaluationContext, requests: HeldoutRequests, validation: ReplaySums | None
+    context: EvaluationContext,
+    servers: ServerPool,
+    load: LoadGenerator,
+    requests: HeldoutRequests,
+    validation: ReplaySums | None,
 ) -> tuple[Choice, StepTimes | None]:
     """The choice of k, and the step times where they were measured.
 
@@ -45,7 +51,7 @@ def choose(
         return choice, None
     if named := recipe_times(context.serving, depth):
         return choose_k(lengths, named, source="the recipe's times", sequences=sequences), None
-    times = step_times(context, requests)
+    times = step_times(context, servers, load, requests)
     none, drafting = times.prompt_token_s
     choice = choose_k(
         lengths,
@@ -57,25 +63,35 @@ def choose(
     return choice, times
 
 
-def step_times(context: EvaluationContext, requests: HeldoutRequests) -> StepTimes:
+def times_steps(context: EvaluationContext) -> bool:
+    """Whether steps have to be timed to choose k."""
+    return (
+        context.settings.k == "auto"
+        and context.can_replay
+        and recipe_times(context.serving, context.depth) is None
+        and not context.cache.done("step_times")
+    )
+
+
+def step_times(
+    context: EvaluationContext, servers: ServerPool, load: LoadGenerator, requests: HeldoutRequests
+) -> StepTimes:
     """Step times of the first engine mode, measured once and cached."""
-    settings = context.settings
+    settings, depth = context.settings, context.depth
     mode = settings.engine_modes[0]
 
     def measured() -> dict[str, Any]:
-        context.say(f"timing steps of the {mode} engine, up to {context.depth} drafts")
-        return context.backends.step_times(
-            context.target,
-            context.serving.with_engine(mode=mode),
-            context.directories["custom"],
-            context.depth,
+        context.say(f"timing steps of the {mode} engine, up to {depth} drafts")
+        times = context.backends.step_times(
+            servers.fleet(mode),
+            load,
+            depth,
             settings.concurrency,
             requests.timed_texts,
             requests.sampling,
             settings.max_tokens,
-            context.folders.logs,
-            settings.side_by_side,
-        ).as_dict()
+        )
+        return times.as_dict()
 
     return StepTimes.from_dict(context.cache.run("step_times", measured))
 
@@ -99,8 +115,8 @@ def choose_k(
 ) -> Choice:
     """The best k at the smallest batch size, and the best for each range of batch sizes.
 
-    `acceptance_length[k - 1]` is of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The smaller k wins a
-    tie. A range ends at a measured batch size; beyond the last one its k holds.
+    `acceptance_length[k - 1]` is of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The smaller k wins
+    a tie. A range ends at a measured batch size; beyond the last one its k holds.
     """
     sizes = sorted(step_s)
     speeds = {size: _tokens_per_s(size, acceptance_length, step_s[size]) for size in sizes}

@@ -4,13 +4,13 @@
                    prompt_tokens=210)
 
 Predicts twice. With step times measured before serving it is a forecast; with the steps that the
-servers recorded in each variant's own blocks it is an account of the measured speed. Where the second
-is right and the first is wrong, the machine's speed drifted before serving or between blocks. Where the
-second is wrong, the calculation or the acceptance length is.
+servers recorded in each variant's own blocks it is an account of the measured speed. Where the
+second is right and the first is wrong, the machine's speed drifted before serving or between
+blocks. Where the second is wrong, the calculation or the acceptance length is.
 
-Responses differ in how much they accept. Where a few requests decode at once, the last of them has the
-engine to itself, and one acceptance length for all would end them together (documents, eight at once and
-sixteen in all: 18 % too fast). So each response's steps are drawn.
+Responses differ in how much they accept. Where a few requests decode at once, the last of them has
+the engine to itself, and one acceptance length for all would end them together (documents, eight at
+once and sixteen in all: 18 % too fast). So each response's steps are drawn.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,11 +4,11 @@
         steps=[63.6, 63.6, 35.6], concurrency=2, costs=step_times.of(3), prompt_tokens=200
     )
 
-One step computes a request's prompt and delivers its first token; then the request decodes. A prompt
-lengthens its step for every request in it. When a request ends, its successor arrives after the engine
-has begun the next step and waits until that ends; a lone successor finds the engine idle (the client's
-own milliseconds are ignored). A request's number of steps is whole; the remainder is carried over to
-the next request.
+One step computes a request's prompt and delivers its first token; then the request decodes. A
+prompt lengthens its step for every request in it. When a request ends, its successor arrives after
+the engine has begun the next step and waits until that ends; a lone successor finds the engine idle
+(the client's own milliseconds are ignored). A request's number of steps is whole; the remainder is
+carried over to the next request.
 """
 
 import itertools

@@ -1,13 +1,16 @@
-"""Draft parity: does the unroll that trains and replays draft what the engine drafts, at every depth?
+"""Draft parity: compares the drafts of the unroll with those of the engine, at every depth.
 
-The engine answers prompts greedily with a speculator and its proposals are recorded, with the drafter's log-probability of each draft.
-The same states, captured from the same tokens, go through `unroll` in float32, each chain fed the engine's own drafts, so a difference
-at one depth does not carry over to the next. What is left to differ is bf16 against float32: a token may change where two are nearly
-as likely.
+The engine answers prompts greedily with a speculator. Its proposals are recorded, with the
+drafter's log-probability of each draft. The same states, captured from the same tokens, go through
+the unroll in float32. Each chain is fed the engine's own drafts, so a difference at one depth does
+not carry over to the next. Only bf16 against float32 remains: a token may change where two are
+nearly as likely.
 
-    python -m outrider.eval.replay.draft_parity recipes/nano_r1/target runs/resume_screening/speculator 4 prompts.jsonl   # token id lists
+    python -m outrider.eval.replay.draft_parity TARGET_DIR SPECULATOR_DIR 4 prompts.jsonl
 
-Shapes: B anchors of a batch, T tokens, H hidden, V vocabulary, K depths.
+Each line of prompts.jsonl is a list of token ids.
+
+Shapes: B anchors of a batch, T tokens, H hidden, D draft vocabulary, K depths.
 """
 
 import json
@@ -19,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import ParityConfig
+from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.config import ParityConfig
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +34,9 @@ if TYPE_CHECKING:
 ANCHORS_A_BATCH = 16
 
 CAUSES = (
-    "usual causes: a state fed back before the final norm instead of after it, tokens or positions off by one, weights that were not "
-    "loaded or belong to another checkpoint, another chat template or tokenizer than the target's, a quantization that only one side has"
+    "usual causes: a state fed back before the final norm instead of after it, tokens or positions"
+    " off by one, weights that were not loaded or belong to another checkpoint, another chat"
+    " template or tokenizer than the target's, a quantization that only one side has"
 )
 
 
@@ -40,9 +45,10 @@ class Recording:
     """The engine's steps over its own greedy responses."""
 
     steps: list[dict[str, Any]]
-    """`request`, `anchor` (the last token that the target had read), `token_ids` up to the last draft, `drafts` [K], `logprobs` [K]."""
+    """`request`, `anchor` (the last token that the target had read), `token_ids` up to the last
+    draft, `drafts` [K], `logprobs` [K]"""
     hidden: list["torch.Tensor"]
-    """[T, H] of each response with its prompt."""
+    """[T, H] of each response with its prompt"""
 
 
 def engine_parity(
@@ -54,8 +60,11 @@ def engine_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> dict[str, dict[str, Any]]:
-    """`draft_parity` of each speculator, recorded in one eager engine, the first one's, into which the others are loaded in turn. The
-    engine has ended when the unroll starts, so that both fit on a GPU."""
+    """`draft_parity` of each speculator, recorded in one eager engine.
+
+    The engine starts with the first speculator; the others are loaded into it in turn. It has ended
+    when the unroll starts, so that both fit on a GPU.
+    """
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
@@ -72,7 +81,7 @@ def record_each(
     prompts: Sequence[Sequence[int]],
     parity: ParityConfig,
 ) -> dict[str, Recording]:
-    """A recording of each speculator, in an engine that was opened with some speculator, k drafts and the draft extension."""
+    """A recording of each speculator, in an engine with a speculator and the draft extension."""
     recordings = {}
     for name, directory in speculators.items():
         engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
@@ -96,7 +105,7 @@ def compare_each(
 
 
 def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) -> Recording:
-    """What the engine's drafter proposes while the engine answers, and the states of what it answered."""
+    """Records the drafter's proposals while the engine answers, and the states of the answers."""
     from vllm import SamplingParams
 
     engine.llm.collective_rpc("drafts_start")
@@ -116,7 +125,7 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
     for proposal in records:
         request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
         row = rows[request]
-        # An unfinished chunk of a prompt proposes too, to no avail; and a step after the last token is one too late.
+        # Unfinished chunks of a prompt propose too, and so does a step after the last token.
         if (
             len(prompts[request]) <= anchor + 1 < len(row)
             and row[anchor + 1] == proposal["next_token"]
@@ -135,54 +144,35 @@ def draft_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The unroll's drafts against the recorded ones, over at most `parity.anchors` steps drawn by seed.
+    """Compares the unroll's drafts with the recorded ones.
 
-    `per_depth[s]`: `n`, `agreement` (share of equal draft tokens), `near_ties` (share of those that differ within `parity.near_tie_nats`), `difference` (mean absolute difference of the draft's log-probability,
-    nats) and of the differing drafts the largest log-probability `gap` between the unroll's own and the engine's, under the unroll.
+    At most `parity.anchors` steps are compared, drawn by seed. `per_depth[s]` has `n`, `agreement`
+    (share of equal draft tokens), `near_ties` (share of unequal ones within
+    `parity.near_tie_nats`), `difference` (mean absolute difference of the draft's log-probability,
+    nats) and `gap` (largest difference, under the unroll, between its own draft and the engine's).
     `agreement`, `near_ties` and `difference` pool the depths.
     """
     import torch
 
-    from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
-    from outrider.speculators.unroll import unroll_anchors
-
     steps = recording.steps
     if not steps:
         raise OutriderError(
-            "draft parity: the engine drafted for no token; are the prompts' answers a single token?"
+            "draft parity: the engine drafted for no token; are the prompts' answers a single"
+            " token?"
         )
     steps = random.Random(0).sample(steps, min(parity.anchors, len(steps)))
     steps.sort(key=lambda step: step["anchor"])  # rows of like length share a batch
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    number = getattr(torch, dtype)
-    speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
-    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    model = load_replayed(speculator_dir, target_dir, dtype)
+    head = model.drafter.head(model.ends)
     agreed, near, differences, gaps = [0] * k, [0] * k, [0.0] * k, [0.0] * k
     for start in range(0, len(steps), ANCHORS_A_BATCH):
         batch = steps[start : start + ANCHORS_A_BATCH]
-        width = max(len(step["token_ids"]) for step in batch)
-        token_BT = torch.zeros(len(batch), width, dtype=torch.long)
-        sequence_BT = torch.full((len(batch), width), -1)
-        anchor_BT = torch.zeros(len(batch), width, dtype=torch.bool)
-        hidden_BTH = torch.zeros(len(batch), width, ends.lm_head_VH.shape[1])
-        for row, step in enumerate(batch):
-            tokens, anchor = step["token_ids"], step["anchor"]
-            token_BT[row, : len(tokens)] = torch.tensor(tokens)
-            sequence_BT[row, : len(tokens)] = row
-            anchor_BT[row, anchor] = True
-            hidden_BTH[row, : anchor + 1] = recording.hidden[step["request"]][: anchor + 1].float()
-        position_BT = torch.arange(width).expand(len(batch), -1)
-        row_tensors = (token_BT, hidden_BTH.to(number), sequence_BT, position_BT, anchor_BT)
-        with torch.no_grad():
-            _, states = unroll_anchors(
-                speculator, ends, *(tensor.to(device) for tensor in row_tensors), depth=k
-            )
-        for depth, state_BH in enumerate(states):
-            log_q_BV = ends.logits(state_BH).float().log_softmax(-1).cpu()
-            engine_B = torch.tensor([step["drafts"][depth] for step in batch])
+        for depth, log_q_BD in enumerate(_log_probabilities(model, batch, recording.hidden, k)):
             engine_logprob_B = torch.tensor([step["logprobs"][depth] for step in batch])
-            logprob_B = log_q_BV.gather(1, engine_B[:, None])[:, 0]
-            gap_B = log_q_BV.max(-1).values - logprob_B
+            engine_B = torch.tensor([step["drafts"][depth] for step in batch])
+            draft_B, _ = head.from_target(engine_B.to(model.device))
+            logprob_B = log_q_BD.gather(1, draft_B.cpu()[:, None])[:, 0]
+            gap_B = log_q_BD.max(-1).values - logprob_B
             agreed[depth] += int((gap_B == 0).sum())
             near[depth] += int(((gap_B > 0) & (gap_B <= parity.near_tie_nats)).sum())
             differences[depth] += float((logprob_B - engine_logprob_B).abs().sum())
@@ -200,8 +190,38 @@ def draft_parity(
     }
 
 
+def _log_probabilities(
+    model: Replayed,
+    steps: Sequence[Mapping[str, Any]],
+    hidden: Sequence["torch.Tensor"],
+    k: int,
+) -> list["torch.Tensor"]:
+    """log q [B, D] of every depth at the anchors of a batch of steps, on the CPU."""
+    import torch
+
+    width = max(len(step["token_ids"]) for step in steps)
+    dtype = model.ends.lm_head_VH.dtype
+    token_BT = torch.zeros(len(steps), width, dtype=torch.long)
+    sequence_BT = torch.full((len(steps), width), -1)
+    anchor_BT = torch.zeros(len(steps), width, dtype=torch.bool)
+    inputs_BTX = torch.zeros(len(steps), width, model.spec.width)
+    for row, step in enumerate(steps):
+        tokens, anchor = step["token_ids"], step["anchor"]
+        token_BT[row, : len(tokens)] = torch.tensor(tokens)
+        sequence_BT[row, : len(tokens)] = row
+        anchor_BT[row, anchor] = True
+        inputs_BTX[row, : anchor + 1] = hidden[step["request"]][: anchor + 1].float()
+    position_BT = torch.arange(width).expand(len(steps), -1)
+    tensors = (token_BT, inputs_BTX.to(dtype), sequence_BT, position_BT, anchor_BT)
+    with torch.no_grad():
+        on_device = (tensor.to(model.device) for tensor in tensors)
+        _, states = model.drafter.unroll(model.ends, *on_device, depth=k)
+        head = model.drafter.head(model.ends)
+        return [head.logits(state).float().log_softmax(-1).cpu() for state in states]
+
+
 def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
-    """Why this is no parity, in one sentence; None where it is."""
+    """Why parity fails, in one sentence; None where it holds."""
     if (
         found["agreement"] + found["near_ties"] >= parity.min_agreement
         and found["difference"] <= parity.max_difference
@@ -211,13 +231,17 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
         f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1)
     )
     return (
-        f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of {found['steps']} x {len(found['per_depth'])} draft "
-        f"tokens ({depths}; {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their log-probabilities to "
-        f"{found['difference']:.3f} nats on average; demanded are {parity.min_agreement:.1%} (eval.parity.min_agreement) and {parity.max_difference:g} (eval.parity.max_difference); {CAUSES}"
+        f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of"
+        f" {found['steps']} x {len(found['per_depth'])} draft tokens ({depths};"
+        f" {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their"
+        f" log-probabilities to {found['difference']:.3f} nats on average; demanded are"
+        f" {parity.min_agreement:.1%} (speculator.parity.min_agreement) and {parity.max_difference:g}"
+        f" (speculator.parity.max_difference); {CAUSES}"
     )
 
 
 def main() -> None:
+    """Compares the speculator of the command line and prints the result as JSON."""
     target, speculator, k, path = sys.argv[1:]
     prompts = [json.loads(line) for line in Path(path).read_text().splitlines()]
     found = engine_parity(

@@ -1,11 +1,12 @@
-"""Example responses as the engine takes them, step by step: which tokens came from a draft, which the target had to write itself.
+"""Example responses step by step: which tokens came from a draft, which from the target.
 
     walk(response_T, lambda anchor: drafts)       # the steps of one response
     sample_responses(base, custom, 3, speculators, target_dir, store)
 
-Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done with the logged response; the number
-of steps is exact replay's. Three responses are shown, where the custom speculator gains least, as usual and most, so that nobody
-picks the pretty ones. All of this is customer text: it is made only where `report.samples` allows it.
+Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done
+with the logged response, and the number of steps is that of exact replay. Three responses are
+shown, at fixed quantiles of the custom speculator's gain, so nobody picks them. All of this is
+customer text: it is made only where `report.samples` allows it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,42 +16,52 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.eval.replay.replay import ReplaySums, StatesByToken, batches, unroll_responses
+from outrider.eval.replay.replay import (
+    ReplaySums,
+    StatesByToken,
+    batches,
+    load_replayed,
+    unroll_responses,
+)
 from outrider.serving.client import Sampling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
-"""Which responses are shown, and the quantile of custom / base over the held-out responses at which they stand."""
+"""Shown responses by their quantile of acceptance length custom / base over the held-out part."""
 
 HEAD, TAIL = 200, 100
-"""Tokens shown of a response's beginning and of its end; what lies between is counted."""
+"""Tokens shown of a response's beginning and end; the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the engine. `start` counts from the response's first token, which the prefill delivers before any step."""
+    """One step of the engine.
+
+    `start` counts from the response's first token, which the prefill delivers before any step.
+    """
 
     start: int
-    """Place of the first token that the step delivers"""
+    """Index of the first token that the step delivers"""
     drafts: list[int]
     """Ids of the k drafted tokens"""
     accepted: int
-    """How many of them are in the response"""
+    """Drafts that are in the response"""
     delivered: int
-    """Tokens delivered: the accepted ones and one more of the target's own, unless the response ends"""
+    """Accepted tokens, and one more from the target unless the response ends"""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:
-    """The steps of a response under greedy drafts. `drafts_at(anchor)` drafts after the response's token `anchor`."""
+    """The steps of a response under greedy drafts.
+
+    `drafts_at(anchor)` drafts after the response's token `anchor`.
+    """
     steps, anchor, last = [], 0, len(response) - 1
     while anchor < last:
         drafts, accepted = drafts_at(anchor), 0
-        while (
-            accepted < min(len(drafts), last - anchor)
-            and drafts[accepted] == response[anchor + 1 + accepted]
-        ):
+        most = min(len(drafts), last - anchor)
+        while accepted < most and drafts[accepted] == response[anchor + 1 + accepted]:
             accepted += 1
         delivered = min(accepted + 1, last - anchor)
         steps.append(Step(anchor + 1, drafts, accepted, delivered))
@@ -69,28 +80,23 @@ def walks(
     """The steps of each response with this speculator's k greedy drafts."""
     import torch
 
-    from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    number = getattr(torch, dtype)
-    speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
-    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    model = load_replayed(speculator_dir, target_dir, dtype)
+    head = model.drafter.head(model.ends)
     rows = [{"sequence_id": name, "session": name} for name in sequence_ids]
     found = []
-    for batch in batches(store, rows, Sampling(0.0, 1.0)):
+    for batch in batches(store, rows, Sampling(0.0, 1.0), model.spec):
         for response in batch:
-            drafted = unroll_responses(speculator, ends, [response], k, device)
+            drafted = unroll_responses(model, [response], k)
 
-            def drafts_at(anchor: int, states: Sequence[Any] = drafted.states) -> list[int]:
-                return (
-                    ends.logits(torch.stack([u_NH[anchor] for u_NH in states]))
-                    .argmax(dim=-1)
-                    .tolist()
-                )
+            def drafts_at(
+                anchor: int, states: Sequence[torch.Tensor] = drafted.states
+            ) -> list[int]:
+                logits_KD = head.logits(torch.stack([u_NH[anchor] for u_NH in states]))
+                drafts: list[int] = head.to_target(logits_KD.argmax(dim=-1)).tolist()
+                return drafts
 
-            found.append(
-                walk(response.token_ids_T[response.completion_start :].tolist(), drafts_at)
-            )
+            completion = response.token_ids_T[response.completion_start :].tolist()
+            found.append(walk(completion, drafts_at))
     return found
 
 
@@ -103,8 +109,12 @@ def sample_responses(
     store: StatesByToken,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The examples, for results: `k`, `head` (tokens shown before the gap) and per example its `place`, `tokens` delivered by steps, `left_out` between beginning and end, and for
-    base and custom `steps`, `acceptance_length` (of this response, delivered) and `shown` (see `marked`)."""
+    """The examples for the results: `k`, `head` (tokens before the gap) and `examples`.
+
+    Each example has its `place`, the `tokens` that steps delivered, `left_out` between beginning
+    and end, and for base and custom `steps`, `acceptance_length` (of this response, delivered) and
+    `shown` (`marked`).
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
@@ -136,10 +146,8 @@ def sample_responses(
 
 
 def markdown_lines(samples: Mapping[str, Any]) -> list[str]:
-    """The same as text: accepted drafts in square brackets, steps parted by a bar."""
-    lines = [
-        "Accepted drafts stand in [brackets]; a bar begins a step; the rest is the target's own."
-    ]
+    """The examples as Markdown: accepted drafts in square brackets, a bar before each step."""
+    lines = ["Accepted drafts are in [brackets]; a bar begins a step; the target wrote the rest."]
     for example in samples["examples"]:
         lines += ["", f"### {example['tokens'] + 1:,} tokens, custom {example['place']}"]
         for variant in ("base", "custom"):
@@ -153,9 +161,8 @@ def markdown_lines(samples: Mapping[str, Any]) -> list[str]:
                 f"{variant}: {of['steps']} steps, acceptance length {of['acceptance_length']:.2f}",
                 "",
             ]
-            lines += [
-                f"    {line}" for line in text.splitlines()
-            ]  # indented: the text may hold fences
+            # Indented, because the text may hold code fences.
+            lines += [f"    {line}" for line in text.splitlines()]
     return lines
 
 
@@ -174,7 +181,7 @@ def _bracketed(tokens: Sequence[Mapping[str, Any]]) -> str:
 
 
 def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
-    """place -> sequence id, at PLACES' quantiles of the responses by acceptance length custom / base; fewer where there are fewer."""
+    """Sequence id of each place in PLACES; fewer where there are fewer responses."""
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     chosen: dict[str, str] = {}
     for place, quantile in PLACES.items():
@@ -187,21 +194,23 @@ def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
 def marked(
     tokenizer: "Tokenizer", texts: Sequence[str], steps: Sequence[Step]
 ) -> list[dict[str, Any]]:
-    """Each token of the response: its `text`, the number of its `step` (0: the prefill), and its `kind`: `first` (the prefill's), `accepted`
-    (a draft), `own` (the target's instead of the draft `instead`) or `extra` (the target's after all k drafts were accepted)."""
-    shown: list[dict[str, Any]] = [{"text": texts[0], "step": 0, "kind": "first"}] if texts else []
+    """Each token of the response with its `text`, `step` (0: the prefill) and `kind`.
+
+    Kinds: `first` (the prefill's), `accepted` (a draft), `own` (the target's in place of the draft
+    `instead`), `extra` (the target's after all k drafts were accepted).
+    """
+    shown: list[dict[str, Any]] = []
+    if texts:
+        shown.append({"text": texts[0], "step": 0, "kind": "first"})
     for number, step in enumerate(steps, start=1):
         for place in range(step.delivered):
             token: dict[str, Any] = {"text": texts[step.start + place], "step": number}
             if place < step.accepted:
                 token["kind"] = "accepted"
             elif step.accepted < len(step.drafts):
-                token |= {
-                    "kind": "own",
-                    "instead": tokenizer.decode(
-                        [step.drafts[step.accepted]], skip_special_tokens=False
-                    ),
-                }
+                rejected = [step.drafts[step.accepted]]
+                text = tokenizer.decode(rejected, skip_special_tokens=False)
+                token |= {"kind": "own", "instead": text}
             else:
                 token["kind"] = "extra"
             shown.append(token)
@@ -209,11 +218,11 @@ def marked(
 
 
 def pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
-    """The text of each token; a character that several tokens spell stands at the last of them."""
+    """The text of each token; a character of several tokens belongs to the last of them."""
     texts, since = [], 0
     for index in range(len(token_ids)):
         text = tokenizer.decode(list(token_ids[since : index + 1]), skip_special_tokens=False)
-        # At most four bytes make a character; what is still broken then was never one.
+        # A character has at most four bytes; bytes that are still broken then are no character.
         if text.endswith("\ufffd") and index - since < 3 and index + 1 < len(token_ids):
             texts.append("")
         else:

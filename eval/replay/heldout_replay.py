@@ -1,7 +1,7 @@
 """The evaluation's exact replays: cached sums by part and speculator, and their figures.
 
     heldout = replay_drafters(context, "heldout")
-    print_first_result(context, heldout)          # before any server starts
+    print_first_result(context, heldout)          # before anything is measured in servers
     replay_figures(heldout, k, settings).ratio
 
 A replay gives every k at once, so it needs no choice of k and no server.
@@ -82,11 +82,11 @@ def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
 
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
-    """Prints acceptance length of base and custom for every k, before any server starts."""
+    """Prints acceptance length of base and custom for every k."""
     base, settings = heldout["base"], context.settings
     table = Table(
-        title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} held-out"
-        f" responses of {len(set(base.sessions)):,} sessions, 95 % intervals",
+        title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
+        f"held-out responses of {len(set(base.sessions)):,} sessions, 95 % intervals",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -155,8 +155,8 @@ def heldout_on_policy(context: EvaluationContext, heldout: Any) -> OnPolicy | No
     """Whether the held-out part is on-policy; None where capture kept no evidence.
 
     Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for
-    example where every prompt was rendered by another template. Replay and the verification pass then
-    both measure prompts that the endpoint never reads.
+    example where every prompt was rendered by another template. Replay and the verification pass
+    then both measure prompts that the endpoint never reads.
     """
     return on_policy(context.feature_store, heldout)
 

@@ -1,77 +1,96 @@
-"""Exact replay of stored traffic: expected engine steps of a speculator on responses that the target wrote, for every k at once.
+"""Exact replay of stored traffic: expected engine steps of a speculator, for every k at once.
 
-Reads states from a feature store, unrolls the speculator over several sequences at a time, and propagates the chain of
-speculators/acceptance.py. Nothing is served and nothing sampled: the only noise left is which responses were drawn.
+Reads states from a feature store, unrolls the speculator over several sequences at a time, and
+propagates the chain of speculators/acceptance.py. Nothing is served and nothing is sampled: the
+only noise left is which responses were drawn.
 
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
-    compare(base, custom, k=3, samples=2000, seed=0)     # custom / base with its interval over sessions
+    compare(base, custom, k=3, samples=2000, seed=0)     # custom / base, interval over sessions
 
-Shapes: R responses, K depth, T tokens of a batch, N anchors; the chain's in speculators/acceptance.py.
+Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X values that
+the drafter reads of a token; the chain's in speculators/acceptance.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.eval.stats.bootstrap import Estimate, bootstrap
 from outrider.serving.client import Sampling
+from outrider.speculators.features import SequenceStates
+from outrider.speculators.kinds import trainable_kind_of
 
 if TYPE_CHECKING:
     import torch
 
+    from outrider.speculators.acceptance import ReplayChain
+    from outrider.speculators.features import FeatureSpec
+    from outrider.speculators.heads import TargetEnds
+    from outrider.speculators.kinds.drafter import Drafter
+
 BATCH_TOKENS = 8192
+"""Tokens that are unrolled at once."""
+
+Array = NDArray[np.float64]
 
 
 class StatesByToken(Protocol):
-    """What replay reads from: the feature store of data/, or anything like it."""
+    """What replay reads from: data's feature store, or anything like it."""
 
-    def read(self, sequence_id: str) -> Any:
-        """token_ids [T], hidden [T, H], completion_start."""
+    def read(self, sequence_id: str) -> SequenceStates:
+        """The stored states of one sequence."""
 
 
 @dataclass(frozen=True)
 class ReplaySums:
-    """Expected counts per response; see `ReplayChain` for what each means. Index k - 1 of the first K axis is the number of drafts.
-    Tokens and steps by region (`regions.py`) where regions were asked for, else G = 0."""
+    """Expected counts per response (`ReplayChain`); index k - 1 of the first K axis is k drafts.
+
+    Tokens and steps by region (response_segments.py) with `by_region`, else G = 0.
+    """
 
     sequence_ids: list[str]
     sessions: list[str]
-    tokens_R: np.ndarray
-    steps_RK: np.ndarray
-    accepted_RKK: np.ndarray
-    offered_RKK: np.ndarray
-    region_tokens_RG: np.ndarray
-    region_steps_RGK: np.ndarray
+    tokens_R: Array
+    steps_RK: Array
+    accepted_RKK: Array
+    offered_RKK: Array
+    region_tokens_RG: Array
+    region_steps_RGK: Array
     regions: Sequence[tuple[str, str]] = ()
     """(dimension, name) of the G regions."""
 
     @property
     def depth(self) -> int:
         """The largest k."""
-        return self.steps_RK.shape[1]
+        return int(self.steps_RK.shape[1])
 
     def acceptance_length(self) -> list[float]:
-        """Delivered tokens per step for k = 1..K, pooled: the sum of tokens over the sum of steps."""
+        """Delivered tokens per step for k = 1..K, pooled: sum of tokens over sum of steps."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
 
     def cumulative(self, k: int) -> list[float]:
-        """Share of steps whose drafts 1..j were all accepted, j = 1..k (the engine's per-position acceptance rate)."""
-        return [
-            float(v)
-            for v in self.accepted_RKK[:, k - 1, :k].sum(axis=0) / self.steps_RK[:, k - 1].sum()
-        ]
+        """Share of steps whose drafts 1..j were all accepted, j = 1..k.
+
+        The engine's acceptance rate per position.
+        """
+        accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
+        return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
     def conditional(self, k: int) -> list[float]:
-        """Share of the drafts at position j that were accepted, among steps in which all before it were, j = 1..k; 0 where none was."""
-        accepted_K, offered_K = (
-            counts[:, k - 1, :k].sum(axis=0) for counts in (self.accepted_RKK, self.offered_RKK)
-        )
-        return np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0).tolist()
+        """Acceptance of draft j among steps that accepted all drafts before it, j = 1..k.
+
+        0 where no such step exists.
+        """
+        accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
+        offered_K = self.offered_RKK[:, k - 1, :k].sum(axis=0)
+        shares_K = np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0)
+        return [float(share) for share in shares_K]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""
@@ -86,7 +105,7 @@ class ReplaySums:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
-        """What `as_dict` made."""
+        """The inverse of `as_dict`."""
         arrays = (np.array(value[name]) for name in _ARRAYS)
         regions = [(dimension, name) for dimension, name in value["regions"]]
         return cls(value["sequence_ids"], value["sessions"], *arrays, regions=regions)
@@ -107,25 +126,21 @@ def replay(
     dtype: str = "float32",
     by_region: bool = False,
 ) -> ReplaySums:
-    """Replays `rows` (sequence_id, session, temperature, top_p). `sampling` overrides the rows' own.
+    """Replays `rows` (sequence_id, session, temperature, top_p); `sampling` overrides theirs.
 
-    Responses of one token have no speculative step and are left out. Runs on a GPU where there is one.
+    Responses of one token have no speculative step and are left out. Runs on a GPU if there is one.
     """
     import torch
 
     from outrider.eval.replay.response_segments import NAMES, Regions
-    from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    number = getattr(torch, dtype)
-    speculator = load_mtp(speculator_dir, dtype=number).to(device).eval()
-    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    model = load_replayed(speculator_dir, target_dir, dtype)
     regions = Regions.of_target(target_dir) if by_region else None
-    chains, tokens_by_region, steps_by_region, ids, sessions = [], [], [], [], []
-    for batch in batches(feature_store, rows, sampling):
-        chain = _replay_batch(
-            speculator, ends, batch, depth, draft_sample_method == "probabilistic", device
-        )
+    chains, tokens_by_region, steps_by_region = [], [], []
+    ids: list[str] = []
+    sessions: list[str] = []
+    for batch in batches(feature_store, rows, sampling, model.spec):
+        chain = _replay_batch(model, batch, depth, draft_sample_method == "probabilistic")
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
@@ -138,11 +153,13 @@ def replay(
         sessions += [response.session for response in batch]
     if not chains:
         raise OutriderError(
-            "exact replay: no sequence has a response of two tokens or more; is the held-out part empty?"
+            "exact replay: no sequence has a response of two tokens or more; is the held-out part"
+            " empty?"
         )
 
-    def stack(name: str) -> np.ndarray:
-        return torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+    def stack(name: str) -> Array:
+        found: Array = torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+        return found
 
     if not regions:
         nothing = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
@@ -154,11 +171,14 @@ def replay(
 def compare(
     base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int
 ) -> dict[str, Estimate]:
-    """Acceptance lengths of base and custom and their ratio at k, with intervals over sessions, paired by response."""
+    """Acceptance lengths of base and custom and their ratio at k.
+
+    Intervals are over sessions, paired by response.
+    """
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
     sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
-    statistics = {
+    statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
@@ -170,21 +190,54 @@ def compare(
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """A speculator in memory, ready to draft."""
+
+    drafter: "Drafter"
+    ends: "TargetEnds"
+    spec: "FeatureSpec"
+    """The target's states that it reads"""
+    device: str
+
+
+def load_replayed(speculator_dir: Path, target_dir: Path, dtype: str) -> Replayed:
+    """Loads a speculator of any kind with an unroll, on the GPU if there is one."""
+    import torch
+
+    from outrider.common.files import read_json
+    from outrider.speculators.checkpoints.target_ends import load_target_ends
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    number = getattr(torch, dtype)
+    kind = trainable_kind_of(speculator_dir)
+    drafter = kind.load(speculator_dir, target_dir, number).to(device).eval()
+    ends = load_target_ends(target_dir).to(device=device, dtype=number)
+    spec = kind.features(read_json(Path(target_dir) / "config.json"))
+    return Replayed(drafter, ends, spec, device)
+
+
+@dataclass(frozen=True)
 class Response:
-    """One response and what its replay reads: token ids [T], the target's states [T, H], where the response starts."""
+    """One response and what its replay reads."""
 
     sequence_id: str
     session: str
     token_ids_T: "torch.Tensor"
     hidden_TH: "torch.Tensor"
+    """The target's states after the final norm"""
+    inputs_TX: "torch.Tensor"
+    """The states that the drafter reads"""
     completion_start: int
     sampling: Sampling
 
 
 def batches(
-    store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
+    store: StatesByToken,
+    rows: Iterable[Mapping[str, Any]],
+    sampling: Sampling | None,
+    spec: "FeatureSpec",
 ) -> Iterator[list[Response]]:
-    """The rows' responses of two tokens and more, about BATCH_TOKENS at a time."""
+    """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []
     tokens = 0
     for row in rows:
@@ -203,6 +256,7 @@ def batches(
                 row["session"],
                 features.token_ids,
                 features.hidden,
+                spec.inputs(features),
                 features.completion_start,
                 own,
             )
@@ -214,7 +268,7 @@ def batches(
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of every anchor of a batch, whose sequences stand one after the other in a single row of T slots (B = 1)."""
+    """Draft states of every anchor of a batch, its sequences in a single row of T slots (B = 1)."""
 
     states: "list[torch.Tensor]"
     """u[s] [N, H], which predicts the token s + 1 after the anchor"""
@@ -223,45 +277,42 @@ class Unrolled:
     anchor_N: "torch.Tensor"
     """Slot of each anchor: the last known token of a step that may start there"""
     response_N: "torch.Tensor"
-    """Which of the batch's responses it belongs to"""
+    """Index of its response in the batch"""
     last_N: "torch.Tensor"
     """Slot of that response's last token"""
     anchors_R: "torch.Tensor"
     """Anchors of each response"""
 
 
-def unroll_responses(
-    speculator: Any, ends: Any, batch: Sequence[Response], depth: int, device: str
-) -> Unrolled:
-    """Drafts `depth` tokens at every anchor of the responses; no attention crosses from one to the next."""
+def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> Unrolled:
+    """Drafts `depth` tokens at every anchor; attention stays within a response's sequence."""
     import torch
-
-    from outrider.speculators.unroll import unroll_anchors
 
     lengths = torch.tensor([len(response.token_ids_T) for response in batch])
     starts = lengths.cumsum(0) - lengths
-    first_R = starts + torch.tensor(
-        [response.completion_start for response in batch]
-    )  # the token that the prefill delivered
+    # The first token of a response is delivered by the prefill.
+    first_R = starts + torch.tensor([response.completion_start for response in batch])
     sequence_T = torch.repeat_interleave(torch.arange(len(batch)), lengths)
     index_T = torch.arange(len(sequence_T))
     position_T = index_T - starts[sequence_T]
     last_T = (starts + lengths - 1)[sequence_T]
-    # A step may start at every token of the response but its last; its chain reads the state one token earlier.
+    # A step may start at every token of the response but its last; its chain reads the state one
+    # token earlier.
     anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
     chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
     chain_T[anchor_N - 1] = True
 
+    device, dtype = model.device, model.ends.lm_head_VH.dtype
     token_ids_BT = torch.cat([response.token_ids_T for response in batch]).long()[None].to(device)
-    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(
-        device, ends.lm_head_VH.dtype
-    )
+    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(device, dtype)
+    inputs_BTX = hidden_BTH
+    if batch[0].inputs_TX is not batch[0].hidden_TH:
+        inputs_BTX = torch.cat([response.inputs_TX for response in batch])[None].to(device, dtype)
     with torch.no_grad():
-        _, states = unroll_anchors(
-            speculator,
-            ends,
+        _, states = model.drafter.unroll(
+            model.ends,
             token_ids_BT,
-            hidden_BTH,
+            inputs_BTX,
             sequence_T[None].to(device),
             position_T[None].to(device),
             chain_T[None].to(device),
@@ -279,22 +330,25 @@ def unroll_responses(
 
 
 def acceptances(
-    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
+    model: Replayed, batch: list[Response], depth: int, probabilistic: bool
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """a of `speculators.acceptance` at the requests' own sampling, [N, K] of the batch's anchors one response after another, and how many
-    anchors each response has, [R]."""
+    """a_NK of the batch's anchors at the requests' own sampling, and the anchors of each response.
+
+    The anchors are in order, one response after another (`speculators.acceptance`).
+    """
     import torch
 
     from outrider.speculators.acceptance import accept_matrix
 
-    drafted = unroll_responses(speculator, ends, batch, depth, device)
+    drafted = unroll_responses(model, batch, depth)
     per_response = torch.tensor(
-        [[r.sampling.temperature, r.sampling.top_p] for r in batch], device=device
+        [[r.sampling.temperature, r.sampling.top_p] for r in batch], device=model.device
     )
     temperature_N, top_p_N = per_response[drafted.response_N].unbind(dim=1)
     a_NK = accept_matrix(
         drafted.states,
-        ends.lm_head_VH,
+        model.drafter.head(model.ends),
+        model.ends.lm_head_VH,
         drafted.token_ids_BT,
         drafted.hidden_BTH,
         torch.zeros_like(drafted.anchor_N),
@@ -308,9 +362,9 @@ def acceptances(
 
 
 def _replay_batch(
-    speculator: Any, ends: Any, batch: list[Response], depth: int, probabilistic: bool, device: str
-) -> Any:
+    model: Replayed, batch: list[Response], depth: int, probabilistic: bool
+) -> "ReplayChain":
     from outrider.speculators.acceptance import pad_anchors, replay_chain
 
-    a_NK, anchors_R = acceptances(speculator, ends, batch, depth, probabilistic, device)
+    a_NK, anchors_R = acceptances(model, batch, depth, probabilistic)
     return replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)

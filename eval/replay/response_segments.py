@@ -3,8 +3,8 @@
     regions = Regions.of_target(target_dir)
     regions.members(token_ids_T, completion_start)     # [A, G] bool: is anchor a in region g?
 
-A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does the
-token after the anchor. Over the regions of a dimension, steps and tokens sum to the response's.
+A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
+the token after the anchor. Over the regions of a dimension, steps and tokens sum to the response's.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """

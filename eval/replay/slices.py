@@ -2,10 +2,10 @@
 
     sliced(base, custom, k=3, slices=slices, samples=2000, seed=0)["tenant"][0].ratio
 
-Slices of responses are those that the split named (tenant, route, template, ...) and the length of the
-prompt. Slices within responses are reasoning and answer, and the position (response_segments.py). Every
-figure is a ratio of sums over a slice's responses; its interval is a paired bootstrap over the slice's
-sessions.
+Slices of responses are those that the split named (tenant, route, template, ...) and the length of
+the prompt. Slices within responses are reasoning and answer, and the position
+(response_segments.py). Every figure is a ratio of sums over a slice's responses; its interval is a
+paired bootstrap over the slice's sessions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

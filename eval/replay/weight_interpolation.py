@@ -1,9 +1,10 @@
-"""Between base and custom: the same evaluation for averages of their weights, without training again.
+"""Sweep over averages of base and custom weights: acceptance of each, without training.
 
     sweep(evaluation, k, base, replay_mixture)      # one row a share of eval.interpolation
 
-Often an average keeps most of the gain on the customer's traffic and loses less on general traffic. What is swept here is measured, not
-chosen: to ship one, publish it with `speculators.interpolate` and evaluate it with `evaluate-speculator --speculator`.
+An average often keeps most of the gain on the customer's traffic and loses less on general traffic.
+The sweep measures and does not choose. To ship an average, publish it with
+`speculators.checkpoints.interpolate` and evaluate it with `evaluate-speculator --speculator`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +20,11 @@ def sweep(
     base: Mapping[str, ReplaySums],
     replay_mixture: Callable[[float, str], ReplaySums],
 ) -> list[dict[str, Any]]:
-    """For each share of the custom speculator, by part (`heldout`, and `general` where there is one): `acceptance_length` and `ratio`
-    against the base, each with its interval. `replay_mixture(share, part)` replays the part with that mixture."""
+    """`acceptance_length` and `ratio` to the base, with intervals, by share and part.
+
+    Parts are `heldout` and, where there is one, `general`. `replay_mixture(share, part)` replays
+    the part with that mixture.
+    """
     rows = []
     for share in evaluation.interpolation:
         row: dict[str, Any] = {"share": share}

@@ -2,8 +2,8 @@
 
     acceptance_chart(results)      # "<svg ...>"
 
-Vega-Lite draws them when the report is written, so the page needs no script and no network. Colours are
-CSS variables of the page: one drawing serves light, dark and print.
+Vega-Lite draws them when the report is written, so the page needs no script and no network. Colours
+are CSS variables of the page: one drawing serves light, dark and print.
 """
 
 import itertools

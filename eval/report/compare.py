@@ -3,9 +3,9 @@
     compared = compare([Path("runs/march"), Path("runs/april")])
     print_comparison(compared, Console())
 
-Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left out.
-Replay is of each run's own held-out traffic, so a speculator that was kept while its ratio falls drifts
-away from the traffic.
+Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left
+out. Replay is of each run's own held-out traffic, so a speculator that was kept while its ratio
+falls drifts away from the traffic.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def _print_workloads(rows: Sequence[WorkloadRow], console: Console) -> None:
 
 def _print_series(series: Series, console: Console) -> None:
     table = Table(
-        title=f"Speculator {series.weights[:12]} on newer traffic, acceptance length by exact replay",
+        title=f"Speculator {series.weights[:12]} on newer traffic: acceptance length, exact replay",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )

@@ -1,13 +1,13 @@
 """Drift: does the same speculator keep its gain on newer traffic?
 
-    history(["march", "april"], runs)      # one series for each speculator that several runs evaluated
+    history(["march", "april"], runs)      # a series for each speculator of several runs
 
-A speculator is identified by the digest of its weights. Acceptance lengths are exact replay's, each on
-its run's own held-out responses, so runs are independent samples. A change is judged by the log of the
-ratio to the first run. Its standard errors come from the runs' intervals over sessions (half their width
-in logs over 1.96), and Bonferroni's correction counts the later runs. The ratio to base separates two
-causes: where the acceptance of both falls, the traffic has become harder to draft; where custom's falls
-against base's, the speculator no longer fits it.
+A speculator is identified by the digest of its weights. Acceptance lengths are exact replay's, each
+on its run's own held-out responses, so runs are independent samples. A change is judged by the log
+of the ratio to the first run. Its standard errors come from the runs' intervals over sessions (half
+their width in logs over 1.96), and Bonferroni's correction counts the later runs. The ratio to base
+separates two causes: where the acceptance of both falls, the traffic has become harder to draft;
+where custom's falls against base's, the speculator no longer fits it.
 """
 
 import math
@@ -30,9 +30,6 @@ Z = float(norm.isf(0.025))
 
 LEVEL = 0.05
 """A change is significant below this p-value, shared among the later runs of a series."""
-
-EARLIEST_LOG = 1e9
-"""Unix seconds (2001); a smaller value is no time but a position in the log."""
 
 TITLE = (
     "run",
@@ -108,7 +105,7 @@ def heldout_time(heldout: "Dataset") -> HeldoutTime | None:
     """When the first and the last held-out request were logged; None without logged times."""
     if "time" not in heldout.column_names:
         return None
-    times = [time for time in heldout["time"] if time is not None and time > EARLIEST_LOG]
+    times = [time for time in heldout["time"] if time is not None]
     return HeldoutTime(first=min(times), last=max(times)) if times else None
 
 

@@ -26,7 +26,8 @@ class Interval(Protocol):
 
 
 def environment() -> "Environment":
-    """Jinja2 with the templates of this package: everything is escaped, unknown names are errors."""
+    """Jinja2 with the templates of this package: everything is escaped, unknown names are
+    errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -139,14 +139,14 @@ class PastRun(_Past):
         path = run if run.suffix == ".json" else Path(run) / "report.json"
         if not path.is_file():
             raise OutriderError(
-                f"--compare {run}: no {path.name} here; name run directories that have been evaluated"
+                f"--compare {run}: no {path.name} here; name evaluated run directories"
             )
         report: dict[str, Any] = read_json(path)
         needed = ("verdict", "replay", "served", "k")
         missing = [name for name in needed if report.get(name) is None]
         if missing:
             raise OutriderError(
-                f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation with exact "
-                "replay"
+                f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation with "
+                "exact replay"
             )
         return cls.model_validate(report)

@@ -1,7 +1,7 @@
 """Two tables: usage scenarios by request rate of one run, and workloads of several runs.
 
     python -m outrider.eval.report.tables runs/usage_scenarios        # scenarios x rates x variants
-    python -m outrider.eval.report.tables runs/document_extraction runs/social_chat     # + workloads
+    python -m outrider.eval.report.tables runs/extraction runs/social_chat     # + workloads
 
 Every form is written from the rows (`scenario_rows`, `workload_rows`): Markdown here, the report's
 section and the terminal's table elsewhere. The same code serves nano R1 and R1.

@@ -21,8 +21,8 @@ from outrider.eval.results.speed import RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
 VERSION = 8
-"""Version of the measurements and of results.json. Raise it when the same settings measure something
-else, or when the shape of results.json changes."""
+"""Version of the measurements and of results.json. Raise it when the same settings measure
+something else, or when the shape of results.json changes."""
 
 VERSION_7 = 7
 """The version before it, which `Results.read` converts."""
@@ -185,7 +185,7 @@ class Findings(Part):
     sampling: RequestSampling
     """The customer's sampling"""
     draft_sample_method: Literal["greedy", "probabilistic"]
-    """serving.draft_sample_method"""
+    """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """Figure -> why this kind of speculator has none"""
     own_text: OnPolicy | None
@@ -231,8 +231,8 @@ class Results(Findings):
         version = value.get("version") if isinstance(value, dict) else None
         if version not in (VERSION, VERSION_7):
             raise OutriderError(
-                f"{path}: version {version}, but this Outrider reads {VERSION_7} and {VERSION}; run "
-                "evaluate-speculator again"
+                f"{path}: version {version}, but this Outrider reads {VERSION_7} and {VERSION}; "
+                "run evaluate-speculator again"
             )
         try:
             return cls.model_validate(_from_7(value) if version == VERSION_7 else value)

@@ -11,7 +11,7 @@ class DepthParity(Part):
     agreement: float
     """Share of equal tokens"""
     near_ties: float
-    """Share of tokens that differ within eval.parity.near_tie_nats"""
+    """Share of tokens that differ within speculator.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     gap: float | None
@@ -26,7 +26,7 @@ class Parity(Part):
     agreement: float
     """Share of equal tokens"""
     near_ties: float
-    """Share of tokens that differ within eval.parity.near_tie_nats"""
+    """Share of tokens that differ within speculator.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     per_depth: list[DepthParity]
@@ -41,7 +41,8 @@ class Difference(Part):
     token: int
     """Index in the response"""
     gap_nats: float | None
-    """Distance of the two tokens' log-probabilities under the target; null where one response ended"""
+    """Distance of the two tokens' log-probabilities under the target; null where one response
+    ended"""
     near_tie: bool
     """Whether the distance is within gate.near_tie_nats"""
 

@@ -1,32 +1,53 @@
-"""Intervals that respect how the data came: paired, clustered, and on sums.
+"""Bootstrap intervals of paired, clustered ratios, and Wilson's interval of a share.
 
-Requests of one session resemble each other, and base and custom are measured on the same requests. So whole clusters are drawn
-with replacement, each draw takes both speculators' sums along, and the ratio is formed last: a ratio of pooled sums, never a mean of
-ratios (short responses would weigh as much as long ones, and the ratio's own curvature biases it).
+    bootstrap(sums_NM, clusters, ratio_of_ratios, samples=2000, seed=0)
 
-    bootstrap(sums_NM, clusters, lambda s: (s[..., 0] / s[..., 1]) / (s[..., 2] / s[..., 3]), samples=2000, seed=0)
+    def ratio_of_ratios(sums):
+        return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
-Clusters must be many. Timed blocks are few: timed_ratios.py.
+Requests of one session are alike, and base and custom are measured on the same requests. So whole
+clusters are drawn with replacement, and each draw keeps both speculators' sums together. The ratio
+is computed last, from pooled sums. A mean of ratios would give a short response the weight of a
+long one, and would be biased by the ratio's curvature.
+
+This needs many clusters. For timed blocks, which are few, see speed_ratio.py.
 
 Shapes: N observations, M sums carried together, G clusters, S resamples.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+
+LEVEL = 0.95
+"""Confidence level of every interval that is reported."""
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""A function of pooled sums: [..., M] -> [...]."""
+
+
+class Interval(Protocol):
+    """Anything with a lower and an upper end."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, its 95 % interval, and what it rests on."""
+    """A figure and its 95 % interval."""
 
     value: float
     low: float
     high: float
     observations: int
     clusters: int
+    """Independent units that the interval rests on."""
 
     @property
     def ci95(self) -> list[float]:
@@ -34,19 +55,23 @@ class Estimate:
         return [self.low, self.high]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, for JSON."""
         return asdict(self)
 
 
 def bootstrap(
     sums_NM: np.ndarray,
-    clusters: Sequence,
-    statistic: Callable[[np.ndarray], np.ndarray],
+    clusters: Sequence[Hashable],
+    statistic: Statistic,
     *,
     samples: int,
     seed: int,
+    level: float = LEVEL,
 ) -> Estimate:
-    """Percentile bootstrap over clusters of `statistic`, a function of pooled sums [..., M] -> [...]."""
+    """Percentile bootstrap of `statistic` over clusters.
+
+    `level` other than 0.95 is for repeated looks at growing data (sequential.py).
+    """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     groups = int(cluster_N.max()) + 1
@@ -55,31 +80,27 @@ def bootstrap(
     draws_SG = np.random.default_rng(seed).multinomial(
         groups, np.full(groups, 1 / groups), size=samples
     )
-    return _estimate(statistic, sums_GM.sum(axis=0), draws_SG @ sums_GM, len(sums_NM), groups)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(sums_GM.sum(axis=0)))
+        drawn_S = statistic(draws_SG @ sums_GM)
+    low, high = percentile_interval(drawn_S[np.isfinite(drawn_S)], level)
+    return Estimate(value, low, high, len(sums_NM), groups)
+
+
+def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """The central `level` of resampled values."""
+    low, high = np.quantile(drawn_S, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def share_interval(successes: int, trials: int) -> list[float]:
-    """Wilson's 95 % interval of a share: honest near 0 and 1, where a bootstrap of few trials has no width."""
+    """Wilson's interval of a share.
+
+    Near 0 and 1 a bootstrap of few trials has no width; Wilson's interval has.
+    """
+    from scipy.stats import binomtest
+
     if not trials:
         return [0.0, 1.0]
-    z, share = 1.959964, successes / trials
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = (
-        z
-        * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-        / (1 + z * z / trials)
-    )
-    return [float(max(0.0, middle - half)), float(min(1.0, middle + half))]
-
-
-def _estimate(
-    statistic: Callable[[np.ndarray], np.ndarray],
-    pooled_M: np.ndarray,
-    drawn_SM: np.ndarray,
-    n: int,
-    clusters: int,
-) -> Estimate:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = statistic(drawn_SM)
-        low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
-        return Estimate(float(statistic(pooled_M)), float(low), float(high), n, clusters)
+    interval = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
+    return [float(interval.low), float(interval.high)]

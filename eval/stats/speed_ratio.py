@@ -1,44 +1,51 @@
-"""Ratios of speeds from few timed blocks, with intervals that hold.
-
-A block meets the machine in one mood, all its requests alike, and there are two or three blocks of a kind. Percentiles over resampled blocks
-then span little more than the blocks themselves: at two blocks they cover the truth in about half of all cases, not in 95 %. But blocks of all
-concurrencies and engine modes meet the same machine. So their noise is estimated together, from how far each block's log ratio lies from the
-mean of its own kind, and the interval is Student's t with as many degrees of freedom (a one-way analysis of variance with common variance).
-Where the prompts alone leave more doubt, by bootstrap within blocks, that interval holds.
-
-Requests asked of the two in turn, one by one, are not bound to a block's mood: each pair is an observation of its own, and their spread is all
-the noise there is.
+"""Ratios of speeds, from few timed blocks or from alternated requests, with Student's intervals.
 
     noise = block_noise([blocks_at_1, blocks_at_4, blocks_at_8])
     speed_ratio(blocks_at_4, noise, samples=2000, seed=0)
     alternated_ratio(pairs_at_1)
 
-Shapes: N requests, M = 4 sums, S resamples. A block is [N, 4]: tokens and seconds of the one variant, tokens and seconds of the other, by request.
+All requests of a block share the machine's noise, and there are two to eight blocks of a kind.
+Percentiles over two resampled blocks cover the truth in about half of all cases. But blocks of all
+concurrencies and engine modes run on the same machine, so their variance is estimated together,
+from the distance of each block's log ratio to the mean of its kind. The interval is Student's t
+with the pooled degrees of freedom (a one-way analysis of variance with common variance). Where
+resampled prompts give a wider interval, that one is reported.
+
+Requests that alternate between the two variants do not share a block's noise: each pair is an
+observation, and the spread of the pairs is all the noise there is.
+
+Shapes: N requests, M = 4 sums, S resamples. A block is [N, 4], by request: tokens and seconds of
+the first variant, tokens and seconds of the second.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.eval.stats.bootstrap import Estimate
+from outrider.eval.stats.bootstrap import LEVEL, Estimate, percentile_interval
 
 
 @dataclass(frozen=True)
 class BlockNoise:
-    """How far a block's log ratio lies from others of its kind: prompts and the machine together."""
+    """Variance of a block's log ratio around the mean of its kind."""
 
     variance: float
+    """Of prompts and machine together."""
     degrees: int
-    """Of freedom: blocks less kinds."""
+    """Degrees of freedom: blocks minus kinds."""
 
-    def margin(self, blocks: int) -> float:
-        """Half the width of the 95 % interval of a log ratio that so many blocks have."""
-        return _margin(self.variance / blocks, self.degrees)
+    def margin(self, blocks: int, level: float = LEVEL) -> float:
+        """Half the width of the interval of a log ratio from `blocks` blocks."""
+        return _margin(self.variance / blocks, self.degrees, level)
 
 
 def block_noise(kinds: Iterable[Sequence[np.ndarray]]) -> BlockNoise | None:
-    """From the blocks of each kind (engine mode, concurrency); None where no kind has two."""
+    """Pooled noise of the blocks of each kind (engine mode, concurrency).
+
+    None where no kind has two blocks.
+    """
     squares, degrees = 0.0, 0
     for blocks in kinds:
         logs = np.log([_ratio(block.sum(axis=0)) for block in blocks])
@@ -48,45 +55,60 @@ def block_noise(kinds: Iterable[Sequence[np.ndarray]]) -> BlockNoise | None:
 
 
 def speed_ratio(
-    blocks: Sequence[np.ndarray], noise: BlockNoise | None, *, samples: int, seed: int
+    blocks: Sequence[np.ndarray],
+    noise: BlockNoise | None,
+    *,
+    samples: int,
+    seed: int,
+    level: float = LEVEL,
 ) -> Estimate:
-    """The ratio of pooled tokens over pooled seconds. Without `noise` its interval is the prompts' alone."""
+    """Ratio of pooled tokens/s, from blocks.
+
+    Without `noise` the interval holds the prompts' variation only. `level` is the look's where the
+    measurement stops when it is decided (sequential.py).
+    """
     value = float(_ratio(np.sum([block.sum(axis=0) for block in blocks], axis=0)))
     random, drawn_SM = np.random.default_rng(seed), np.zeros((samples, 4))
     for block in blocks:
-        drawn_SM += (
-            random.multinomial(len(block), np.full(len(block), 1 / len(block)), size=samples)
-            @ block
-        )
-    low, high = np.quantile(_ratio(drawn_SM), [0.025, 0.975])
+        even = np.full(len(block), 1 / len(block))
+        drawn_SM += random.multinomial(len(block), even, size=samples) @ block
+    low, high = percentile_interval(_ratio(drawn_SM), level)
     if noise is not None:
-        factor = np.exp(noise.margin(len(blocks)))
+        factor = float(np.exp(noise.margin(len(blocks), level)))
         low, high = min(low, value / factor), max(high, value * factor)
-    return Estimate(value, float(low), float(high), sum(map(len, blocks)), len(blocks))
+    return Estimate(value, low, high, sum(map(len, blocks)), len(blocks))
 
 
-def alternated_ratio(pairs_N4: np.ndarray) -> Estimate:
-    """The ratio of pooled tokens over pooled seconds of N >= 2 pairs, each of two requests asked one right after the other.
+def alternated_ratio(pairs_N4: np.ndarray, level: float = LEVEL) -> Estimate:
+    """Ratio of pooled tokens/s, from N >= 2 pairs of requests that follow each other.
 
-    Student's interval of its logarithm: log r is linear in the four sums to first order, so its variance is that of the sum over pairs of
+    To first order the log ratio is linear in the four sums, so its variance is that of the sum over
+    pairs of
 
         d_i = a_i / A - s_i / S - b_i / B + u_i / U
 
-    (tokens and seconds of the one and of the other, capitals their sums), estimated as N / (N - 1) times the sum of d_i squared, with N - 1
-    degrees of freedom (Taylor series: Wolter, Introduction to Variance Estimation, ch. 6).
+    (tokens and seconds of the first variant, tokens and seconds of the second; capitals are sums),
+    estimated as N / (N - 1) times the sum of d_i squared, with N - 1 degrees of freedom (Taylor
+    series: Wolter, Introduction to Variance Estimation, ch. 6). `level` as in `speed_ratio`.
     """
     sums_M, count = pairs_N4.sum(axis=0), len(pairs_N4)
     deviations_N = (pairs_N4 / sums_M) @ np.array([1.0, -1.0, -1.0, 1.0])
     variance = count / (count - 1) * float((deviations_N**2).sum())
-    value, factor = float(_ratio(sums_M)), float(np.exp(_margin(variance, count - 1)))
+    value = float(_ratio(sums_M))
+    factor = float(np.exp(_margin(variance, count - 1, level)))
     return Estimate(value, value / factor, value * factor, count, count)
 
 
-def _margin(variance: float, degrees: int) -> float:
-    """Half the width of Student's 95 % interval of a mean with that variance."""
+def _margin(variance: float, degrees: int, level: float) -> float:
+    """Half the width of Student's interval of a mean with that variance."""
+    return _t_quantile((1 + level) / 2, degrees) * float(np.sqrt(variance))
+
+
+@functools.cache
+def _t_quantile(probability: float, degrees: int) -> float:
     from scipy.stats import t
 
-    return float(t.ppf(0.975, degrees) * np.sqrt(variance))
+    return float(t.ppf(probability, degrees))
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:

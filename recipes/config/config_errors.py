@@ -1,20 +1,22 @@
-"""What is wrong with a recipe, said so that it can be mended: file and line, key, value, the nearest valid key, what there is.
+"""Messages for mistakes in a recipe: file and line, key, value, nearest valid key, valid keys.
 
 except ValidationError as error:
     raise OutriderError(explain(error, Recipe, origins)) from None
 """
 
 import difflib
+import json
 import types
 import typing
 
 from pydantic import BaseModel, ValidationError
 
+from outrider.recipes.config.moved_keys import moved_key
 from outrider.recipes.config.yaml_tree import Keys, Origins
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Origins) -> str:
-    """All the mistakes that pydantic found in a recipe, one a line."""
+    """All mistakes that pydantic found in a recipe, one per line."""
     lines = []
     for detail in error.errors(include_url=False):
         keys = _named_keys(detail["loc"], model)
@@ -25,6 +27,8 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Origins) ->
 def _message(detail: typing.Any, keys: Keys, model: type[BaseModel]) -> str:
     dotted = ".".join(map(str, keys))
     if detail["type"] == "extra_forbidden":
+        if new := moved_key(keys):
+            return _moved(dotted, new, detail["input"])
         return no_such_key(keys, model)
     if detail["type"] == "missing":
         return f"{dotted}: must be given"
@@ -34,28 +38,34 @@ def _message(detail: typing.Any, keys: Keys, model: type[BaseModel]) -> str:
     return f"{dotted} = {detail['input']!r}: {reason[:1].lower()}{reason[1:]}"
 
 
+def _moved(old: str, new: str, value: typing.Any) -> str:
+    if isinstance(value, dict):
+        return f"{old}: this section has moved; write its keys under `{new}`"
+    text = json.dumps(value, ensure_ascii=False)
+    return f"{old} = {text}: this key has moved; write `{new}: {text}`"
+
+
 def no_such_key(keys: Keys, model: type[BaseModel]) -> str:
-    """`training.epoch: no such key; did you mean ...` with the keys that stand beside it."""
+    """`training.epoch: no such key; did you mean ...`, with the valid keys of that section."""
     *parents, key = keys
-    beside = sorted(fields_at(tuple(parents), model))
-    near = difflib.get_close_matches(str(key), beside, n=1, cutoff=0.6)
+    valid = sorted(fields_at(tuple(parents), model))
+    near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.6)
     prefix = "".join(f"{parent}." for parent in parents)
-    guesses = [path for path in _all_keys(model) if path.split(".")[-1] == str(key)] + [
-        prefix + name for name in near
-    ]
+    guesses = [path for path in _all_keys(model) if path.split(".")[-1] == str(key)]
+    guesses += [prefix + name for name in near]
     hint = f"did you mean `{guesses[0]}`? " if guesses else ""
     section = f"`{'.'.join(map(str, parents))}` has" if parents else "a recipe has"
-    return f"{'.'.join(map(str, keys))}: no such key; {hint}{section}: {', '.join(beside)}"
+    return f"{'.'.join(map(str, keys))}: no such key; {hint}{section}: {', '.join(valid)}"
 
 
 def fields_at(keys: Keys, model: type[BaseModel]) -> list[str]:
-    """The keys of the section at `keys`; none when that is not a section."""
+    """The keys of the section at `keys`; empty if that is not a section."""
     remaining = list(keys)
     while remaining:
         key = str(remaining.pop(0))
         annotation = model.model_fields[key].annotation if key in model.model_fields else None
         if _is_named(annotation) and remaining:
-            remaining.pop(0)  # the name that the recipe gives to the section
+            remaining.pop(0)  # a name that the recipe chose
         if not (section := _section(annotation)):
             return []
         model = section
@@ -63,7 +73,7 @@ def fields_at(keys: Keys, model: type[BaseModel]) -> list[str]:
 
 
 def _is_named(annotation: typing.Any) -> bool:
-    """Whether sections stand here by names of the recipe's own, as in eval.scenarios."""
+    """Whether the recipe chooses the names of the sections here, as in eval.scenarios."""
     return typing.get_origin(annotation) is dict and _section(annotation) is not None
 
 
@@ -83,14 +93,13 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         paths.append(prefix + name)
         if section := _section(field.annotation):
-            paths += _all_keys(
-                section, f"{prefix}{name}.{'NAME.' if _is_named(field.annotation) else ''}"
-            )
+            chosen = "NAME." if _is_named(field.annotation) else ""
+            paths += _all_keys(section, f"{prefix}{name}.{chosen}")
     return paths
 
 
 def _named_keys(location: Keys, model: type[BaseModel]) -> Keys:
-    """pydantic's location without the names of union members that it puts behind a field (`k`, `int`)."""
+    """pydantic's location without the union members that follow a field, such as `k`, `int`."""
     keys: list[str | int] = []
     section: type[BaseModel] | None = model
     named = False
@@ -109,7 +118,7 @@ def _named_keys(location: Keys, model: type[BaseModel]) -> Keys:
 
 
 def _origin(keys: Keys, origins: Origins) -> str:
-    """Where the key, or the nearest section above it, was written."""
+    """Where the key, or the nearest section above it, is written, as a prefix of the message."""
     for length in range(len(keys), 0, -1):
         if keys[:length] in origins:
             return f"{origins[keys[:length]]}: "

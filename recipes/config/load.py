@@ -1,13 +1,15 @@
-"""From the name of a recipe and a command line's overrides to a checked `Recipe`.
+"""Loads a recipe: reads it, merges what it extends, applies overrides, checks the result.
 
     loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
     loaded.recipe.training.epochs, loaded.files
 
-A recipe may `extends:` another (a path beside it, or a shipped name): sections are merged key by key, lists and values replaced.
+A recipe may `extends:` another, by its path relative to this one or by a shipped name: sections are
+merged key by key, lists and values replaced.
 """
 
 import dataclasses
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +19,36 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.config_errors import explain
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC, SHIPPED, shipped_recipes
 from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
 
-SHIPPED = Path(__file__).resolve().parents[1]
-EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
-
 OPTIONS = (
-    *(
-        "--recipe",
-        "--dry-run",
-        "--stages",
-        "--runs",
-        "--force",
-        "--speculator",
-        "--to",
-        "--first",
-        "--samples",
-        "--json",
-        "--gpu-memory",
-    ),
+    "--recipe",
+    "--dry-run",
+    "--stages",
+    "--runs",
+    "--force",
+    "--speculator",
+    "--to",
+    "--first",
+    "--samples",
+    "--json",
+    "--gpu-memory",
     "--help",
 )
-"""Of all commands; a misspelt one arrives here as an override."""
+"""Options of all commands. A misspelled one arrives here as an override."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe and the files it was read from, the named one first."""
+    """A checked recipe and the files it was read from, the one named by the user first."""
 
     recipe: Recipe
     files: tuple[Path, ...]
 
 
-def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with the package, such as `resume_screening` and `r1/resume_screening`."""
-    return sorted(
-        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml")
-    )
-
-
 def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
-    """Reads, merges, overrides and checks; a mistake is an `OutriderError` that says where it stands and how to mend it."""
+    """The recipe of that name; a mistake is an `OutriderError` with its place and the fix."""
     path = find_recipe(name)
     values, origins, files = _read_chain(path, ())
     values.setdefault("name", path.stem)
@@ -66,7 +57,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
 
 
 def load_overrides(overrides: list[str]) -> LoadedRecipe:
-    """The recipe that a command line spells without a file: for logs that there is no recipe for yet."""
+    """A recipe without a file, from overrides alone: for logs that have no recipe yet."""
     return _checked({"name": "traffic"}, {(): "command line"}, (), overrides)
 
 
@@ -75,29 +66,29 @@ def _checked(
 ) -> LoadedRecipe:
     for keys, value, text in parse_overrides(overrides):
         _set(values, origins, keys, value, f"command line, {text}")
-        _resolve_paths(values, origins, Path.cwd(), only=keys)
+        _resolve_paths(values, Path.cwd(), only=keys)
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
     except ValidationError as error:
         raise OutriderError(explain(error, Recipe, origins)) from None
 
 
-def find_recipe(name: str, beside: Path | None = None) -> Path:
-    """The file that a name means: a path (relative to `beside` first), else a shipped recipe, with or without `.yaml`."""
+def find_recipe(name: str, folder: Path | None = None) -> Path:
+    """The file of a recipe: a path, relative to `folder` first, or a shipped name."""
     given = Path(name).expanduser()
-    folders = [beside, Path.cwd()] if beside else [Path.cwd()]
-    for folder in folders:
-        if (folder / given).is_file():
-            return folder / given if beside else given
+    for parent in [folder, Path.cwd()] if folder else [Path.cwd()]:
+        if (parent / given).is_file():
+            return parent / given if folder else given
     shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
     if shipped in shipped_recipes():
         return SHIPPED / f"{shipped}.yaml"
     if given.is_dir():
         raise OutriderError(f"{name}: a directory, not a recipe; name a YAML file in it")
     near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "there is none of this name."
+    hint = f"did you mean `{near[0]}`?" if near else "there is none of that name."
     raise OutriderError(
-        f"{name}: no such recipe; {hint} Give the path of a YAML file or a shipped name: {', '.join(shipped_recipes())}"
+        f"{name}: no such recipe; {hint} Give the path of a YAML file or a shipped name: "
+        f"{', '.join(shipped_recipes())}"
     )
 
 
@@ -119,7 +110,7 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
                     f"{word}: not an override; write section.key=value, such as training.epochs=3"
                 )
             if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
-                raise OutriderError(f"{word}: needs a value behind it, such as {word} 3")
+                raise OutriderError(f"{word}: needs a value, such as {word} 3")
             text = remaining.pop(0)
             written = f"{word} {text}"
         if not all(keys):
@@ -134,7 +125,7 @@ def _read_chain(
     path: Path, below: tuple[Path, ...]
 ) -> tuple[dict[str, Any], Origins, tuple[Path, ...]]:
     values, origins = read_yaml(path)
-    _resolve_paths(values, origins, path.resolve().parent)
+    _resolve_paths(values, path.resolve().parent)
     base_name = values.pop("extends", None)
     if base_name is None:
         return values, origins, (path,)
@@ -144,13 +135,14 @@ def _read_chain(
             f"{here}: extends = {base_name!r}: name one recipe, a path or a shipped name"
         )
     try:
-        base_path = find_recipe(base_name, beside=path.resolve().parent)
+        base_path = find_recipe(base_name, path.resolve().parent)
     except OutriderError as error:
         raise OutriderError(f"{here}: extends: {error}") from None
     chain = (*below, path)
     if base_path.resolve() in [p.resolve() for p in chain]:
         raise OutriderError(
-            f"{here}: extends: {' -> '.join(map(str, (*chain, base_path)))} never ends; break the circle"
+            f"{here}: extends: {' -> '.join(map(str, (*chain, base_path)))} never ends; "
+            "break the cycle"
         )
     base_values, base_origins, base_files = _read_chain(base_path, chain)
     base_values.pop("name", None)
@@ -168,7 +160,9 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _no_such_option(word: str) -> str:
     near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists the options."
-    return f"{word}: no such option; {hint} A recipe's key is written --section.key value or section.key=value"
+    return (
+        f"{word}: no such option; {hint} Keys of a recipe: --section.key value, section.key=value"
+    )
 
 
 def _override_value(text: str, written: str) -> Any:
@@ -197,38 +191,37 @@ def _set(
 
 
 def _resolve_paths(
-    values: dict[str, Any], origins: Origins, folder: Path, only: tuple[str, ...] | None = None
+    values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes relative traffic paths, those of the privacy key and of known answers, and target directories absolute: beside the recipe, else
-    below the current directory."""
-    traffic, target = values.get("traffic"), values.get("target")
-    for key in ("path", "general"):
-        if isinstance(traffic, dict) and only in (None, ("traffic", key)):
-            path = traffic.get(key)
-            if isinstance(path, str):
-                traffic[key] = _traffic_path(path, folder)
-            elif isinstance(path, list):
-                traffic[key] = [_traffic_path(p, folder) if isinstance(p, str) else p for p in path]
-    for name, key in (("privacy", "key_file"), ("eval", "answers")):
-        section = values.get(name)
-        if (
-            isinstance(section, dict)
-            and only in (None, (name, key))
-            and isinstance(section.get(key), str)
-        ):
-            section[key] = _traffic_path(section[key], folder)
-    if isinstance(target, dict) and only in (None, ("target", "model")):
-        model = target.get("model")
-        if isinstance(model, str):
-            local = next(
-                (
-                    base / model
-                    for base in (folder, Path.cwd())
-                    if (base / model / "config.json").is_file()
-                ),
-                None,
-            )
-            target["model"] = str(local.resolve()) if local else model
+    """Makes relative paths of logs, the privacy key, known answers and the target absolute.
+
+    They are relative to the recipe's folder, else to the current directory.
+    """
+    for section, key, resolve in (
+        ("traffic", "path", _traffic_path),
+        ("traffic", "general", _traffic_path),
+        ("privacy", "key_file", _traffic_path),
+        ("eval", "answers", _traffic_path),
+        ("target", "model", _target_directory),
+    ):
+        within = values.get(section)
+        if isinstance(within, dict) and key in within and only in (None, (section, key)):
+            within[key] = _resolved(within[key], folder, resolve)
+
+
+def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> Any:
+    if isinstance(value, str):
+        return resolve(value, folder)
+    if isinstance(value, list):
+        return [_resolved(item, folder, resolve) for item in value]
+    return value
+
+
+def _target_directory(model: str, folder: Path) -> str:
+    for parent in (folder, Path.cwd()):
+        if (parent / model / "config.json").is_file():
+            return str((parent / model).resolve())
+    return model
 
 
 def _traffic_path(path: str, folder: Path) -> str:

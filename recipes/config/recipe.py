@@ -11,8 +11,8 @@ import re
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.eval.config import EvalConfig, ReportConfig
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
+from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
@@ -67,10 +67,10 @@ class Recipe(BaseModel):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     """How it is trained."""
 
-    serving: ServingConfig = Field(default_factory=ServingConfig)
+    serving: ServingSection = Field(default_factory=ServingSection)
     """The engine in which it is captured, measured and served."""
 
-    eval: EvalConfig = Field(default_factory=EvalConfig)
+    eval: EvalSection = Field(default_factory=EvalSection)
     """How it is judged, and what it takes to ship."""
 
     report: ReportConfig = Field(default_factory=ReportConfig)
@@ -78,6 +78,15 @@ class Recipe(BaseModel):
 
     export: ExportConfig = Field(default_factory=ExportConfig)
     """What leaves the run."""
+
+    def speculative_serving(self) -> ServingConfig:
+        """`serving`, and how the speculator drafts."""
+        method = self.speculator.draft_sample_method
+        return ServingConfig(**dict(self.serving), draft_sample_method=method)
+
+    def evaluation(self) -> EvalConfig:
+        """`eval`, and how closely trainer and engine must agree on drafts."""
+        return EvalConfig(**dict(self.eval), parity=self.speculator.parity)
 
     @field_validator("name")
     @classmethod

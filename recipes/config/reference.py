@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from outrider.recipes.config.load import shipped_recipes
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.shipped import shipped_recipes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 

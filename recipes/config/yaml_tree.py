@@ -1,4 +1,4 @@
-"""A YAML file as plain values, with the file and line that each key came from, so that an error can point at it.
+"""A YAML file as plain values, with the file and line of each key for error messages.
 
 values, origins = read_yaml(Path("resume_screening.yaml"))
 origins[("training", "epochs")]      # "resume_screening.yaml:14"
@@ -14,11 +14,11 @@ from outrider.common.errors import OutriderError
 
 Keys = tuple[str | int, ...]
 Origins = dict[Keys, str]
-"""Where each key of a tree was written, by its path from the root."""
+"""File and line of each key of a tree, by its path from the root."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as text; a learning rate written so is a number here."""
+    """Reads 1e-4 as a number, which YAML 1.1 reads as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -29,7 +29,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
-    """The mapping in a file and where each of its keys stands; anything else is an `OutriderError` that names file and line."""
+    """The mapping in a file, and file and line of each key.
+
+    Anything but a mapping is an `OutriderError` with file and line.
+    """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
@@ -54,7 +57,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def read_value(text: str) -> Any:
-    """The value that a command line's `key=value` spells, by YAML's rules: 3, 1e-4, true, null, [1, 4], text."""
+    """The value of a command line's `key=value` in YAML: 3, 1e-4, true, null, [1, 4], text."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -67,21 +70,20 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
             key, here = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
             if key in values:
                 raise OutriderError(
-                    f"{here}: `{'.'.join(map(str, (*keys, key)))}` stands twice; keep one"
+                    f"{here}: `{'.'.join(map(str, (*keys, key)))}` is given twice; keep one"
                 )
             origins[(*keys, key)] = here
             values[key] = _value(value_node, (*keys, key), path, origins)
         return values
     if isinstance(node, yaml.SequenceNode):
-        return [
-            _value(child, (*keys, index), path, origins) for index, child in enumerate(node.value)
-        ]
+        items = enumerate(node.value)
+        return [_value(child, (*keys, index), path, origins) for index, child in items]
     loader = _Loader("")
     try:
         return loader.construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         raise OutriderError(
-            f"{path}:{node.start_mark.line + 1}: {node.value!r} is not a value YAML knows: {error}"
+            f"{path}:{node.start_mark.line + 1}: {node.value!r} is not a YAML value: {error}"
         ) from None
     finally:
         loader.dispose()

@@ -9,15 +9,19 @@ they are left out rather than guessed. What training takes beside time is in pri
 
 import dataclasses
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import STAGES, Options
+from outrider.recipes.pipeline.stage import Options
+from outrider.recipes.pipeline.stages.registry import STAGES
 from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.kinds import trainable_kind
 
 LOG_BYTES_PER_TOKEN = 6
 """JSON text of a log per token of prompt and completion, roughly: text, field names and partly token ids."""
@@ -84,12 +88,13 @@ class TrainingCost:
         return None if self.tokens_per_s is None else round(self.tokens / self.tokens_per_s)
 
 
-def capture_cost(tokens: int, recipe: Recipe, hidden_size: int) -> CaptureCost:
-    """What it takes to capture so many tokens of a target."""
+def capture_cost(tokens: int, recipe: Recipe, target_config: Mapping[str, Any]) -> CaptureCost:
+    """Disk and time of capturing `tokens` tokens with the states that the speculator reads."""
     rate = recipe.capture.tokens_per_s or _known(recipe, CAPTURE_TOKENS_PER_S)
-    return CaptureCost(
-        tokens, hidden_size, bytes_per_token(hidden_size, recipe.capture.dtype), rate
-    )
+    hidden_size = target_config["hidden_size"]
+    spec = trainable_kind(recipe.speculator.kind).features(target_config).stored(hidden_size)
+    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    return CaptureCost(tokens, hidden_size, each, rate)
 
 
 def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
@@ -146,7 +151,7 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
     if stage == "capture":
         if not tokens or not target:
             return "tokens x hidden size x 2 bytes of states"
-        return f"{about}{capture_cost(tokens, recipe, read_json(target / 'config.json')['hidden_size'])}"
+        return f"{about}{capture_cost(tokens, recipe, read_json(target / 'config.json'))}"
     if stage == "train":
         training = training_cost(tokens, recipe)
         epochs = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''} at depth {recipe.speculator.depth}"

@@ -24,9 +24,9 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.plan import capture_cost, traffic_tokens, training_cost
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.speculators.size import MTPSize, mtp_size
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.protocol import DrafterSize, RowShape
 from outrider.training.packing import make_samples, plan_epoch
-from outrider.training.sizing.activations import RowShape, Unrolled
 from outrider.training.sizing.memory import MemoryPlan
 
 ASSUMED_GPU = 141e9
@@ -68,7 +68,8 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "target": {"model": recipe.target.model, "config": None, "weights_here": False},
             "missing": source,
         }
-    size = mtp_size(config, source)
+    kind = trainable_kind(recipe.speculator.kind)
+    size = kind.size(config, source)
     tokens, counted = traffic_tokens(run, recipe)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
@@ -84,7 +85,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
     )
-    capture = capture_cost(tokens, recipe, config["hidden_size"])
+    capture = capture_cost(tokens, recipe, config)
     training = training_cost(tokens, recipe)
     return {
         "target": {
@@ -126,7 +127,7 @@ def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None,
             return None, str(error)
 
 
-def _largest_row(run: RunDirectory, recipe: Recipe, size: MTPSize) -> tuple[RowShape, bool]:
+def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[RowShape, bool]:
     """The row of an epoch that keeps most for backward, and whether it was made up."""
     row_tokens = recipe.training.row_tokens
     if run.read_record("ingest") is None or not run.sequences.exists():
@@ -148,9 +149,11 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: MTPSize) -> tuple[RowS
     ]
     if not rows:
         return RowShape.full(row_tokens), True
-    return max(
-        rows, key=lambda row: Unrolled(size, row, recipe.speculator.depth, 2).saved_bytes()
-    ), False
+
+    def saved_bytes(row: RowShape) -> int:
+        return size.activations(row, recipe.speculator.depth, 2, "cpu", "all", 0).saved_bytes()
+
+    return max(rows, key=saved_bytes), False
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:

@@ -10,10 +10,12 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import NOT_INSTALLED
 from outrider.eval.lossless.task_accuracy import task_of
-from outrider.recipes.config.load import EMBEDDED_TRAFFIC
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
-from outrider.speculators.checkpoints.layout import fp8_blocks, weight_map
+from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds import trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -21,9 +23,9 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     this machine already, has the layer that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
     check_traffic(recipe)
     _check_privacy(recipe)
-    task_of(recipe.eval)
+    task_of(recipe.evaluation())
     if target := local_target(recipe):
-        check_target(target, dry_run)
+        check_target(target, recipe.speculator, dry_run)
 
 
 def has_weights(target: Path) -> bool:
@@ -87,24 +89,15 @@ def _check_privacy(recipe: Recipe) -> None:
         )
 
 
-def check_target(target: Path, dry_run: bool = False) -> None:
-    """The target has an MTP layer, in weights that training reads. A dry run asks for no more than config.json says."""
-    config_path = target / "config.json"
-    config = read_json(config_path)
-    fix = "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3 and R1 have one)"
-    if not config.get("num_nextn_predict_layers"):
-        raise OutriderError(
-            f"{config_path}: num_nextn_predict_layers is {config.get('num_nextn_predict_layers', 'not there')}, so this target has "
-            f"no MTP layer to start from; {fix}"
-        )
-    fp8_blocks(config, config_path)  # quantized in another way than DeepSeek's, it is refused
-    if dry_run and not any(
-        (target / name).is_file() for name in ("model.safetensors.index.json", "model.safetensors")
-    ):
-        return
-    prefix = f"model.layers.{config['num_hidden_layers']}."
-    if not any(name.startswith(prefix) for name in weight_map(target)):
-        raise OutriderError(
-            f"{target}: no tensor named {prefix}*, though num_nextn_predict_layers in {config_path.name} is "
-            f"{config['num_nextn_predict_layers']}: conversions often drop the MTP layer; {fix}"
-        )
+def check_target(
+    target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
+) -> None:
+    """A speculator of the recipe's kind can be trained from this target and base.
+
+    A dry run needs config.json only.
+    """
+    speculator = speculator or SpeculatorConfig()
+    base = Path(speculator.base) if speculator.base else None
+    trainable_kind(speculator.kind).check_target(target, base, dry_run)
+    if base is not None and (not dry_run or has_weights(target)):
+        check_speculator(base, target)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from outrider.common.files import file_digest
+from outrider.common.fingerprint import file_digest
 
 DISTRIBUTIONS = (
     "outrider",

@@ -147,6 +147,11 @@ class RunDirectory:
         path = self.stage_record(stage)
         return read_json(path) if path.is_file() else None
 
+    def result_of(self, stage: str) -> dict[str, Any]:
+        """A stage's result, empty when it has not finished yet."""
+        record = self.read_record(stage)
+        return record["result"] if record else {}
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the directory for this process; a second one is told who holds it. The kernel frees it when the holder dies."""

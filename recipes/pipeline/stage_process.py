@@ -1,11 +1,11 @@
-"""One stage in a process of its own: its memory, threads and environment end with it.
+"""Runs one stage in its own process, so that its memory, threads and environment end with it.
 
     python -m outrider.recipes.pipeline.stage_process capture runs/resume_screening
 
-Descriptors 1 and 2 are the stage's log, and so are those of every process that it starts; Python's own sys.stdout and
-sys.stderr are the terminal of the command that started it, for progress. Loggers are bound to the log before that. A user's
-mistake is left as logs/attempt_N/STAGE.failed.json for the command to say; anything else is a traceback in the log, which quotes
-customer text only where `report.samples` allows it.
+Descriptors 1 and 2 are the stage's log, for this process and all that it starts. Loggers are bound to
+the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A user's
+mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other error is a
+traceback in the log; it quotes customer text only if `report.samples` allows it.
 """
 
 import errno
@@ -19,57 +19,47 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
+from outrider.common.supervision import TERMINAL_DESCRIPTOR
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import stage_of
-from outrider.recipes.pipeline.supervise import (
-    TERMINAL_DESCRIPTOR,
-    die_with_parent,
-    end_descendants,
-)
+from outrider.recipes.pipeline.stage import Options, Stage
+from outrider.recipes.pipeline.stages.registry import stage_of
 from outrider.recipes.pipeline.tracebacks import traceback_of
 
 INTERRUPTED = 75
 UNEXPECTED = 70
 
-READS_TEXT = ("ingest", "split", "evaluate", "evaluate_other")
-STARTS_ENGINES = ("capture", "train", "evaluate", "evaluate_other", "export")
 
-
-def main(stage: str, run: RunDirectory, options: dict) -> int:
-    """Runs the stage and publishes its record; the exit status tells how it ended."""
+def main(stage: Stage, run: RunDirectory, options: Options) -> int:
+    """Runs the stage, publishes its record and returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    die_with_parent()
-    failed = run.attempt() / f"{stage}.failed.json"
-    log, quoting = sys.stderr, stage not in READS_TEXT
+    failed = run.attempt() / f"{stage.name}.failed.json"
+    log, quoting = sys.stderr, not stage.handles_text
     try:
-        _show_progress_on_the_terminal(stage)
+        _show_progress_on_the_terminal(stage.starts_engines)
         recipe = run.read_resolved()
         quoting = quoting or recipe.report.samples
-        stage_of(stage).perform(run, recipe, options)
+        stage.perform(run, recipe, options)
     except OutriderError as error:
         write_json(failed, {"message": str(error), "exit_code": error.exit_code})
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{stage}: interrupted", file=log)
+        print(f"{stage.name}: interrupted", file=log)
         return INTERRUPTED
     except Exception as error:
         print(traceback_of(error, quoting), file=log)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename or run.root
-            message = (
-                f"{where}: no space left on the disk; free some and run the same command again"
-            )
+            message = f"{where}: no space left on the disk; free some and rerun the command"
             write_json(failed, {"message": message, "exit_code": 1})
         return UNEXPECTED
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        end_descendants()
     return 0
 
 
-def _show_progress_on_the_terminal(stage: str) -> None:
+def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
     if descriptor is None:
         return
@@ -77,17 +67,12 @@ def _show_progress_on_the_terminal(stage: str) -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
     logging.captureWarnings(True)
-    if stage in STARTS_ENGINES:
+    if starts_engines:
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            sys.argv[1],
-            RunDirectory(Path(sys.argv[2])),
-            json.loads(sys.argv[3]) if len(sys.argv) > 3 else {},
-        )
-    )
+    name, root, *rest = sys.argv[1:]
+    sys.exit(main(stage_of(name), RunDirectory(Path(root)), json.loads(rest[0]) if rest else {}))

@@ -1,15 +1,17 @@
-"""Hidden states out of vLLM: what the target's head sees, and the MTP layer is fed, at every prompt token.
+"""Captures hidden states in vLLM: the target's state after its final norm at every prompt token.
 
-The state is taken from the model runner after each step, where it is the model's output, AFTER the final norm; so no
-layer needs a hook and torch.compile and CUDA graphs stay on. Which rows belong to which request is read from the
-scheduler's output, which says how many tokens of each request ran and from which position on: a prompt prefilled in
-chunks, preempted, or batched with others lands in the right places. Prefix caching must be off (a cached position is
-never computed). With tensor parallelism every rank holds the same states and rank 0 keeps them.
+The state is the model's output, read from the model runner after each step. So no layer needs a
+hook, and torch.compile and CUDA graphs stay on. The scheduler's output has the number of tokens of
+each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
+preempted, or batched with others are attributed correctly. Prefix caching must be off: a cached
+position is never computed. With tensor parallelism every rank holds the same states and rank 0
+keeps them. Written against vLLM 0.32, both model runners.
 
-A request may bring a claim, what a log says of it; then the target's own view of its completion is summed on the way
-(logged_text.py), with the engine's head, on the device where the states are.
+A request may have a claim, the sampling that a log states. Then the target's probabilities of its
+completion are summed with the engine's head, on the device of the states (logged_text.py).
 
-vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by `collective_rpc`:
+vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by
+`collective_rpc`:
 
     llm.collective_rpc("capture_start"); llm.generate(...); llm.collective_rpc("capture_stop")
     states = read_states(llm.collective_rpc("capture_write", args=(folder,))[0])
@@ -49,7 +51,11 @@ class _Prompt:
 
 
 class CaptureExtension:
-    """Methods that vLLM's worker gains; `model_runner` and `is_driver_worker` are the worker's own."""
+    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+
+    model_runner: Any
+    model_config: Any
+    is_driver_worker: bool
 
     def capture_start(self) -> None:
         """Keeps the states of every prompt prefilled from now on."""
@@ -60,11 +66,11 @@ class CaptureExtension:
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self) -> None:
-        """Runs the model as before; what was kept stays until `capture_write`."""
+        """Ends the capture; the states stay until `capture_write`."""
         self.model_runner.execute_model = self._capture_wrapped
 
     def capture_write(self, folder: str) -> dict[str, Any] | None:
-        """Writes what was kept, one request after the other, to a new file in `folder`, and forgets it."""
+        """Moves the states, one request after the other, to a new file in `folder`."""
         prompts, self._capture_prompts = self._capture_prompts, {}
         texts, self._capture_texts = self._capture_texts, {}
         if not self.is_driver_worker:
@@ -81,7 +87,8 @@ class CaptureExtension:
                 tokens, index["hidden_size"] = prompt.hidden_TH.shape
                 if prompt.filled < tokens:
                     raise RuntimeError(
-                        f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                        f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were"
+                        " computed"
                     )
                 file.write(prompt.hidden_TH.view(torch.int16).numpy())
                 sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
@@ -126,7 +133,7 @@ class CaptureExtension:
 
 
 class States:
-    """The states of a batch of requests, read from the file that the worker left."""
+    """The states of a batch of requests, read from the worker's file."""
 
     def __init__(self, index: dict[str, Any]) -> None:
         self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
@@ -138,19 +145,21 @@ class States:
     def take(
         self, request_id: str, token_ids: Sequence[int]
     ) -> tuple[torch.Tensor, list[list[float]] | None]:
-        """hidden [T, H] of the request that `LLM.generate` calls `request_id`, if it held exactly `token_ids`, and the sums of
-        its claim [2, C], if it brought one."""
+        """hidden [T, H] of a request of `LLM.generate`, and the sums of its claim [2, C] if any.
+
+        An `OutriderError` where the request had other tokens than `token_ids`.
+        """
         offset, tokens, digest, sums = self._rows.pop(request_id)
         if digest != _digest(token_ids):
             raise OutriderError(
-                f"captured request {request_id}: the engine prefilled other tokens than it was given; this vLLM numbers "
-                "its requests in a way that Outrider does not know"
+                f"captured request {request_id}: the engine prefilled other tokens than it was"
+                " given; this vLLM numbers its requests in a way that Outrider does not know"
             )
         return self._hidden_NH[offset : offset + tokens], sums
 
 
 def read_states(index: dict[str, Any]) -> States:
-    """Reads and removes the file that `capture_write` left."""
+    """Reads and removes a file of `capture_write`."""
     try:
         return States(index)
     finally:
@@ -158,14 +167,14 @@ def read_states(index: dict[str, Any]) -> States:
 
 
 def _batch_order(runner: Any, state: Any) -> list[str]:
-    # The V2 runner keeps the step's batch with its state, in an order of its own; V1 has one batch for good.
+    # The V2 runner keeps the step's batch and its order with the state; V1 has one batch.
     return (
         state.input_batch.req_ids if hasattr(state, "input_batch") else runner.input_batch.req_ids
     )
 
 
 def external_id(request_id: str) -> str:
-    """The id that `LLM.generate` gave out; inside the engine a request is called "<id given out>-<hash>"."""
+    """The id that `LLM.generate` returned; inside the engine it is "<that id>-<hash>"."""
     return request_id.rpartition("-")[0] or request_id
 
 

@@ -1,8 +1,10 @@
-"""What the engine's drafter drafted, step by step: for comparing the trainer's unroll with the engine that serves it.
+"""Records the drafts of an engine's drafter, step by step, for draft parity.
 
 with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
     engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
     (drafts, *_) = engine.llm.collective_rpc("drafts_stop")
+
+Written against vLLM 0.32, V1 model runner.
 """
 
 import inspect
@@ -17,7 +19,7 @@ DRAFT_EXTENSION = "outrider.serving.vllm_hooks.draft_recorder.DraftExtension"
 
 
 class DraftExtension(CaptureExtension, DrafterExtension):
-    """Methods that vLLM's worker gains beside those of the capture and of the exchange of drafters."""
+    """Methods that vLLM's worker gains: recording, and those of capture and drafter swap."""
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
@@ -30,9 +32,12 @@ class DraftExtension(CaptureExtension, DrafterExtension):
         drafter._sample_draft_tokens = self._drafts_sampled
 
     def drafts_stop(self) -> list[dict[str, Any]]:
-        """Proposals in order: `request_id`, `anchor` (index of the last token that the target has read), `next_token` (the one
-        that it said then, at anchor + 1), `drafts` (those for anchor + 2 and on) and `logprobs` (of the drafts, under the drafter, at
-        temperature 1). A prompt's unfinished chunks are among them.
+        """Ends the recording and returns the proposals in order.
+
+        Each has `request_id`, `anchor` (index of the last token that the target has read),
+        `next_token` (the token that it sampled then, at anchor + 1), `drafts` (for anchor + 2 and
+        on) and `logprobs` (of the drafts, under the drafter, at temperature 1). Unfinished chunks
+        of a prompt are included.
         """
         self.model_runner.drafter.propose = self._drafts_wrapped
         self.model_runner.drafter._sample_draft_tokens = self._drafts_sample
@@ -43,7 +48,7 @@ class DraftExtension(CaptureExtension, DrafterExtension):
         rows = given.get("token_indices_to_sample")
         if rows is None:
             rows = given["common_attn_metadata"].query_start_loc[1:] - 1
-        # Taken before the call, which moves positions and metadata on in place.
+        # Read before the call, which advances positions and metadata in place.
         anchors = given["target_positions"][rows.long()].tolist()
         next_tokens = given["next_token_ids"].tolist()
         self._drafts_logprobs: list[torch.Tensor] = []
@@ -69,7 +74,7 @@ class DraftExtension(CaptureExtension, DrafterExtension):
         return drafts
 
     def _drafts_sampled(self, hidden_states: torch.Tensor, *args: Any) -> Any:
-        """One depth's drafts, and their log-probabilities from the drafter's own head."""
+        """One depth's drafts; records their log-probabilities from the drafter's head."""
         drafts, probabilities = self._drafts_sample(hidden_states, *args)
         logits_BV = self.model_runner.drafter.model.compute_logits(hidden_states).float()
         self._drafts_logprobs.append(

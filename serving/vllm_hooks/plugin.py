@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from outrider.serving.engine import vllm_version
+from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.step_recorder import RECORD, install
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def register() -> None:
     """Entry point of the group `vllm.general_plugins`; vLLM may call it more than once in a process."""
     if path := os.environ.get(RECORD):
         install(path)
+    if os.environ.get(process_start.FORK) == "1":
+        process_start.install()
     if vllm_version() != FAULTY_VERSION:
         return
     from vllm.triton_utils.dispatcher import register_kernels

@@ -1,11 +1,12 @@
-"""DeepSeek's block FP8: weights in e4m3, one float32 scale for each block of (usually) 128 x 128, w = value * scale.
+"""DeepSeek's block FP8: e4m3 values with one float32 scale per block, w = value * scale.
 
     value, scale = quantize(weight, (128, 128))
     weight = dequantize(value, scale, (128, 128))
 
-As DeepSeek-V3 documents its files (README_WEIGHTS.md; arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant): the
-scale of a block is its largest magnitude over 448, e4m3's largest number, and stands in NAME.weight_scale_inv, its grid rounded up
-where a side is no multiple of the block's.
+Blocks are usually 128 x 128. As DeepSeek-V3 documents its files (README_WEIGHTS.md;
+arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant), the scale of a block is its
+largest magnitude over 448, e4m3's largest number, stored in NAME.weight_scale_inv. The grid of
+blocks is rounded up where a side is no multiple of the block's.
 
 Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
 """
@@ -27,10 +28,13 @@ def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[
 
 
 def quantize(weight_OI: Tensor, blocks: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """e4m3 values [O, I] and float32 scales [P, Q]; rounded to nearest, ties to even. A block of zeros has scale 1."""
+    """e4m3 values [O, I] and float32 scales [P, Q], rounded to nearest, ties to even.
+
+    A block of zeros has scale 1.
+    """
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
-    # A block whose scale would be no normal float32 is as good as zero: dividing by its scale would lose what is left of it.
+    # A block with a subnormal scale is as good as zero: dividing by it would lose precision.
     scale_PQ = torch.where(
         largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
     )
@@ -47,7 +51,7 @@ def dequantize(
 
 
 def _blocked(weight_OI: Tensor, blocks: tuple[int, int]) -> Tensor:
-    """[P, rows, Q, columns], filled up with zeros where a side is no multiple of the block's."""
+    """[P, rows, Q, columns], padded with zeros to whole blocks."""
     (high, wide), (rows, columns) = grid(weight_OI.shape, blocks), blocks
     missing = high * rows - weight_OI.shape[0], wide * columns - weight_OI.shape[1]
     if any(missing):

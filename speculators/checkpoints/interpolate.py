@@ -1,9 +1,10 @@
-"""Between the base speculator and the custom one: (1 - share) base + share custom, weight by weight, as a directory that is served.
+"""Averages base and custom speculator, weight by weight, as a directory that can be served.
 
-    interpolate(target_dir, "runs/NAME/speculator", share=0.5, out_dir="runs/NAME/half")
+    interpolate(base_dir, "runs/NAME/speculator", share=0.5, out_dir="runs/NAME/half")
 
-Fine-tuned weights averaged with those they started from often keep most of the gain on the customer's traffic and lose less on other
-traffic (arXiv:2109.01903), and cost nothing to try: no step of training is repeated.
+Each weight is (1 - share) base + share custom. Fine-tuned weights averaged with those they started
+from often keep most of the gain on the customer's traffic and lose less on other traffic
+(arXiv:2109.01903), and no training is repeated.
 """
 
 import shutil
@@ -15,44 +16,52 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.checkpoints.mtp_checkpoint import read_mtp_tensors, write_mtp
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.protocol import Origin, TrainableKind
 
 
 def interpolate(base_dir: Path, custom_dir: Path, share: float, out_dir: Path) -> None:
-    """Publishes the mixture in the precision of `base_dir` (the target, or a speculator's directory).
+    """Publishes the mixture in the precision of `base_dir` (the target, or a speculator).
 
-    `share` 0 is the base and 1 the custom speculator, byte for byte. What both have in common stays as it is. In float32, then rounded
-    once, to FP8 blocks where those are the base's.
+    `share` 0 is the base and 1 the custom speculator, byte for byte. Equal weights keep their
+    bytes. Others are averaged in float32 and rounded once, to FP8 blocks where the base has them.
     """
     if not 0 <= share <= 1:
         raise OutriderError(
-            f"a share of {share} of the custom speculator: it lies between 0 (the base) and 1 (the custom one)"
+            f"a share of {share} of the custom speculator: it lies between 0 (the base) and 1"
+            " (the custom one)"
         )
-    base, custom = (read_layout(directory) for directory in (base_dir, custom_dir))
-    if (missing := base.mtp_suffixes() ^ custom.mtp_suffixes()) or base.prefix != custom.prefix:
+    kind = trainable_kind_of(custom_dir)
+    if trainable_kind_of(base_dir) is not kind:
         raise OutriderError(
-            f"{custom_dir}: not a speculator of the target whose base stands in {base_dir}:"
-            f" {', '.join(sorted(missing)[:5]) or custom.prefix} is in one of them only"
+            f"{custom_dir} is {kind.in_words}, but the base in {base_dir} is not: two kinds"
+            " cannot be averaged"
+        )
+    if differing := kind.tensor_names(base_dir) ^ kind.tensor_names(custom_dir):
+        raise OutriderError(
+            f"{custom_dir}: not a speculator of the same target as the base in {base_dir}:"
+            f" {', '.join(sorted(differing)[:5])} is in one of them only"
         )
     if share == 1:
         with publish(Path(out_dir)) as temporary:
             temporary.mkdir()
-            for file in (
-                custom.directory / "config.json",
-                *sorted(custom.directory.glob("*.safetensors*")),
-            ):
+            weights = sorted(Path(custom_dir).glob("*.safetensors*"))
+            for file in (Path(custom_dir) / "config.json", *weights):
                 shutil.copyfile(file, temporary / file.name)
     else:
-        write_mtp(_mixed(base_dir, custom_dir, share), base_dir, out_dir)
+        origin = Origin(base_dir, base_dir)
+        kind.write(_mixed(kind, base_dir, custom_dir, share), origin, out_dir)
 
 
-def _mixed(base_dir: Path, custom_dir: Path, share: float) -> Iterator[tuple[str, Tensor]]:
-    pairs = zip(read_mtp_tensors(base_dir), read_mtp_tensors(custom_dir), strict=True)
-    for (suffix, base), (_, custom) in pairs:
+def _mixed(
+    kind: TrainableKind, base_dir: Path, custom_dir: Path, share: float
+) -> Iterator[tuple[str, Tensor]]:
+    pairs = zip(kind.tensors(base_dir), kind.tensors(custom_dir), strict=True)
+    for (name, base), (_, custom) in pairs:
         if base.shape != custom.shape:
             raise OutriderError(
-                f"{custom_dir}: {suffix} has shape {tuple(custom.shape)}, in {base_dir} {tuple(base.shape)}"
+                f"{custom_dir}: {name} has shape {tuple(custom.shape)}, in {base_dir}"
+                f" {tuple(base.shape)}"
             )
         same = share == 0 or torch.equal(base, custom)
-        yield suffix, base if same else torch.lerp(base, custom, share)
+        yield name, base if same else torch.lerp(base, custom, share)

@@ -1,10 +1,11 @@
-"""What safetensors files say of their tensors, and the numbers in them, without torch: dtype, shape, place, finiteness, equality.
+"""Headers and values of safetensors files without torch: dtype, shape, finiteness, equality.
 
-    headers = tensor_headers(directory)          # names -> dtype, shape and where the bytes stand; no weight is read
+    headers = tensor_headers(directory)          # by name; no weight is read
     headers["lm_head.weight"].shape
     is_finite(headers["lm_head.weight"])         # reads that tensor, a piece at a time
 
-A file begins with 8 bytes of length and so much JSON; offsets count from there (github.com/huggingface/safetensors, "Format").
+A file begins with 8 bytes of length and a JSON header of that length; offsets count from its end
+(github.com/huggingface/safetensors, "Format").
 """
 
 import dataclasses
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE
 
 PIECE = 2**26
-"""Bytes read at once, at most."""
+"""Most bytes that are read at once."""
 
 EXPONENT_BITS = {
     "F64": 0x7FF << 52,
@@ -31,7 +33,7 @@ EXPONENT_BITS = {
     "F16": 0x1F << 10,
     "F8_E5M2": 0x1F << 2,
 }
-"""A number whose exponent bits are all ones is infinite or not a number."""
+"""Exponent bits by dtype: a number with all of them set is infinite or NaN."""
 
 WIDTHS = {
     "F64": 8,
@@ -44,12 +46,12 @@ WIDTHS = {
     "F8_E4M3": 1,
     "BOOL": 1,
 }
-"""Bytes of a number."""
+"""Bytes of a number by dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a file: safetensors' name of its dtype, its shape, and the bytes [begin, end) of the file."""
+    """One tensor of a file: name of the dtype, shape, and its bytes [begin, end)."""
 
     name: str
     file: Path
@@ -60,8 +62,10 @@ class TensorHeader:
 
 
 def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[str, TensorHeader]:
-    """Every tensor of a checkpoint's directory by name, from the headers of its files (`only` these, by name); one that is not there
-    or not whole is an `OutriderError`."""
+    """Every tensor of a checkpoint by name, from the headers of its files, or `only` of these.
+
+    A missing or truncated file is an `OutriderError`.
+    """
     index = directory / INDEX
     if only is not None:
         files = [directory / name for name in sorted(only)]
@@ -72,23 +76,27 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
     headers: dict[str, TensorHeader] = {}
     for file in files:
         if not file.is_file():
-            said = f", though {INDEX} names it" if index.is_file() else ""
-            raise OutriderError(f"{file}: no such file{said}; name a whole checkpoint's directory")
+            listed = f", though {INDEX} names it" if index.is_file() else ""
+            raise OutriderError(
+                f"{file}: no such file{listed}; name a whole checkpoint's directory"
+            )
         headers |= {header.name: header for header in _read(file)}
     return headers
 
 
 def is_finite(header: TensorHeader) -> bool:
-    """Whether the tensor holds neither infinities nor NaN. Integers always are."""
+    """True for a tensor without infinities and NaN. Integers are always finite."""
     bits = EXPONENT_BITS.get(header.dtype)
     if header.dtype == "F8_E4M3":
-        bits = 0x7F  # no infinity, and one pattern for what is no number
+        bits = 0x7F  # no infinity, and one bit pattern for NaN
     return bits is None or not any(((piece & bits) == bits).any() for piece in _pieces(header))
 
 
 def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
-    """Rows (of the first dimension) in which two tensors of the same shape differ: in any bit where they have the same dtype, else by
-    more than bfloat16's rounding."""
+    """Rows (of the first dimension) in which two tensors of the same shape differ.
+
+    Tensors of the same dtype differ by any bit, others by more than bfloat16's rounding.
+    """
     if (one.file, one.begin) == (other.file, other.begin):
         return 0
     row = max(1, math.prod(one.shape[1:]))
@@ -103,15 +111,15 @@ def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
     return different
 
 
-def integers(header: TensorHeader) -> np.ndarray:
-    """A whole tensor of integers."""
+def integers(header: TensorHeader) -> NDArray[Any]:
+    """The values of an integer tensor."""
     return np.concatenate([*_pieces(header)]).view(f"i{WIDTHS[header.dtype]}")
 
 
 def _read(file: Path) -> Iterator[TensorHeader]:
     size = file.stat().st_size
     broken = OutriderError(
-        f"{file}: not a whole safetensors file ({size:,} bytes); copy it again from where it was made"
+        f"{file}: not a whole safetensors file ({size:,} bytes); copy it again from its source"
     )
     with file.open("rb") as opened:
         first = opened.read(8)
@@ -131,9 +139,11 @@ def _read(file: Path) -> Iterator[TensorHeader]:
         yield TensorHeader(name, file, entry["dtype"], tuple(entry["shape"]), begin, end)
 
 
-def _pieces(header: TensorHeader, row: int = 1) -> Iterator[np.ndarray]:
-    """The tensor's numbers as unsigned integers of their width, flat, in pieces of as many whole rows for any dtype, so that those of two
-    tensors go together."""
+def _pieces(header: TensorHeader, row: int = 1) -> Iterator[NDArray[Any]]:
+    """The tensor's numbers as unsigned integers, flat, in pieces of whole rows.
+
+    Pieces have the same number of rows for every dtype, so those of two tensors match.
+    """
     if header.begin == header.end:
         return
     width, numbers = WIDTHS[header.dtype], max(1, PIECE // (8 * row)) * row
@@ -142,9 +152,8 @@ def _pieces(header: TensorHeader, row: int = 1) -> Iterator[np.ndarray]:
         yield raw[start : start + numbers * width].view(f"u{width}")
 
 
-def _floats(bits: np.ndarray, header: TensorHeader) -> np.ndarray:
+def _floats(bits: NDArray[Any], header: TensorHeader) -> NDArray[np.float32]:
     if header.dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
-    return bits.view(
-        {"F16": np.float16, "F32": np.float32, "F64": np.float64}[header.dtype]
-    ).astype(np.float32)
+    kinds: dict[str, Any] = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+    return bits.view(kinds[header.dtype]).astype(np.float32)

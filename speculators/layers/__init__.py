@@ -1,1 +1,1 @@
-"""Layers of drafters, in plain torch, as the serving engine computes them."""
+"""Layers of drafters in plain torch, as the serving engine computes them."""

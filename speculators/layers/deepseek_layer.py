@@ -1,18 +1,22 @@
-"""One decoder layer of DeepSeek-V3/R1 in plain torch: multi-head latent attention, then a dense or mixture-of-experts MLP.
+"""One decoder layer of DeepSeek-V3/R1 in plain torch: latent attention, then a dense or MoE MLP.
 
-The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. It is our own so that the unroll
-can take the attention apart (depth-0 keys are projected once and read at every depth), and so that training is fast; it is
-tested against transformers' DeepseekV3DecoderLayer in float32.
+The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. The
+layer is written here so that the unroll can split the attention (depth-0 keys are projected once
+and read at every depth) and so that training is fast. It is tested against transformers'
+DeepseekV3DecoderLayer in float32.
 
     arch = DeepseekArch.from_config(json.load(open("config.json")))
-    layer = DecoderLayer(arch, layer_index=arch.layers)          # the MTP layer stands behind the last one
+    layer = DecoderLayer(arch, layer_index=arch.layers)     # the MTP layer, after the last
 
-Shapes: B rows, T tokens, N = B*T, H hidden, A heads, D = nope + rope dims of a query or key head, V value dims of a head,
-R = rope dims, X experts, F intermediate size of an expert.
+Shapes: B rows, T tokens, N = B*T, M tokens of one expert or of a group, H hidden, A heads, D = nope
++ rope dims of a query or key head, V value dims of a head, R = rope dims, X experts, F intermediate
+size of an expert, k experts of a token.
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class DeepseekArch:
-    """The numbers of a config.json that fix the shape and the arithmetic of a layer."""
+    """The numbers of a config.json that fix shapes and arithmetic of a layer."""
 
     vocab: int
     hidden: int
@@ -49,8 +53,11 @@ class DeepseekArch:
     mtp_layers: int
 
     @classmethod
-    def from_config(cls, config: dict) -> "DeepseekArch":
-        """Reads a Hugging Face config, with rope parameters in the old spelling (rope_theta, rope_scaling) or the new."""
+    def from_config(cls, config: Mapping[str, Any]) -> "DeepseekArch":
+        """Reads a Hugging Face config.
+
+        Rope parameters may have the old spelling (rope_theta, rope_scaling) or the new one.
+        """
         rope = config.get("rope_parameters") or {}
         scaling = config.get("rope_scaling") or rope
         kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -88,7 +95,7 @@ class DeepseekArch:
 
     @property
     def softmax_scale(self) -> float:
-        """1/sqrt(D), times YaRN's mscale squared where the context was extended (as R1's was)."""
+        """1/sqrt(D), times YaRN's mscale squared for an extended context such as R1's."""
         scale = (self.nope_dim + self.rope_dim) ** -0.5
         if self.rope_scaling:
             yarn = dict(self.rope_scaling)
@@ -100,7 +107,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def rotary_tables(arch: DeepseekArch, position_BT: Tensor) -> Rotary:
-    """cos and sin of shape [B, 1, T, R/2] in float32 for integer positions [B, T]; one angle for each interleaved pair."""
+    """cos and sin [B, 1, T, R/2] in float32 for positions [B, T]: an angle per interleaved pair."""
     frequency_R = _rope_frequencies(arch).to(position_BT.device)
     angle_B1TR = position_BT[:, None, :, None].float() * frequency_R
     scale = 1.0
@@ -115,7 +122,7 @@ def rotary_tables(arch: DeepseekArch, position_BT: Tensor) -> Rotary:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, the mean square taken in float32."""
+    """x / rms(x) * weight, with the mean square in float32."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -130,7 +137,10 @@ class RMSNorm(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """MLA with keys and values expanded to heads: `project` makes them, `combine` maps the attended values back to H."""
+    """Multi-head latent attention with keys and values expanded to heads.
+
+    `project` makes queries, keys and values; `combine` maps attended values back to H.
+    """
 
     def __init__(self, arch: DeepseekArch):
         super().__init__()
@@ -150,7 +160,7 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(arch.heads * arch.value_dim, arch.hidden, bias=False)
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, A, T, D], keys [B, A, T, D] and values [B, A, T, V] of normed inputs, rotated to their positions."""
+        """Rotated queries and keys [B, A, T, D] and values [B, A, T, V] of normed inputs."""
         a = self.arch
         rows, tokens, _ = x_BTH.shape
         q = (
@@ -196,7 +206,10 @@ class GatedMLP(nn.Module):
 
 
 class Router(nn.Module):
-    """Sigmoid scores; the correction bias steers which experts are chosen and never how they are weighted (noaux_tc)."""
+    """Sigmoid router scores; a correction bias changes the choice of experts, not their weights.
+
+    DeepSeek's `noaux_tc`.
+    """
 
     def __init__(self, arch: DeepseekArch):
         super().__init__()
@@ -208,7 +221,7 @@ class Router(nn.Module):
         )
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [N, k] in float32 and expert indices [N, k] of each token, over the best groups of experts."""
+        """Weights [N, k] in float32 and expert indices [N, k], from the best groups of experts."""
         a = self.arch
         with torch.autocast(x_NH.device.type, enabled=False):
             score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
@@ -232,8 +245,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights, stacked: gate and up [X, 2F, H], down [X, H, F].
 
-    With few experts, every token goes through all of them in two matrix products, weighted by zero where it is not routed:
-    on a CPU that beats gathering. With many, tokens are sorted by expert and each expert sees its own.
+    With few experts, every token goes through all of them in two matrix products, with weight zero
+    for the others: on a CPU that is faster than gathering. With many, tokens are sorted by expert.
     """
 
     DENSE_UP_TO = 8
@@ -276,17 +289,20 @@ class Experts(nn.Module):
         return torch.zeros_like(x_NH).index_add(0, token, routed.to(x_NH.dtype))
 
     def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
-        """[M, H]: the first `counts[0]` tokens through expert 0, the next ones through expert 1, and so on."""
+        """[M, H]: the first `counts[0]` tokens through expert 0, the next through expert 1, ..."""
         gate_MF, up_MF = _GroupedLinear.apply(x_MH, self.gate_up_proj, counts).chunk(2, -1)
         return _GroupedLinear.apply(F.silu(gate_MF) * up_MF, self.down_proj, counts)
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Each group of tokens through its own matrix of a stack [X, O, I]. Backward writes each matrix's gradient into one stack; an index
-    into the stack, or `unbind`, would make autograd build and add stacks of its own, 15 GB each for R1's gate and up projections."""
+    """Each group of tokens through its own matrix of a stack [X, O, I].
+
+    Backward writes all gradients into one stack. An index into the stack, or `unbind`, would make
+    autograd build and add a stack for each matrix, 15 GB each for R1's gate and up projections.
+    """
 
     @staticmethod
-    def forward(ctx, x_MI, stack_XOI, counts):
+    def forward(ctx: Any, x_MI: Tensor, stack_XOI: Tensor, counts: Sequence[int]) -> Tensor:
         ctx.save_for_backward(x_MI, stack_XOI)
         ctx.counts = counts
         out_MO = x_MI.new_empty(len(x_MI), stack_XOI.shape[1])
@@ -297,7 +313,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out_MO
 
     @staticmethod
-    def backward(ctx, grad_MO):
+    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor, Tensor, None]:
         x_MI, stack_XOI = ctx.saved_tensors
         grad_x_MI, grad_stack_XOI = torch.empty_like(x_MI), torch.zeros_like(stack_XOI)
         groups = zip(
@@ -311,7 +327,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts plus the shared ones that every token passes."""
+    """Routed experts plus the shared ones that every token goes through."""
 
     def __init__(self, arch: DeepseekArch):
         super().__init__()
@@ -325,7 +341,10 @@ class MixtureOfExperts(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP, each added to its input. `layer_index` decides between a dense MLP and experts."""
+    """Pre-norm attention and MLP, each added to its input.
+
+    `layer_index` decides between a dense MLP and experts.
+    """
 
     def __init__(self, arch: DeepseekArch, layer_index: int):
         super().__init__()
@@ -348,7 +367,7 @@ class DecoderLayer(nn.Module):
         return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
 
     def forward(self, x_BTH: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None) -> Tensor:
-        """Causal self-attention over each row, or over what `mask_BTT` (boolean, true = may attend) allows."""
+        """The layer with causal attention over each row, or by `mask_BTT` (true = may attend)."""
         q, k, v = self.project(x_BTH, rotary)
         mask = None if mask_BTT is None else mask_BTT[:, None]
         attended = F.scaled_dot_product_attention(
@@ -358,14 +377,17 @@ class DecoderLayer(nn.Module):
 
 
 def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates interleaved pairs; the result holds first members, then second, in queries and keys alike."""
+    """Rotates interleaved pairs; the result has all first members, then all second ones."""
     cos, sin = rotary
     first, second = x[..., 0::2].float(), x[..., 1::2].float()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 def _rope_frequencies(arch: DeepseekArch) -> Tensor:
-    """R/2 frequencies; with YaRN, long wavelengths are interpolated by `factor` and short ones kept (arXiv:2309.00071)."""
+    """R/2 frequencies. YaRN interpolates long wavelengths by `factor` and keeps short ones.
+
+    arXiv:2309.00071.
+    """
     exponent = torch.arange(0, arch.rope_dim, 2, dtype=torch.float32) / arch.rope_dim
     plain = arch.rope_theta**-exponent
     if not arch.rope_scaling:

@@ -1,16 +1,19 @@
-"""Routed experts that are not trained: kept in the target's own precision, dequantized one at a time where they are used.
+"""Routed experts that are not trained, in the target's precision, dequantized one at a time.
 
-R1's routed experts are 11.3 of the MTP layer's 11.6 B parameters: 11.3 GB as the target ships them (FP8), 22.6 GB in bf16, and 180 GB
-with gradients and AdamW's states. They are no parameters here: no optimizer, no gradient and no checkpoint of training sees them,
-and ZeRO does not shard them. Low-rank adapters on top of them, which are: lora.py.
+R1's routed experts are 11.3 of the MTP layer's 11.6 B parameters: 11.3 GB as the target ships them
+(FP8), 22.6 GB in bf16, and 180 GB with gradients and AdamW's states. Here they are neither
+parameters nor buffers: no optimizer, gradient or training checkpoint holds them, and ZeRO does not
+shard them. lora.py adds trained low-rank adapters.
 
-    speculator = load_mtp(target_dir, frozen_experts=True)      # checkpoint.py
+    speculator = load_mtp(target_dir, frozen_experts=True)      # kinds/mtp_checkpoint.py
 
-Shapes: X experts, O output and I input features, P and Q blocks of them, M tokens of an expert, H hidden, F intermediate.
+Shapes: X experts, O output and I input features, P and Q blocks of them, M tokens of an expert, H
+hidden, F intermediate.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +27,7 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 @dataclasses.dataclass
 class Stack:
-    """One projection of all experts as the checkpoint has it: [X, O, I], and scales [X, P, Q] where it is FP8."""
+    """One projection of all experts as stored: [X, O, I], with scales [X, P, Q] for FP8."""
 
     value_XOI: Tensor
     scale_XPQ: Tensor | None = None
@@ -32,21 +35,21 @@ class Stack:
 
     def matrix(self, expert: int, dtype: torch.dtype) -> Tensor:
         """An expert's weight [O, I]."""
-        if self.scale_XPQ is None:
+        if self.scale_XPQ is None or self.blocks is None:
             return self.value_XOI[expert].to(dtype)
         return dequantize(self.value_XOI[expert], self.scale_XPQ[expert], self.blocks, dtype)
 
     def to(self, device: torch.device) -> None:
-        """Moves it, in place."""
+        """Moves the stack in place."""
         self.value_XOI = self.value_XOI.to(device)
         self.scale_XPQ = None if self.scale_XPQ is None else self.scale_XPQ.to(device)
 
 
 class FrozenExperts(Experts):
-    """As `Experts`, expert by expert, from stacks that are neither parameters nor buffers."""
+    """`Experts` one by one, from stacks that are neither parameters nor buffers."""
 
     DENSE_UP_TO = 0
-    """All experts at once would mean all of them dequantized at once."""
+    """All experts at once would dequantize all of them at once."""
 
     def __init__(self, arch: DeepseekArch, stacks: dict[str, Stack]):
         nn.Module.__init__(self)
@@ -81,7 +84,7 @@ class FrozenExperts(Experts):
         return _FrozenLinear.apply(x_MI, self.stacks[name], expert)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenExperts":
-        """Where the module moves, so do the stacks; a change of its dtype does not touch them."""
+        """Moves the stacks with the module; a change of dtype does not change them."""
         super()._apply(fn, recurse)
         device = fn(torch.empty(0, device=self.stacks[PROJECTIONS[0]].value_XOI.device)).device
         for stack in self.stacks.values():
@@ -90,18 +93,21 @@ class FrozenExperts(Experts):
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """x W^T with W dequantized in forward and again in backward: kept for backward it would be 22.6 GB at each depth for R1."""
+    """x W^T with W dequantized in forward and again in backward.
+
+    Kept for backward, W would take 22.6 GB at each depth for R1.
+    """
 
     @staticmethod
-    def forward(ctx, x_MI, stack, expert):
+    def forward(ctx: Any, x_MI: Tensor, stack: Stack, expert: int) -> Tensor:
         ctx.stack, ctx.expert = stack, expert
         return F.linear(x_MI, stack.matrix(expert, x_MI.dtype))
 
     @staticmethod
-    def backward(ctx, grad_MO):
+    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor, None, None]:
         return grad_MO @ ctx.stack.matrix(ctx.expert, grad_MO.dtype), None, None
 
 
 def expert_name(expert: int, projection: str) -> str:
-    """The checkpoint's name of a routed expert's weight, less the layer's prefix."""
+    """The checkpoint's name of a routed expert's weight, without the layer's prefix."""
     return f"mlp.experts.{expert}.{projection}.weight"

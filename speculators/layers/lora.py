@@ -1,13 +1,16 @@
-"""Low-rank adapters on frozen routed experts: W + (alpha / rank) B A, B zero at first, merged into W at export.
+"""Low-rank adapters on frozen routed experts: W + (alpha / rank) B A, merged into W at export.
 
-Not peft's: its wrapper for stacked parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
-that for backward, 22.6 GB at each depth of R1's unroll, and adds to an FP8 weight by rounding the sum to FP8 again. Here an adapter
-acts on the tokens of its expert, and W stays as the target ships it.
+B starts at zero. Not peft's: its wrapper for stacked parameters (ParamWrapper, peft 0.21) builds
+W + B A of all experts in every forward pass and keeps it for backward, 22.6 GB at each depth of
+R1's unroll, and rounds the sum with an FP8 weight to FP8 again. Here an adapter acts on the tokens
+of its expert, and W stays as the target ships it.
 
     speculator.block.mlp.experts = AdaptedExperts(frozen, arch, rank=16, alpha=32.0, seed=0)
 
-Gate and up share an A, being one product of the same input. Shapes: X experts, R rank, M tokens of an expert, H hidden,
-F intermediate; A's are [X, R, in] and B's [X, out, R].
+Gate and up are one product of the same input and share an A.
+
+Shapes: X experts, R rank, M tokens of an expert, H hidden, F intermediate; A's are [X, R, in] and
+B's [X, out, R].
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +26,10 @@ ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 
 
 class AdaptedExperts(FrozenExperts):
-    """Frozen experts, and the adapters as this module's parameters. The same seed gives the same A's in every process."""
+    """Frozen experts with adapters as this module's parameters.
+
+    The same seed gives the same A's in every process.
+    """
 
     def __init__(
         self, frozen: FrozenExperts, arch: DeepseekArch, rank: int, alpha: float, seed: int
@@ -33,7 +39,7 @@ class AdaptedExperts(FrozenExperts):
         draw = torch.Generator().manual_seed(seed)
 
         def a(width: int) -> nn.Parameter:
-            # As nn.Linear starts, and peft's A with it: uniform within 1 / sqrt(inputs).
+            # As nn.Linear and peft's A start: uniform within 1 / sqrt(inputs).
             drawn = torch.rand(arch.experts, rank, width, generator=draw)
             return nn.Parameter((2 * drawn - 1) * width**-0.5)
 
@@ -51,7 +57,7 @@ class AdaptedExperts(FrozenExperts):
         return super().down(expert, act_MF) + self.scale * F.linear(low_MR, self.down_b[expert])
 
     def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(the checkpoint's name, W + scale B A in float32) of every expert's every projection, one expert at a time.
+        """(checkpoint name, W + scale B A in float32) of every projection, expert by expert.
 
         `adapters`: the four by name, whole; under ZeRO-3 this module's own are shards.
         """

@@ -1,11 +1,12 @@
-"""Attention of each anchor over the depth-0 keys up to its own, with the log-sum-exp that the chain is merged through.
+"""Attention of each anchor over the depth-0 keys up to its own, with the log-sum-exp.
 
-    attend = prefix_attention(place_N, spans, tokens)       # once a row: what may be attended to is the same at every depth
+    attend = prefix_attention(place_N, spans, tokens)       # once a row, for every depth
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
-On a CPU dense, sequence by sequence: nothing beats it for sequences of up to a few thousand tokens, and what is kept for
-backward grows with each sequence's square only. On a GPU flex attention, linear in memory; torch gives it no backward on a CPU,
-where its forward is tested against the dense one.
+The chain's own keys are merged through the log-sum-exp. On a CPU attention is dense, sequence by
+sequence: the fastest for sequences of up to a few thousand tokens, with memory for backward that
+grows with the square of each sequence only. On a GPU it is flex attention, linear in memory; torch
+has no backward of it on a CPU, where its forward is tested against the dense one.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
@@ -23,7 +24,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 class Span(NamedTuple):
-    """One packed sequence: where its tokens stand among the P and where its anchors stand among the N."""
+    """The extent of one packed sequence among the P tokens and among the N anchors."""
 
     token_start: int
     token_end: int
@@ -32,7 +33,10 @@ class Span(NamedTuple):
 
 
 def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
-    """The attention for these anchors: `place_N` is each one's place among the `tokens`, the last that it attends to."""
+    """The attention for these anchors.
+
+    `place_N` is the index of each anchor among the `tokens`, the last that it attends to.
+    """
     return FlexPrefix(place_N, spans, tokens) if place_N.is_cuda else DensePrefix(place_N, spans)
 
 
@@ -64,7 +68,7 @@ class DensePrefix:
 
 
 class FlexPrefix:
-    """Flex attention: blocks that no anchor of theirs may see are never computed, and no score outlives its block."""
+    """Flex attention: computes only blocks that some anchor attends to, and keeps no scores."""
 
     _compiled: Callable[..., Any] | None = None
 
@@ -92,7 +96,8 @@ class FlexPrefix:
         if q_AND.is_cuda and FlexPrefix._compiled is None:
             FlexPrefix._compiled = torch.compile(flex_attention, dynamic=True)
         attend = FlexPrefix._compiled if q_AND.is_cuda else flex_attention
-        # A half-precision query would be rounded once more if it were scaled beforehand; the kernel scales its float32 scores.
+        # A scaled half-precision query would be rounded once more; the kernel scales its float32
+        # scores.
         out, aux = attend(
             q_AND[None],
             key_APD[None],
@@ -105,10 +110,10 @@ class FlexPrefix:
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Which blocks [queries, keys] some pair is allowed in but not every one, and which every one is allowed in.
+    """Blocks [queries, keys] with some allowed pairs, and blocks with only allowed pairs.
 
-    From the four extremes of a block's queries alone, so nothing of size N x P is ever made: a block between two sequences'
-    tokens that neither attends to may be listed in vain, which the mask then empties.
+    They follow from the four extremes of a block's queries, so nothing of size N x P is made. A
+    block between two sequences' tokens may be listed needlessly; the mask then empties it.
     """
     first_K = torch.arange(0, tokens, BLOCK, device=place_N.device)
     last_K = (first_K + BLOCK - 1).clamp(max=tokens - 1)
@@ -116,7 +121,7 @@ def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tens
     low_place_Q, high_place_Q = _extremes(place_N)
     some_QK = (last_K >= low_start_Q[:, None]) & (first_K <= high_place_Q[:, None])
     all_QK = (first_K >= high_start_Q[:, None]) & (last_K <= low_place_Q[:, None])
-    # A block that the tokens do not fill needs the mask to end it.
+    # A block that the tokens do not fill needs the mask.
     all_QK &= last_K - first_K == BLOCK - 1
     return some_QK & ~all_QK, all_QK
 
@@ -129,6 +134,6 @@ def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(wanted_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """As BlockMask wants them: how many blocks each block of queries has, and their numbers, those first."""
+    """For BlockMask: the number of blocks of each block of queries, and their indices first."""
     order_QK = wanted_QK.int().argsort(dim=1, descending=True, stable=True)
     return wanted_QK.sum(1).int()[None, None], order_QK.int()[None, None]

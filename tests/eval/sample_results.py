@@ -14,6 +14,7 @@ from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
 from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.prediction.choose_k import choose_k
 from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.replay.heldout_replay import replay_figures
@@ -44,6 +45,8 @@ from outrider.eval.results.verification import (
     StepsCompared,
     Verification,
 )
+from outrider.serving.client import Sampling
+from outrider.serving.counters import SpeculationCounters
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 
@@ -51,6 +54,7 @@ EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
+COUNTERS = ("drafts", "accepted_tokens", "accepted_per_position")
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
@@ -270,6 +274,33 @@ def sample_engine_findings() -> EngineFindings:
             base=0.0021, custom=-0.003, details=Regimes(greedy=details, sampled=details)
         ),
     )
+
+
+def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
+    """The verification pass: two tokens per prompt, and the counters of the last block."""
+    recorded = {}
+    for block in blocks:
+        counters = SpeculationCounters(
+            draft_tokens=0,
+            generation_tokens=block["output_tokens"],
+            **{name: block["counters"][name] for name in COUNTERS},
+        )
+        recorded[block["variant"]] = Recorded(token_ids=[[1, 2]] * prompts, counters=counters)
+    samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
+    passes = Variants[Recorded](**recorded)
+    return Outputs(samplings=samplings, greedy=passes, sampled=passes)
+
+
+def served_measurements(
+    custom_speed: float, blocks: list[dict[str, Any]] | None = None, prompts: int = 3
+) -> dict[str, Any]:
+    """What an evaluation in eager mode measures in servers, as it is cached."""
+    blocks = blocks or sample_blocks(custom_speed)
+    return {
+        "speed_eager": blocks,
+        "verification_outputs": sample_outputs(blocks, prompts).model_dump(mode="json"),
+        "verification_findings": sample_engine_findings().model_dump(mode="json"),
+    }
 
 
 def sample_verification() -> Verification:

@@ -1,34 +1,39 @@
-"""The report in a real browser: nothing loaded, nothing complained of, every chart drawn, readable on a phone, in the dark and on paper.
+"""The report in a real browser: offline, every chart drawn, readable on phone, desktop and paper.
 
-Screenshots stay in build/report/. Skipped where there is no Chromium (`apt-get install chromium`, or OUTRIDER_BROWSER).
+Screenshots go to build/report/. Skipped without Chromium: `apt-get install chromium`, or set
+OUTRIDER_BROWSER to the path of one.
 """
 
 from pathlib import Path
 
 import pytest
 
-from tests.eval.browser import Browser, find_browser
+from tests.eval.browser import DESKTOP, PHONE, Page, find_browser, headless_browser
 from tests.eval.sample_history import write_sample_history
 from tests.eval.sample_run import write_sample_run
 
 HERE = Path(__file__).parent
 CHECKS = (HERE / "page_checks.js").read_text()
 SHOTS = HERE.parent.parent / "build" / "report"
-PHONE, DESKTOP = (390, 844), (1280, 900)
 OFFLINE = ("file://", "data:")
 
-BROKEN = """<!doctype html><meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark"><body>
-<main><p style="color:#999">pale</p><div style="width:1500px">wide</div><img src="http://127.0.0.1:9/tracker.png">
-<figure><figcaption>empty</figcaption><svg viewBox="0 0 100 50"><g class="role-mark"><path d="M0,0" fill="red"/></g>
-<text style="font-size:2px">n</text></svg></figure></main><script>console.error("broken")</script>"""
+BROKEN = """<!doctype html>
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<body><main>
+<p style="color:#999">pale</p><div style="width:1500px">wide</div>
+<img src="http://127.0.0.1:9/tracker.png">
+<figure><figcaption>empty</figcaption>
+<svg viewBox="0 0 100 50"><g class="role-mark"><path d="M0,0" fill="red"/></g>
+<text style="font-size:2px">n</text></svg></figure>
+</main><script>console.error("broken")</script>"""
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def browser():
     path = find_browser()
     if path is None:
-        pytest.skip("no Chromium here: apt-get install chromium, or name one in OUTRIDER_BROWSER")
-    with Browser(path, tmp_path_factory.mktemp("browser")) as browser:
+        pytest.skip("no Chromium: apt-get install chromium, or set OUTRIDER_BROWSER")
+    with headless_browser(path) as browser:
         yield browser
 
 
@@ -40,7 +45,7 @@ def report(tmp_path_factory):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_a_person_can_read_it(browser, report, size, dark):
-    page = browser.open(report.as_uri(), *size, dark=dark)
+    page = Page(browser, report.as_uri(), size, dark)
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
     assert page.evaluate("document.querySelectorAll('main svg').length") == 13
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -51,13 +56,16 @@ def test_a_person_can_read_it(browser, report, size, dark):
     assert page.complaints == []
     assert all(address.startswith(OFFLINE) for address in page.requests), page.requests
     assert page.requests[0] == report.as_uri()
-    # The verdict and the figures that it rests on come before anything that has to be scrolled to.
-    assert page.evaluate("document.querySelector('.tiles').getBoundingClientRect().top") < size[1]
+    # The verdict and the figures that it rests on are visible without scrolling.
+    assert (
+        page.evaluate("document.querySelector('.tiles').getBoundingClientRect().top")
+        < size["height"]
+    )
 
 
 def test_runs_compared_are_read_on_a_phone_too(browser, tmp_path):
     path, *_ = write_sample_history(tmp_path)
-    page = browser.open(path.as_uri(), *PHONE)
+    page = Page(browser, path.as_uri(), PHONE)
     print("screenshot:", page.screenshot(SHOTS / "compared.png"))
     assert page.evaluate(CHECKS) == [] and page.complaints == []
     assert all(address.startswith(OFFLINE) for address in page.requests)
@@ -65,8 +73,8 @@ def test_runs_compared_are_read_on_a_phone_too(browser, tmp_path):
 
 def test_it_prints_dark_on_light_whatever_the_screen_is(browser, report):
     assert report.stat().st_size < 3_000_000
-    page = browser.open(report.as_uri(), *DESKTOP, dark=True)
-    page.media(dark=True, paper=True)
+    page = Page(browser, report.as_uri(), DESKTOP, dark=True)
+    page.emulate("print", dark=True)
     print("screenshot:", page.screenshot(SHOTS / "print.png"))
     assert page.evaluate(CHECKS) == []
     ink = page.evaluate("getComputedStyle(document.body).color")
@@ -78,11 +86,11 @@ def test_it_prints_dark_on_light_whatever_the_screen_is(browser, report):
 
 def test_the_checks_find_what_is_broken(browser, tmp_path):
     (tmp_path / "broken.html").write_text(BROKEN)
-    page = browser.open((tmp_path / "broken.html").as_uri(), *PHONE)
+    page = Page(browser, (tmp_path / "broken.html").as_uri(), PHONE)
     found = page.evaluate(CHECKS)
-    page.media(dark=True)
+    page.emulate("screen", dark=True)
     assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], (
-        "the chart's letters are black, and so is the paper in the dark"
+        "black labels on the black page of dark mode"
     )
     assert [finding.split(":")[0] for finding in found] == [
         "overflow",

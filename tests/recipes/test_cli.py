@@ -1,7 +1,6 @@
 """The commands as a user types them: one clear message and an exit status for a mistake, never a traceback; and the JSON line."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,30 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from outrider.recipes.pipeline.stages import STAGES
+from outrider.recipes.pipeline.stages.registry import STAGES
 from tests.data.logs import pair, screenings, write_log
 from tests.eval.sample_history import report
-
-COMMANDS = Path(sys.executable).parent
-
-
-def run(command: str, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [COMMANDS / command, *words],
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "200"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def assert_one_message(finished: subprocess.CompletedProcess, *parts: str, status: int = 1) -> None:
-    assert finished.returncode == status, finished.stderr
-    assert "Traceback" not in finished.stderr + finished.stdout
-    assert finished.stdout == ""
-    for part in parts:
-        assert part in finished.stderr
+from tests.recipes.commands import COMMANDS, assert_one_message, run, start
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +94,14 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
     assert_one_message(run("train-speculator", *words, cwd=workplace), *parts)
 
 
+@pytest.mark.parametrize(
+    "command", ["train-speculator", "evaluate-speculator", "export-speculator"]
+)
+def test_a_mistake_ends_a_process_with_status_1(tmp_path, command):
+    words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if command == "export-speculator" else [])]
+    assert_one_message(start(command, *words, cwd=tmp_path), "nowhere.yaml: no such recipe")
+
+
 def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
     for file in nano_r1.iterdir():
         shutil.copyfile(file, tmp_path / file.name)
@@ -157,7 +144,7 @@ def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
 def test_a_log_with_no_usable_line_is_an_error_that_says_so(workplace, tmp_path):
     write_log(tmp_path / "bad.jsonl", [b"not json", b'{"neither": "request nor response"}'])
     words = ["--recipe", "mine.yaml", f"traffic.path={tmp_path}/bad.jsonl", "--name", "bad_log"]
-    assert_one_message(run("train-speculator", *words, cwd=workplace), "bad.jsonl")
+    assert_one_message(start("train-speculator", *words, cwd=workplace), "bad.jsonl")
 
 
 def test_help_and_recipes_do_not_import_torch():
@@ -205,11 +192,11 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
 
 def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):
     words = ["--recipe", "mine.yaml", "--stages", "split,ingest", "--name", "kept"]
-    first = run("train-speculator", *words, cwd=workplace)
+    first = start("train-speculator", *words, cwd=workplace)
     assert first.returncode == 0, first.stderr
     *_, last = first.stdout.splitlines()
     assert json.loads(last)["stages"] == ["ingest", "split"]
-    again = run("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
+    again = start("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
     assert "ingest    nothing changed" in again.stderr
     assert "split     recipe.split.heldout_fraction: 0.2 -> 0.3" in again.stderr
     run_dir = Path(json.loads(again.stdout)["run_dir"])
@@ -238,11 +225,11 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     going.terminate()
     _, told = going.communicate(timeout=120)
     assert going.returncode == 75
-    assert "ended by SIGTERM; the same command goes on from here" in told
+    assert "stopped by SIGTERM; rerun the command to resume" in told
     assert "Traceback" not in told
     again = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    assert "goes on where it stopped" in again.stderr
+    assert "resumes where it stopped" in again.stderr
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
@@ -267,4 +254,4 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
         and "pages/drift.html" in finished.stderr
     )
     mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
-    assert_one_message(mistaken, "--html page.html goes with --compare RUN_A RUN_B")
+    assert_one_message(mistaken, "--html page.html needs --compare RUN_A RUN_B")

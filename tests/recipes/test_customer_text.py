@@ -196,18 +196,18 @@ def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
 
 
 BROKEN = """
+import dataclasses
 import sys
 from pathlib import Path
 import outrider.recipes.pipeline.stage_process as stage
 from outrider.recipes.pipeline.run_dir import RunDirectory
-class Broken:
-    def perform(self, run, recipe, options):
-        try:
-            int("Kanarienvogel")
-        except ValueError as error:
-            raise KeyError("Kanarienvogel") from error
-stage.stage_of = lambda name: Broken()
-sys.exit(stage.main(sys.argv[1], RunDirectory(Path(sys.argv[2])), {}))
+def work(run, recipe, options):
+    try:
+        int("Kanarienvogel")
+    except ValueError as error:
+        raise KeyError("Kanarienvogel") from error
+broken = dataclasses.replace(stage.stage_of(sys.argv[1]), work=work)
+sys.exit(stage.main(broken, RunDirectory(Path(sys.argv[2])), {}))
 """
 
 

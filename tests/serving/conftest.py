@@ -1,4 +1,4 @@
-"""One engine without speculation and one server with the base speculator, for all tests of this folder."""
+"""One engine, one server with the base speculator and one load generator for all tests here."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 
 QUESTIONS = [
@@ -64,3 +65,15 @@ def server(
     log = tmp_path_factory.mktemp("server") / "server.log"
     with Server(target, ServingConfig(), target.directory(), k, log_path=log) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def load_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("load") / "load.log"
+
+
+@pytest.fixture(scope="session")
+def load(target: TargetConfig, load_log: Path) -> Iterator[LoadGenerator]:
+    """The load generator's process, which imports vLLM for 10 s of a core."""
+    with LoadGenerator(target, load_log) as load:
+        yield load

@@ -1,22 +1,22 @@
-"""vLLM's own drafter, built and loaded on a CPU that cannot run it: what its parameters hold after loading.
+"""vLLM's own drafter for FP8 weights, built and loaded on a CPU that cannot run it.
 
-python -m tests.serving.fp8_loader TARGET SPECULATOR OUT.safetensors
-
-Kernels for FP8 blocks want a GPU or AMX; that they are there is pretended, and no kernel is called.
+Kernels for FP8 blocks need a GPU or AMX. vLLM's checks for them are replaced, and no kernel is
+called.
 """
 
 import os
-import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments, engine_environment
-from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors, required
+from outrider.serving.vllm_hooks.drafter_swap import required
+from outrider.speculators.kinds import trainable_kind_of
 
 
-def main(target: Path, speculator: Path, out: Path) -> None:
+def load_drafter(target: Path, speculator: Path, out: Path) -> None:
+    """Writes the drafter's parameters after loading; run it in its own process."""
     # Latent attention as a GPU runs it, with its fused projection.
     os.environ.update(engine_environment(EngineConfig()) | {"VLLM_MLA_DISABLE": "0"})
     arguments = engine_arguments(
@@ -46,17 +46,14 @@ def main(target: Path, speculator: Path, out: Path) -> None:
                 model_config=config.speculative_config.draft_model_config,
                 prefix="",
             )
-        loaded = drafter.load_weights(mtp_tensors(speculator))
+        kind = trainable_kind_of(speculator)
+        loaded = drafter.load_weights(kind.exchanged(speculator))
     parameters = {
         name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded
     }
-    missing = sorted(required(drafter) - loaded)
+    missing = sorted(required(drafter, kind) - loaded)
     save_file(
         {name: tensor.contiguous().clone() for name, tensor in parameters.items()},
         out,
         {"missing": " ".join(missing)},
     )
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))

@@ -1,16 +1,19 @@
 """eval/bench/endpoint.py on this folder's running server."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench import endpoint
 from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
-from outrider.serving import load_generator as load
+from outrider.serving import load_generator
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import TargetConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 
 EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
@@ -30,21 +33,17 @@ def test_an_endpoint_is_measured_by_its_own_counters(
         tmp_path,
         heard.append,
     )
-    assert results["model"] == server.model_name and len(heard) == 4
+    assert results.model == server.model_name and len(heard) == 4
     for concurrency, requests in (("1", 4), ("2", 8)):
-        row = results["measured"][concurrency]
-        assert (
-            row["requests"] == requests
-            and row["tokens_per_s"] > 0
-            and row["share"] == pytest.approx(1)
-        )
-        assert 1 < row["acceptance_length"] <= k + 1 and len(row["cumulative"]) == k
-        assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
-    json.dumps(results, allow_nan=False)
+        row = results.measured[concurrency]
+        assert row.requests == requests and row.tokens_per_s > 0 and row.share == pytest.approx(1)
+        assert 1 < row.acceptance_length <= k + 1 and len(row.cumulative) == k
+        assert row.acceptance_length == pytest.approx(1 + sum(row.cumulative))
+    json.dumps(results.model_dump(mode="json"), allow_nan=False)
     console = Console(record=True, width=120)
     print_endpoint(results, console)
     text = console.export_text()
-    assert f"{results['measured']['1']['acceptance_length']:.3f}" in text and "warning" not in text
+    assert f"{results.measured['1'].acceptance_length:.3f}" in text and "warning" not in text
 
 
 @pytest.mark.engine
@@ -53,9 +52,10 @@ def test_others_who_use_it_are_told(
     target: TargetConfig,
     prompts: list[list[int]],
     prompt_texts: list[str],
+    load: LoadGenerator,
     tmp_path,
 ) -> None:
-    real, asked = load.read_counters, []
+    real, asked = load_generator.read_counters, []
 
     def counting(url: str):
         counters = real(url)
@@ -65,12 +65,13 @@ def test_others_who_use_it_are_told(
         return counters
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "read_counters", counting)
+        patch.setattr(load_generator, "read_counters", counting)
+        patch.setattr(endpoint, "LoadGenerator", lambda *_: nullcontext(load))  # started already
         one = EVALUATION.model_copy(update={"concurrency": [1]})
         results = measure_endpoint(
             server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None
         )
-    assert results["measured"]["1"]["share"] < 0.8
+    assert results.measured["1"].share < 0.8
     console = Console(record=True, width=120)
     print_endpoint(results, console)
     assert "others use it" in console.export_text()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.serving.logged_text import (
@@ -15,6 +15,7 @@ from outrider.serving.logged_text import (
     score_step,
 )
 from outrider.serving.token_scores import COLUMNS, token_scores
+from tests.fuzzing import examples
 
 VOCAB, HIDDEN, LENGTH = 40, 6, 60
 GENERATOR = torch.Generator().manual_seed(0)
@@ -42,7 +43,7 @@ def literal(which):
     return sums_PC
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(cuts=st.lists(st.integers(1, 25), min_size=1, max_size=30), again=st.integers(0, 5))
 def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
     texts = [LoggedText(tokens, claim) for tokens, claim in zip(TOKENS, CLAIMS, strict=True)]

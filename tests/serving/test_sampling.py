@@ -14,7 +14,7 @@ from vllm import SamplingParams
 from outrider.serving.client import Sampling, complete
 from outrider.serving.engine import Engine
 from outrider.serving.server import Server
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 pytestmark = pytest.mark.engine
 

@@ -1,6 +1,7 @@
 """A real `vllm serve`: counted, its drafter exchanged, loaded, bundled, and gone when it should be."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,15 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import members, wait_until
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.processes import members, wait_until
 from outrider.serving.server import HOST, Server
-from outrider.serving.vllm_hooks.drafter_swap import mtp_tensors
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
+from outrider.serving.vllm_hooks import process_start
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
 
@@ -35,35 +36,46 @@ time.sleep(600)
 """
 
 
+TOKENS = 48
+"""Longest greedy response."""
+
+
+@pytest.fixture
+def few_prompts(prompts: list[list[int]]) -> list[list[int]]:
+    """Requests that run one at a time, which alone repeats them bit for bit: 30 ms a step."""
+    return prompts[:3]
+
+
 def greedy(
     server: Server, prompts: list[list[int]]
 ) -> tuple[list[Completion], SpeculationCounters]:
+    """The responses, one request at a time, and the server's counts of them."""
     before = server.counters()
     done = complete(
-        server.url, server.model_name, prompts, Sampling(temperature=0), 64, concurrency=1
+        server.url, server.model_name, prompts, Sampling(temperature=0), TOKENS, concurrency=1
     )
     return done, server.counters() - before
 
 
 def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
-    server: Server, prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
+    server: Server, few_prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
 ) -> None:
     other = {
         name: tensor
         if "norm" in name or "bias" in name
         else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
-        for name, tensor in mtp_tensors(nano_r1)
+        for name, tensor in stored_mtp_tensors(nano_r1)
     }
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(other, tmp_path / "model.safetensors")
 
-    first, base = greedy(server, prompts)
+    first, base = greedy(server, few_prompts)
     server.swap_drafter(nano_r1)
-    again, same = greedy(server, prompts)
+    again, same = greedy(server, few_prompts)
     server.swap_drafter(tmp_path)
-    drafted_badly, noise = greedy(server, prompts)
+    drafted_badly, noise = greedy(server, few_prompts)
     server.swap_drafter(nano_r1)
-    _, back = greedy(server, prompts)
+    _, back = greedy(server, few_prompts)
 
     assert base.drafts > 0
     assert base.draft_tokens == k * base.drafts
@@ -83,7 +95,9 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
 def test_a_speculator_that_lacks_weights_is_refused_by_name(
     server: Server, nano_r1: Path, tmp_path: Path
 ) -> None:
-    tensors = {name: tensor for name, tensor in mtp_tensors(nano_r1) if "eh_proj" not in name}
+    tensors = {
+        name: tensor for name, tensor in stored_mtp_tensors(nano_r1) if "eh_proj" not in name
+    }
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(OutriderError, match="eh_proj"):
@@ -93,16 +107,16 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(
 
 def test_a_block_of_load_is_counted_request_by_request(
     server: Server,
-    target: TargetConfig,
+    load: LoadGenerator,
+    load_log: Path,
     prompts: list[list[int]],
     prompt_texts: list[str],
-    tmp_path: Path,
 ) -> None:
-    with LoadGenerator(target, tmp_path / "load.log") as load:
-        block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
-        again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
-        with pytest.raises(OutriderError, match="1 of 1 requests failed"):
-            load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
+    block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
+    again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
+    with pytest.raises(OutriderError, match="1 of 1 requests failed"):
+        load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
+    assert load_log.stat().st_mode & 0o777 == 0o600
     asked = complete(
         server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1
     )
@@ -119,14 +133,13 @@ def test_a_block_of_load_is_counted_request_by_request(
 
 
 def test_requests_are_sent_at_times_of_their_own(
-    server: Server, target: TargetConfig, prompt_texts: list[str], tmp_path: Path
+    server: Server, load: LoadGenerator, prompt_texts: list[str]
 ) -> None:
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
-    with LoadGenerator(target, tmp_path / "load.log") as load:
-        timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
-        closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
-        with pytest.raises(ValueError, match="must not fall"):
-            load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
+    timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
+    closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
+    with pytest.raises(ValueError, match="must not fall"):
+        load.run_timed(server.url, prompt_texts[:2], [1.0, 0.5], Sampling(temperature=0), 24)
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):
         assert arrival - 0.05 < start < arrival + 30, (starts, arrivals)
@@ -151,14 +164,14 @@ def test_requests_are_sent_at_times_of_their_own(
 def test_a_bundle_is_served_as_it_was_evaluated(
     server: Server,
     target: TargetConfig,
-    prompts: list[list[int]],
+    few_prompts: list[list[int]],
     k: int,
     nano_r1: Path,
     tmp_path: Path,
 ) -> None:
     save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
     server.swap_drafter(tmp_path / "speculator")
-    _, counters = greedy(server, prompts)
+    _, counters = greedy(server, few_prompts)
     serving = ServingConfig()
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
@@ -166,7 +179,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(
         tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out
     )
     assert json.loads((out / "bundle.json").read_text()) == manifest
-    check = (target, serving, prompts, Sampling(temperature=0), 64)
+    check = (target, serving, few_prompts, Sampling(temperature=0), TOKENS)
     expected = counters.acceptance_length
     result = verify_bundle(
         out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
@@ -193,7 +206,8 @@ def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
     target: TargetConfig, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", STARTER, target.model, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+    spawning = os.environ | {process_start.FORK: "0"}  # as users run it
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=spawning) as starter:
         mark = starter.stdout.readline().strip()
         # The server, the engine's core, its worker, and a resource tracker or two.
         assert wait_until(lambda: any("Worker" in process.name() for process in members(mark)), 300)

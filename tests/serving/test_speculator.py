@@ -33,7 +33,7 @@ def test_a_name_or_a_directory_says_what_it_is(directories):
     for kind in ("mtp", "eagle3"):
         assert Speculator.named(str(directories / kind)) == Speculator(kind, directories / kind)
     with pytest.raises(
-        OutriderError, match=r"neither an MTP directory .* nor an EAGLE-3 checkpoint"
+        OutriderError, match=r"not a speculator .* an EAGLE-3 checkpoint .*, or an MTP directory"
     ):
         Speculator.named(directories / "neither")
     with pytest.raises(OutriderError, match=r"gone/config\.json: no such file"):

@@ -1,54 +1,19 @@
-"""Steps of a real server, timed while it serves; how long they take is the machine's affair, what is made of them is not."""
-
-from pathlib import Path
+"""Times and costs computed from recorded steps."""
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.client import Sampling
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.step_times import (
     StepCosts,
-    StepTimes,
     costs_of,
-    measure_step_times,
     summarise_steps,
     tally,
 )
 from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 
-@pytest.mark.engine
-def test_every_number_of_drafts_is_timed_at_every_batch_size(
-    target: TargetConfig, prompts: list[list[int]], tmp_path: Path
-) -> None:
-    from transformers import AutoTokenizer
-
-    serving = ServingConfig(
-        engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
-    )
-    texts = AutoTokenizer.from_pretrained(target.directory()).batch_decode(prompts)
-    times = measure_step_times(
-        target,
-        serving,
-        target.directory(),
-        2,
-        [1, 3],
-        texts,
-        Sampling(0.6, 0.95),
-        48,
-        tmp_path / "logs",
-    )
-    assert set(times.step_s) == {1, 3} and all(
-        len(row) == 3 and min(row) > 0 for row in times.step_s.values()
-    )
-    assert min(times.prompt_token_s) > 0
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
-    assert StepTimes.from_dict(times.as_dict()) == times
-
-
 def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
-    """A closed loop of `size` requests of 37 steps each, as the recorder would have it."""
+    """A closed loop of `size` requests of 37 steps each, as the recorder writes it."""
     steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
         drafts = 1 + (count // RUN) % depth if depth else 0
@@ -61,7 +26,7 @@ def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step
     return steps
 
 
-def test_times_are_read_off_steps_that_only_decode() -> None:
+def test_step_times_come_from_steps_that_only_decode() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
@@ -71,12 +36,12 @@ def test_times_are_read_off_steps_that_only_decode() -> None:
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
     assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
-    # Neither a machine that stops now and then nor steps between two numbers of drafts change them.
+    # Occasional stalls, and steps between two numbers of drafts, do not change them.
     drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
 
-def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> None:
+def test_tallies_of_a_measured_server_include_stalls() -> None:
     def seconds(k: int, size: int) -> float:
         return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
 
@@ -85,7 +50,8 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
     assert costs.step_s == pytest.approx(
         {4: seconds(1, 4)}
     ) and costs.prompt_token_s == pytest.approx(2e-4)
-    # The step before which requests came or went is neither: an engine that schedules ahead had another under way.
+    # A step after requests came or went is not counted: an engine that schedules ahead was still
+    # running another one.
     decoding = tally(steps)["decoding"]["4"][0]
     assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
     stalled = [
@@ -95,7 +61,7 @@ def test_a_measured_server_s_steps_are_tallied_with_the_machine_s_stalls() -> No
     assert costs_of([tally(stalled)]).step_s[4] == pytest.approx(seconds(1, 4) + 1 / decoding)
 
 
-def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
+def test_batch_sizes_are_interpolated_and_extrapolated() -> None:
     costs = StepCosts({1: 0.01, 4: 0.04, 8: 0.06}, 0.0)
     assert [costs.seconds(size) for size in (1, 2, 4, 6, 8, 12)] == pytest.approx(
         [0.01, 0.02, 0.04, 0.05, 0.06, 0.08]
@@ -104,12 +70,13 @@ def test_batch_sizes_between_and_beyond_lie_on_straight_lines() -> None:
     assert StepCosts({4: 0.04}, 0.0).seconds(1) == 0.04
 
 
-def test_responses_too_short_to_time_are_told() -> None:
+def test_responses_too_short_to_time_are_an_error() -> None:
     decoding, prompts_only = (
         [Step(0.03, 1, 0, 1, 0, 0, True)] * 10,
         [Step(0.03, 1, 1, 100, 1, 100, False)] * 10,
     )
     with pytest.raises(
-        OutriderError, match=r"at 1 requests at once no step was found that drafts 1 .* Set eval.k"
+        OutriderError,
+        match=r"at 1 requests at once there is no step that only decodes with 1 drafts .* Set eval.k",
     ):
         summarise_steps({1: decoding}, {1: prompts_only}, 1)

@@ -1,4 +1,4 @@
-"""The chain against a sum over all step partitions and against simulated rejection sampling; the target's distribution against vLLM's code."""
+"""The chain against sums over step partitions and simulated sampling; p against vLLM's code."""
 
 import itertools
 
@@ -13,10 +13,11 @@ from outrider.speculators.acceptance import (
     replay_chain,
     target_distribution,
 )
+from outrider.speculators.heads import DraftHead
 
 
 def literal_expectation(a_AK, anchors: int, k: int):
-    """Expected steps and accepted counts by listing every sequence of advances that covers the response."""
+    """Expected steps and accepted counts over every sequence of advances of the response."""
     steps, accepted = 0.0, [0.0] * k
     for count in range(1, anchors + 1):
         for advances in itertools.product(range(1, k + 2), repeat=count):
@@ -77,7 +78,10 @@ def plain_text(p_VV, responses: int):
 
 
 def simulate(p_VV, draft_KVV, probabilistic: bool):
-    """Speculative decoding as published: draft, accept or resample from the residual, bonus token. Counts steps and accepted drafts."""
+    """Steps and accepted drafts of published speculative decoding.
+
+    Draft, accept or resample from the residual, bonus token.
+    """
     counts = torch.zeros(DEPTH)
     steps, last, left = (
         0,
@@ -114,7 +118,7 @@ def simulate(p_VV, draft_KVV, probabilistic: bool):
 
 @pytest.mark.parametrize("probabilistic", [False, True])
 def test_chain_predicts_simulated_rejection_sampling(probabilistic):
-    """About 1e5 engine steps: expected steps from text that was sampled WITHOUT speculation agree with the steps counted with it."""
+    """Expected steps of text sampled without speculation against about 1e5 counted steps."""
     torch.manual_seed(1)
     target_logits_VV = 2.5 * torch.randn(VOCABULARY, VOCABULARY)
     draft_logits_KVV = target_logits_VV + torch.tensor([0.8, 1.2, 1.8])[
@@ -126,7 +130,8 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
 
     x_RT = plain_text(p_VV, RESPONSES)
     anchors_R = torch.full((RESPONSES,), LENGTH)
-    # Tables as hidden states: the state is the one-hot of the last token, the heads are the logit tables. Row r has one token in front.
+    # Tables as hidden states: the state is the one-hot of the last token, the heads are the logit
+    # tables. Row r has one token in front.
     tokens_RT = torch.cat([torch.zeros(RESPONSES, 1, dtype=torch.long), x_RT], dim=1)
     row = torch.arange(RESPONSES).repeat_interleave(LENGTH)
     anchor = torch.arange(1, LENGTH + 1).repeat(RESPONSES)
@@ -137,6 +142,7 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     ]
     a_NK = accept_matrix(
         states,
+        DraftHead(torch.eye(VOCABULARY)),
         torch.eye(VOCABULARY),
         tokens_RT,
         target_logits_VV[tokens_RT],

@@ -1,4 +1,4 @@
-"""The unroll against a literal reference: transformers' own layer, decoding token by token with an explicit cache."""
+"""The unroll against transformers' layer decoding token by token with an explicit cache."""
 
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
 from outrider.speculators.unroll import unroll, unroll_anchors, valid_BT
 from tests.tiny import HIDDEN, LAYERS, VOCAB, write_tiny_target
 
@@ -26,7 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class LiteralEngine:
-    """Decodes with a key-value cache as the engine does: one token at a time, chains rolled back afterwards."""
+    """Decodes with a key-value cache, one token at a time, and rolls chains back afterwards."""
 
     def __init__(self, target_dir: Path, speculator: MTPSpeculator, ends: TargetEnds):
         self.config = DeepseekV3Config.from_pretrained(target_dir)
@@ -76,7 +78,7 @@ class LiteralEngine:
 
 
 def packed_row(slots: int = 30) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two rows: three sequences packed with padding behind, and the middle one alone with padding behind."""
+    """Two padded rows: three packed sequences, and the middle one alone."""
     torch.manual_seed(3)
     token_BT = torch.randint(0, VOCAB, (2, slots))
     hidden_BTH = torch.randn(2, slots, HIDDEN)

@@ -1,4 +1,4 @@
-"""A tiny target with its states on random texts in a real feature store: what training needs, in two seconds."""
+"""A tiny target and a real feature store with its states, in two seconds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,14 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.tiny import VOCAB, write_tiny_target
+from tests.training.forked_ranks import run_forked
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Directories of a target and its features, and the parts."""
+    """Directories of a target and its features, and the sequence ids of the parts."""
 
     target_dir: Path
     features_dir: Path
@@ -30,9 +31,10 @@ class Corpus:
         depth: int = 3,
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
+        launch: bool = False,
         **settings: object,
     ) -> dict:
-        """Runs the launcher with small defaults."""
+        """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
         defaults = {
             "row_tokens": 128,
             "epochs": 2,
@@ -51,6 +53,7 @@ class Corpus:
             run_dir / "speculator",
             run_dir / "logs",
             feature_store=feature_store,
+            run=None if launch or "launcher" in settings else run_forked,
         )
 
 
@@ -61,7 +64,10 @@ def make_corpus(
     validation_sequences: int = 6,
     broken: str | None = None,
 ) -> Corpus:
-    """Responses are the target's own greedy ones, so that there is something to predict. `broken`: one of NaN states."""
+    """Responses are greedy ones of the target, so that they can be predicted.
+
+    `broken`: the id of a sequence that gets NaN states.
+    """
     target_dir = write_tiny_target(directory / "target")
     transformers.logging.set_verbosity_error()
     model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Feature stores that fail in one process: named by import string in a run's spec, like the real one."""
+"""Feature stores that fail in rank 1, for `feature_store` in a training spec."""
 
 import os
 import time
@@ -8,19 +8,20 @@ from outrider.data.features.feature_store import Features, FeatureStore
 
 
 class MistakeInRank1(FeatureStore):
-    """In rank 1 the user's mistake shows at the first row; rank 0 is busy for longer than anyone would wait."""
+    """Rank 1 raises a user's mistake at the first row; rank 0 is busy for ten minutes."""
 
     def read(self, sequence_id: str) -> Features:
         if os.environ["RANK"] == "1":
             raise OutriderError(
-                "features/shard-00003.safetensors: 12 bytes, the manifest says 640 bytes; capture again"
+                "features/shard-00003.safetensors: 12 bytes, the manifest says 640 bytes;"
+                " capture again"
             )
         time.sleep(600)
         return super().read(sequence_id)
 
 
 class BugInRank1(FeatureStore):
-    """An error of the program, in the middle of a step."""
+    """Rank 1 raises an unexpected error in the middle of a step."""
 
     reads = 0
 
@@ -32,7 +33,7 @@ class BugInRank1(FeatureStore):
 
 
 class KilledInRank1(FeatureStore):
-    """Gone without a word, as for want of memory."""
+    """Rank 1 is killed without a message, as by the out-of-memory killer."""
 
     reads = 0
 

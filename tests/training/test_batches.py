@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.unroll import valid_BT
 from outrider.training.batches import Prefetch, assemble
 from outrider.training.objective import align_to_targets
@@ -23,11 +24,12 @@ class MemoryStore:
         return SimpleNamespace(token_ids=token_ids, hidden=hidden, completion_start=start)
 
 
+SPEC = FeatureSpec((FeatureStream(FINAL_NORM, 2),))
 SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=14)
 
 
 def test_a_row_holds_its_sequences_side_by_side() -> None:
-    batch = assemble(MemoryStore(), SAMPLES, (0, 1), row_tokens=14)
+    batch = assemble(MemoryStore(), SAMPLES, (0, 1), row_tokens=14, spec=SPEC)
     assert batch.token_ids_BT[0].tolist() == [10, 11, 12, 13, 14, 15, 20, 21, 22, 23, 24, 0, 0, 0]
     assert batch.sequence_BT[0].tolist() == [0] * 6 + [1] * 5 + [-1] * 3
     assert batch.position_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 0, 0]
@@ -35,10 +37,13 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
     assert batch.anchor_BT[0].nonzero().squeeze(1).tolist() == [2, 3, 7, 8]
     assert not batch.anchor_BT[~valid_BT(batch.sequence_BT, 0)].any()
     assert batch.hidden_BTH[0, 7].tolist() == [21, 21]
+    assert batch.inputs_BTX is batch.hidden_BTH
+    moved = batch.to(torch.device("cpu"))
+    assert moved.inputs_BTX is moved.hidden_BTH
 
 
 def test_a_long_sequence_is_cut_at_its_end() -> None:
-    batch = assemble(MemoryStore(), SAMPLES, (2,), row_tokens=14)
+    batch = assemble(MemoryStore(), SAMPLES, (2,), row_tokens=14, spec=SPEC)
     assert batch.token_ids_BT[0].tolist() == list(range(30, 44))
     assert batch.anchor_BT[0].nonzero().squeeze(1).tolist() == list(range(3, 12))
 
@@ -46,7 +51,7 @@ def test_a_long_sequence_is_cut_at_its_end() -> None:
 def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
     depth = 3
     samples, _ = make_samples([("a", 6, 3), ("b", 5, 2), ("a", 6, 1)], row_tokens=20)
-    batch = assemble(MemoryStore(), samples, (0, 1, 2), row_tokens=20)
+    batch = assemble(MemoryStore(), samples, (0, 1, 2), row_tokens=20, spec=SPEC)
     anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
     # A state that says which token it predicts: the index i + 2 + s, for anchor i and depth s.
     u_KNH = torch.stack([(anchors_N + 2 + s)[:, None].float() for s in range(depth)])
@@ -72,14 +77,17 @@ def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
 
 
 def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:
-    with Prefetch(MemoryStore(), SAMPLES, [(0,), (1,), (2,)], 14) as batches:
+    with Prefetch(MemoryStore(), SAMPLES, [(0,), (1,), (2,)], 14, SPEC) as batches:
         assert [batch.row for batch in batches] == [(0,), (1,), (2,)]
     broken, _ = make_samples([("z", 9, 2)], row_tokens=14)
-    with Prefetch(MemoryStore(), broken, [(0,)], 14) as batches, pytest.raises(KeyError, match="z"):
+    with (
+        Prefetch(MemoryStore(), broken, [(0,)], 14, SPEC) as batches,
+        pytest.raises(KeyError, match="z"),
+    ):
         next(iter(batches))
 
 
 def test_prefetch_can_be_left_early() -> None:
-    with Prefetch(MemoryStore(), SAMPLES, [(0,)] * 100, 14) as batches:
+    with Prefetch(MemoryStore(), SAMPLES, [(0,)] * 100, 14, SPEC) as batches:
         next(iter(batches))
     assert not batches._thread.is_alive()

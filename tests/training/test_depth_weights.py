@@ -1,4 +1,4 @@
-"""Depth weights in closed form; the visited ones against walks over the response, one step of the engine after another."""
+"""Depth weights: closed forms, and visited weights against a literal walk of the engine's steps."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def test_fixed_weights() -> None:
 def literal_weights(
     a: dict[tuple[int, int], float], anchors: int, depth: int
 ) -> dict[tuple[int, int], float]:
-    """How often draft s after anchor t is offered, by walking every outcome of every step from the first anchor on."""
+    """How often draft s after anchor t is offered: walks every outcome of every step."""
     offered: dict[tuple[int, int], float] = {}
     front = [(0, 1.0)]
     while front:
@@ -48,21 +48,20 @@ def test_visited_weights_count_how_often_each_draft_is_offered(certain: bool) ->
     expected_KN = torch.zeros(depth, sum(anchors_R))
     for start, anchors in zip(itertools.accumulate([0, *anchors_R[:-1]]), anchors_R, strict=True):
         # Draft s after anchor t predicts the target of row t + s.
-        a = {
-            (t, s): float(accepted_KN[s, start + t + s])
-            for t in range(anchors)
-            for s in range(depth)
-            if t + s < anchors
-        }
+        a = {}
+        for t, s in itertools.product(range(anchors), range(depth)):
+            if t + s < anchors:
+                a[t, s] = float(accepted_KN[s, start + t + s])
         for (t, s), weight in literal_weights(a, anchors, depth).items():
             expected_KN[s, start + t + s] = weight
     torch.testing.assert_close(found_KN, expected_KN)
     assert not found_KN.requires_grad
 
 
-def test_weights_of_a_response_are_its_tokens_less_the_steps_that_accept_everything() -> None:
+def test_weights_sum_to_tokens_minus_the_steps_that_accept_all_drafts() -> None:
     always, never = torch.ones(2, 12), torch.zeros(2, 12)
-    # K = 2: four steps of three tokens, each with two drafts; or twelve steps whose first draft is rejected.
+    # K = 2: four steps of three tokens, each with two drafts; or twelve steps whose first draft is
+    # rejected.
     assert visited_weights(always, torch.tensor([12])).sum().item() == pytest.approx(12 - 4)
     assert visited_weights(never, torch.tensor([12])).sum().item() == pytest.approx(12)
     assert visited_weights(never, torch.tensor([12]))[1].sum().item() == 0

@@ -1,4 +1,4 @@
-"""The chunked losses against closed forms and against a literal version that autograd differentiates."""
+"""The chunked losses against closed forms and a literal version differentiated by autograd."""
 
 import math
 
@@ -30,7 +30,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(probabilistic: bool) -> Problem:
-    """Requests of several kinds: plain, at a customer's settings, greedy; some drafts without a target."""
+    """Requests with several sampling parameters, greedy ones too; some drafts without a target."""
     torch.manual_seed(0)
     u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
     teacher_NH, lm_head_VH = (
@@ -53,7 +53,7 @@ def problem(probabilistic: bool) -> Problem:
 
 
 def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]:
-    """Every formula as it is written in the module's text, over whole matrices."""
+    """Every formula of the module's docstring, over whole matrices."""
     _, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem
     # In float64: `literal_target` rounds to float32.
     p_NV = literal_p(F.linear(teacher_NH, lm_head_VH), served)
@@ -99,7 +99,7 @@ def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]
 
 
 def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
-    """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalise."""
+    """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalize."""
     p_NV = torch.zeros_like(logits_NV)
     for n, (temperature, top_p) in enumerate(
         zip(served.temperature_N, served.top_p_N, strict=True)
@@ -119,13 +119,15 @@ def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
 
 @pytest.mark.parametrize("probabilistic", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_gradient_and_findings_equal_the_literal_ones(kind: str, probabilistic: bool) -> None:
+def test_loss_gradient_and_other_results_equal_the_literal_ones(
+    kind: str, probabilistic: bool
+) -> None:
     given = problem(probabilistic)
     u_KNH = given[0]
     weight_KN = torch.rand(K, N, dtype=torch.float64)
     loss_KN, judged = distillation_loss(*given, kind)
     expected_KN, expected = literal(u_KNH, given, kind)
-    # The temperature is float32 in the engine's requests as it is here.
+    # The temperature is float32, in the engine's requests and here.
     torch.testing.assert_close(loss_KN, expected_KN, rtol=1e-6, atol=1e-7)
     for ours, theirs in zip(judged, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -138,7 +140,7 @@ def test_loss_gradient_and_findings_equal_the_literal_ones(kind: str, probabilis
 @pytest.mark.parametrize("probabilistic", [False, True])
 @pytest.mark.parametrize("kind", ["kl", "ce", "tv", "lk_alpha"])
 def test_gradcheck(kind: str, probabilistic: bool) -> None:
-    """By finite differences; lk_hybrid's lambda is held fixed in its gradient, so they do not apply to it."""
+    """Finite differences. Not for lk_hybrid: its lambda is constant in the gradient."""
     u_KNH, *rest = problem(probabilistic)
     assert torch.autograd.gradcheck(
         lambda u: distillation_loss(u, *rest, kind)[0], (u_KNH,), atol=1e-6
@@ -152,7 +154,7 @@ MIN, DOT = 0.75, 0.5
 
 
 def two_tokens(served: Served, kind: str) -> tuple[float, list[float], Judged]:
-    """W is the identity, so states are logits: p = (3/4, 1/4), q = (1/2, 1/2), and the log shows token 0."""
+    """W is the identity, so states are logits: p = (3/4, 1/4), q = (1/2, 1/2), logged token 0."""
     teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
     u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
@@ -173,7 +175,7 @@ def two_tokens(served: Served, kind: str) -> tuple[float, list[float], Judged]:
         ("lk_hybrid", math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
     ],
 )
-def test_closed_forms_for_drawn_drafts(kind: str, loss: float, slope: float) -> None:
+def test_closed_forms_for_sampled_drafts(kind: str, loss: float, slope: float) -> None:
     found, gradient, judged = two_tokens(PLAIN, kind)
     assert found == pytest.approx(loss)
     assert gradient == pytest.approx([slope, -slope])
@@ -211,7 +213,7 @@ def test_against_a_greedy_target_kl_ce_and_lk_alpha_are_one() -> None:
             assert gradient == pytest.approx([-0.5, 0.5])
 
 
-def test_a_temperature_sharpens_p_and_drawn_drafts_alike() -> None:
+def test_a_temperature_applies_to_p_and_to_sampled_drafts() -> None:
     # At 1/2, p = (9/10, 1/10) and q = (1/2, 1/2): alpha = 1/2 + 1/10; dz/du = 2.
     found, gradient, _ = two_tokens(
         Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "kl"
@@ -220,13 +222,13 @@ def test_a_temperature_sharpens_p_and_drawn_drafts_alike() -> None:
     assert gradient == pytest.approx([2 * (0.5 - 0.9), 2 * (0.5 - 0.1)])
     _, _, judged = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "tv")
     assert judged.acceptance_KN.item() == pytest.approx(0.6)
-    # A nucleus of 0.7 holds the first token alone.
+    # A nucleus of 0.7 is the first token alone.
     found, _, _ = two_tokens(Served(torch.ones(1), torch.tensor([0.7]), probabilistic=True), "kl")
     assert found == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("kind", ["kl", "tv", "lk_alpha", "lk_hybrid"])
-def test_a_perfect_draft_costs_nothing(kind: str) -> None:
+def test_a_perfect_draft_has_no_loss(kind: str) -> None:
     _, teacher_NH, token_N, valid_KN, lm_head_VH, _ = problem(True)
     served = Served(torch.full((N,), 0.7), torch.ones(N), probabilistic=True)
     u_KNH = teacher_NH.expand(K, N, H).clone().requires_grad_()
@@ -235,12 +237,12 @@ def test_a_perfect_draft_costs_nothing(kind: str) -> None:
     )
     assert loss_KN.abs().max() < 1e-6
     torch.testing.assert_close(judged.acceptance_KN, valid_KN.double())
-    if kind == "kl":  # the others have a kink there: sum min(p, q) falls on either side of q = p
+    if kind == "kl":  # sum min(p, q), in the others, has a kink at q = p
         loss_KN.sum().backward()
         assert u_KNH.grad.abs().max() < 1e-6
 
 
-def test_drafts_without_a_target_cost_nothing_and_whole_chunks_of_them_no_head() -> None:
+def test_drafts_without_a_target_have_no_loss_and_such_chunks_are_skipped() -> None:
     u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem(False)
     valid_KN = valid_KN.clone()
     valid_KN[:, 3:6] = False
@@ -286,8 +288,8 @@ def test_literal_p_is_the_engines() -> None:
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-def test_lk_alpha_is_bounded_where_p_and_q_hardly_meet(probabilistic: bool) -> None:
-    """-log alpha has a slope of at most 2 over all logits, however small alpha is: none of it may be rounding's."""
+def test_lk_alpha_is_bounded_where_p_and_q_hardly_overlap(probabilistic: bool) -> None:
+    """The gradient of -log alpha has an L1 norm of at most 2 for any alpha, rounding included."""
     torch.manual_seed(0)
     rows, vocabulary = 64, 500
     teacher_NH = torch.randn(rows, vocabulary)

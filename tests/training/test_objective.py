@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from outrider.speculators.acceptance import target_distribution
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.heads import DraftHead
 from outrider.training.batches import Batch, assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.depth_weights import fixed_weights
+from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
 from outrider.training.objective import Objective
 from outrider.training.packing import make_samples
@@ -36,6 +39,9 @@ class RandomStore:
         )
 
 
+SPEC = FeatureSpec((FeatureStream(FINAL_NORM, H),))
+
+
 def drafts(batch: Batch) -> torch.Tensor:
     """States of the chains: any function of sequence, anchor and depth will do."""
     anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
@@ -44,6 +50,11 @@ def drafts(batch: Batch) -> torch.Tensor:
         for s in range(DEPTH)
     ]
     return torch.stack(states).requires_grad_()
+
+
+def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> Drafted:
+    """Drafts of a drafter that shares the target's head."""
+    return Drafted(u_KNH, DraftHead(head_VH))
 
 
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
@@ -56,15 +67,15 @@ def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Te
 @pytest.mark.parametrize("probabilistic", [False, True])
 @pytest.mark.parametrize("weighting", ["decay", "uniform", "visited"])
 def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic: bool) -> None:
-    goal, _ = objective(probabilistic, depth_weights=weighting, loss="lk_hybrid")
+    goal, head_VH = objective(probabilistic, depth_weights=weighting, loss="lk_hybrid")
     share_K = goal.share(SAMPLES)
     totals = []
     for rows in ([(0, 1, 2)], [(1,), (2, 0)]):
         total, gradient = torch.zeros(()), {}
         for row in rows:
-            batch = assemble(RandomStore(), SAMPLES, row, 40)
+            batch = assemble(RandomStore(), SAMPLES, row, 40, SPEC)
             u_KNH = drafts(batch)
-            loss, _ = goal.of_row(u_KNH, batch, share_K)
+            loss, _ = goal.of_row(by_target_head(u_KNH, head_VH), batch, share_K)
             (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
             total = total + loss.detach()
             for index, part in zip(
@@ -78,10 +89,10 @@ def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic:
 
 
 def test_a_row_that_stands_in_counts_nothing() -> None:
-    goal, _ = objective(False, depth_weights="visited")
-    batch = assemble(RandomStore(), SAMPLES, (0, 1), 40)
+    goal, head_VH = objective(False, depth_weights="visited")
+    batch = assemble(RandomStore(), SAMPLES, (0, 1), 40, SPEC)
     u_KNH = drafts(batch)
-    loss, sums = goal.of_row(u_KNH, batch, torch.zeros(DEPTH))
+    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
     (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
     assert loss == 0
     assert not grad_KNH.any()
@@ -92,9 +103,9 @@ def test_a_row_that_stands_in_counts_nothing() -> None:
 def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
     """Draft by draft: the token, its teacher, the request's own sampling, the weight."""
     goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
-    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40)
+    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
-    loss, sums = goal.of_row(u_KNH, batch, goal.share(SAMPLES))
+    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
     decay_K = fixed_weights("decay", DEPTH, 0.6).tolist()
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
@@ -135,11 +146,12 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
 def test_the_pull_towards_the_base_is_the_kl_of_its_drafts() -> None:
     plain, head_VH = objective(False, loss="kl")
     pulled, _ = objective(False, loss="kl", base_kl=0.7)
-    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), row_tokens=40)
+    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     share_K = plain.share(SAMPLES)
     u_KNH, base_KNH = drafts(batch), drafts(batch).detach().roll(1, dims=-1)
-    without, _ = plain.of_row(u_KNH, batch, share_K)
-    held, _ = pulled.of_row(u_KNH, batch, share_K, base_KNH)
+    drafted, base = (by_target_head(states, head_VH) for states in (u_KNH, base_KNH))
+    without, _ = plain.of_row(drafted, batch, share_K)
+    held, _ = pulled.of_row(drafted, batch, share_K, base)
     expected, row = 0.0, 0
     for index in (0, 1, 2):
         anchors = SAMPLES[index].targets(0)
@@ -152,7 +164,8 @@ def test_the_pull_towards_the_base_is_the_kl_of_its_drafts() -> None:
                 expected += float((log_base.exp() * (log_base - log_custom)).sum() * share_K[s])
             row += 1
     assert float(held.detach() - without.detach()) == pytest.approx(0.7 * expected, rel=1e-4)
-    same, _ = pulled.of_row(u_KNH, batch, share_K, u_KNH.detach())
+    itself = by_target_head(u_KNH.detach(), head_VH)
+    same, _ = pulled.of_row(drafted, batch, share_K, itself)
     assert float(same.detach()) == pytest.approx(float(without.detach()), rel=1e-5)
     (gradient,) = torch.autograd.grad(held - without, u_KNH, retain_graph=True)
     (of_same,) = torch.autograd.grad(same - without, u_KNH)

@@ -1,30 +1,31 @@
-"""Packing: nothing is lost or doubled, rows are full, the order is the seed's alone."""
+"""Packing: no piece is lost or doubled, rows are full, the order depends on the seed alone."""
 
 import gzip
+import itertools
 import json
-from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.training.packing import _best_filling, make_samples, pack, padding_share, plan_epoch
+from tests.fuzzing import examples
 
 TRAFFIC = Path(__file__).parents[2] / "recipes" / "nano_r1" / "traffic"
 
 
 @given(st.lists(st.integers(1, 100), max_size=60))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_piece_is_in_exactly_one_row_that_has_room(lengths: list[int]) -> None:
     rows = pack(list(enumerate(lengths)), row_tokens=100)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
     assert all(sum(lengths[index] for index in row) <= 100 for row in rows)
-    # A row that is filled as well as can be never leaves two that are both at most half full.
+    # If rows are filled as well as possible, no two of them are at most half full.
     assert sum(sum(lengths[index] for index in row) <= 50 for row in rows) <= 1
 
 
-def test_anchors_begin_with_the_state_before_the_first_token_of_the_completion() -> None:
+def test_anchors_start_at_the_state_before_the_first_completion_token() -> None:
     samples, left_out = make_samples(
         [("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)], row_tokens=100
     )
@@ -32,7 +33,8 @@ def test_anchors_begin_with_the_state_before_the_first_token_of_the_completion()
         ("a", 10, 3),
         ("b", 100, 4),
     ]
-    # Sequence a: completion 4..9; the prefill delivers token 4; drafts at depth 0 predict 5..9, at depth 2 7..9.
+    # Sequence a: completion 4..9; the prefill returns token 4; drafts predict 5..9 at depth 0 and
+    # 7..9 at depth 2.
     assert [samples[0].targets(s) for s in range(7)] == [5, 4, 3, 2, 1, 0, 0]
     assert "shorter than two tokens" in left_out["c"]
     assert "fills a row" in left_out["d"]
@@ -48,21 +50,22 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
 
     assert plan(0, 0) == plan(0, 0)
     assert plan(0, 0) != plan(0, 1) != plan(1, 1)
-    assert sorted(index for step in plan(0, 3) for row in step for index in row) == list(
-        range(2000)
-    )
+    rows = itertools.chain.from_iterable(plan(0, 3))
+    assert sorted(itertools.chain.from_iterable(rows)) == list(range(2000))
     assert padding_share(plan(0, 0), samples, 1024) < 0.03
 
 
 @given(st.lists(st.integers(1, 30), max_size=9), st.integers(0, 60))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: int) -> None:
     taken = _best_filling(lengths, room)
-    sums = (
-        sum(choice) for count in range(len(lengths) + 1) for choice in combinations(lengths, count)
-    )
+    best = 0
+    for count in range(len(lengths) + 1):
+        for choice in itertools.combinations(lengths, count):
+            if sum(choice) <= room:
+                best = max(best, sum(choice))
     assert len(set(taken)) == len(taken)
-    assert sum(lengths[place] for place in taken) == max(total for total in sums if total <= room)
+    assert sum(lengths[place] for place in taken) == best
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: i
     [("resume_screening", 2048), ("document_extraction", 4096), ("social_chat", 4096)],
 )
 def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) -> None:
-    """At least 97 % of the slots hold a token, with the recipes' rows and the lengths that the logs give."""
+    """At least 97 % of the slots hold a token, with the recipes' rows and the logs' lengths."""
     lengths = []
     with gzip.open(TRAFFIC / f"{workload}.jsonl.gz", "rt") as log:
         for number, line in enumerate(log):
@@ -83,7 +86,5 @@ def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) ->
     assert len(lengths) > 300
     samples, left_out = make_samples(lengths, row_tokens)
     assert not left_out
-    assert (
-        padding_share(plan_epoch(samples, row_tokens, 2, seed=0, epoch=0), samples, row_tokens)
-        <= 0.03
-    )
+    steps = plan_epoch(samples, row_tokens, 2, seed=0, epoch=0)
+    assert padding_share(steps, samples, row_tokens) <= 0.03

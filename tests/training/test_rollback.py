@@ -1,4 +1,4 @@
-"""Bad batches: how they are known, and that what is undone leaves no trace in the weights."""
+"""Bad batches: their detection, and that an undone one leaves no trace in the weights."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ RECENT = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7]
         (float("inf"), 1.0, RECENT, 3.0, "the loss is inf"),
         (1.0, float("nan"), RECENT, 3.0, "the gradient is not finite"),
         (1.0, float("inf"), RECENT, None, "the gradient is not finite"),
-        (1.0, -1.0, RECENT, 3.0, "the gradient is not finite"),  # DeepSpeed's way to say so
+        (1.0, -1.0, RECENT, 3.0, "the gradient is not finite"),  # how DeepSpeed reports it
         (
             3.01,
             1.0,
@@ -36,32 +36,31 @@ RECENT = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7]
         (99.0, 1.0, RECENT[: FEWEST - 1], 3.0, None),
     ],
 )
-def test_what_a_bad_step_is(
+def test_which_steps_are_bad(
     loss: float, norm: float, recent: list, factor: float | None, reason: str | None
 ) -> None:
     assert why_bad(loss, norm, recent, factor) == reason
 
 
-def test_the_guard_follows_the_descent_and_does_not_learn_from_a_leap() -> None:
+def test_the_guard_follows_the_descent_and_leaves_out_a_spike() -> None:
     guard, state = Guard(TrainingConfig(spike_factor=2.0)), {}
     for step in range(100):
         guard.check(state, step, 2.0 * 0.95**step, 1.0, ["a"])
     assert len(state["recent_losses"]) == WINDOW
     assert json.loads(json.dumps(state)) == state
     before = list(state["recent_losses"])
-    with pytest.raises(
-        BadBatch, match="step 101"
-    ) as bad:  # smaller than the first losses, and a leap by now
+    # Smaller than the first losses, and a spike by now.
+    with pytest.raises(BadBatch, match="step 101") as bad:
         guard.check(state, 100, 1.0, 1.0, ["b", "c"])
     assert (bad.value.step, bad.value.sequences) == (100, ["b", "c"])
     assert state["recent_losses"] == before
 
 
-def test_rollbacks_are_on_the_disk_at_once_and_belong_to_their_run(tmp_path: Path) -> None:
+def test_rollbacks_are_written_at_once_and_belong_to_their_run(tmp_path: Path) -> None:
     config, path = TrainingConfig(max_rollbacks=2), tmp_path / "rollbacks.json"
     rollbacks = Rollbacks(path, "digest", config)
-    told = rollbacks.add(BadBatch(6, "the loss is nan", ["a", "b"]), back_to=4, write=True)
-    assert "step 7: the loss is nan; back to step 4" in told and told.endswith("a, b")
+    line = rollbacks.add(BadBatch(6, "the loss is nan", ["a", "b"]), back_to=4, write=True)
+    assert "step 7: the loss is nan; back to step 4" in line and line.endswith("a, b")
     again = Rollbacks(path, "digest", config)
     assert again.steps == {6}
     assert Rollbacks(path, "another run's", config).steps == set()
@@ -90,14 +89,14 @@ def test_batches_that_share_no_sequence_point_at_the_learning_rate(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """One training sequence has no numbers for states: it spoils one step of each epoch."""
+    """One training sequence has NaN states, which spoils one step of each epoch."""
     return make_corpus(tmp_path_factory.mktemp("corpus"), broken="s01")
 
 
 @pytest.mark.parametrize(
     ("stage", "processes"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 2)]
 )
-def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
+def test_after_a_rollback_the_run_equals_one_without_the_batch(
     stage: int, processes: int, broken: Corpus, tmp_path: Path
 ) -> None:
     settings = {
@@ -112,7 +111,7 @@ def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
     for each in rolled["rollbacks"]:
         assert "s01" in each["sequences"] and each["reason"] == "the loss is nan"
         assert each["back_to"] == (each["step"] - 1) // 2 * 2
-    # The same run, knowing from the start what to leave out.
+    # The same run, with the rollbacks known from the start.
     (tmp_path / "wise" / "training").mkdir(parents=True)
     shutil.copy(tmp_path / "rolled" / "training" / "rollbacks.json", tmp_path / "wise" / "training")
     wise = broken.train(tmp_path / "wise", **settings)
@@ -131,10 +130,12 @@ def test_after_a_rollback_the_run_is_as_if_the_batch_had_never_been(
 
 
 def final_masters(run_dir: Path, steps: int) -> dict[str, torch.Tensor]:
-    """What DeepSpeed holds at the end, in all processes: float32 weights and moments."""
+    """DeepSpeed's state at the end, in all processes: float32 weights and moments."""
     folder = run_dir / "training" / "checkpoints" / f"step-{steps:07d}" / "deepspeed"
     files = sorted(folder.glob("*optim_states.safetensors"))
     assert files
-    return {
-        f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()
-    }
+    masters = {}
+    for path in files:
+        for name, tensor in load_file(path).items():
+            masters[f"{path.name} {name}"] = tensor
+    return masters

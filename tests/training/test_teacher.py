@@ -1,4 +1,4 @@
-"""p without sorting the vocabulary against p as the replay makes it, which is tested against vLLM's own code."""
+"""p without a full sort against the replay's p, which is tested against vLLM's code."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ ROWS, VOCABULARY = 40, 300
 
 
 def requests() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Flat and sharp logits, at temperatures 0 to 1.5 and nuclei from one token to all."""
+    """Flat and sharp logits, temperatures 0 to 1.5, nuclei from one token to all."""
     torch.manual_seed(0)
     logits_CV = torch.randn(ROWS, VOCABULARY) * torch.linspace(0.1, 8.0, ROWS)[:, None]
     temperature_C = torch.tensor([0.0, 0.3, 0.6, 1.0, 1.5]).repeat(ROWS // 5)
@@ -25,7 +25,7 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
     logits_CV, token_C, temperature_C, top_p_C = requests()
     expected_CV = target_distribution(logits_CV, temperature_C, top_p_C)
     expected_logged_C = logged_token_probability(logits_CV, token_C, temperature_C, top_p_C)
-    # More of the nuclei end within 16 tokens than do not, and some of each.
+    # Some nuclei end within 16 tokens and some do not.
     sizes_C = (expected_CV > 0).sum(-1)
     assert 0.2 < (sizes_C <= 16).float().mean() < 0.9
     found = served_distribution(
@@ -40,8 +40,8 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
     torch.testing.assert_close(found.logged_C, expected_logged_C)
 
 
-def test_equal_logits_at_the_edge_keep_as_many_tokens_as_the_replay_does() -> None:
-    """bf16 logits tie often; which of the equal tokens is kept is the sort's choice, how many is not."""
+def test_ties_at_the_edge_of_the_nucleus_keep_as_many_tokens_as_the_replay() -> None:
+    """bf16 logits tie often. The sort decides which of the equal tokens is kept, not how many."""
     logits_CV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -1.0]])
     one = torch.ones(1)
     for top_p in (0.3, 0.5, 0.6, 0.75, 0.9):

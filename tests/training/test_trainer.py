@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.spec import Preempted
 from outrider.training.packing import make_samples, plan_epoch
 from tests.training.corpus import Corpus, make_corpus
+from tests.training.forked_ranks import RUNNING
 
 SETTINGS = {"epochs": 5, "checkpoint_every": 4, "evaluate_every": 7}
 """15 steps: checkpoints at 4, 8, 12, 15, evaluations at 7, 14, 15."""
@@ -38,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def whole(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """An uninterrupted run of one process, with the tracker."""
     run_dir = tmp_path_factory.mktemp("whole")
-    return run_dir, corpus.train(run_dir, **SETTINGS, wandb_project="outrider-test")
+    return run_dir, corpus.train(run_dir, **SETTINGS, wandb_project="outrider-test", launch=True)
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -149,6 +151,8 @@ def kill_workers() -> None:
         ):  # an earlier test's, not yet reaped: it has no command line
             if "outrider.training.distributed.worker" in child.cmdline():
                 child.kill()
+    for rank in RUNNING:
+        rank.kill()
 
 
 def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
@@ -159,7 +163,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
         once_at_step(tmp_path, 9, kill_workers),
         pytest.raises(OutriderError, match="killed by signal 9"),
     ):
-        corpus.train(tmp_path, **SETTINGS)
+        corpus.train(tmp_path, **SETTINGS, launch=True)
     assert 9 <= len(losses(tmp_path)) < 15
     checkpoints = tmp_path / "training" / "checkpoints"
     newest = sorted(checkpoints.glob("step-*"))[-1]
@@ -174,7 +178,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     ):
         corpus.train(tmp_path, **SETTINGS)
     assert (
-        f"{newest}: deepspeed/{masters.name} has changed since it was written; passed over"
+        f"{newest}: deepspeed/{masters.name} has changed since it was written; skipped"
         in capfd.readouterr().out
     )
     assert not (tmp_path / "speculator").exists()
@@ -207,7 +211,7 @@ def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     """Begun with `before` processes, stopped, and gone on with `after`: the losses are those of one process throughout."""
     signalled = once_at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with signalled, pytest.raises(Preempted, match="is saved") as stopped:
-        corpus.train(tmp_path, **SETTINGS, processes=before, zero_stage=stage)
+        corpus.train(tmp_path, **SETTINGS, processes=before, zero_stage=stage, launch=stage == 3)
     assert stopped.value.exit_code == 75
     stopped_at = len(losses(tmp_path))
     assert 5 <= stopped_at < 15

@@ -1,1 +1,1 @@
-"""Checkpoints from which training resumes exactly."""
+"""Checkpoints for exact resume."""

@@ -1,21 +1,26 @@
-"""accelerate and DeepSpeed, set up for the processes at hand: one without a launcher, or as many as torchrun started.
+"""Sets up accelerate and DeepSpeed for this process, alone or under torchrun.
 
-start_environment()                              # before accelerate is imported
-accelerator = make_accelerator(config, log_dir)
-model = prepare_model(accelerator, ChainUnroll(speculator, ends, depth), config)
+    start_environment()                              # before accelerate is imported
+    accelerator = make_accelerator(config, log_dir)
+    unroll = ChainUnroll(drafter, ends, depth)
+    model, optimizer = prepare_model(accelerator, unroll)
+    drafted = unroll.drafted(batch, model)
+
+Shapes: K depths, N anchors, H hidden, D draft vocabulary.
 """
 
 import os
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
-from outrider.speculators.unroll import unroll_anchors
+from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds.drafter import Drafter
 from outrider.training.batches import Batch
 from outrider.training.config import TrainingConfig
 
@@ -23,16 +28,26 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _PATIENCE = timedelta(hours=3)
-"""How long a process waits for the others: while one converts or writes a checkpoint of R1's layer, the rest wait for it. That
-a process has ended is found out otherwise, in seconds (peers.py)."""
+"""How long a process waits for the others while one converts or writes a checkpoint of R1's layer.
+Ended processes are found in seconds, by fail_fast.py."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class ChainUnroll(nn.Module):
-    """The unroll as one module's forward pass, as DeepSpeed wants it. E and W are no part of it: frozen, never sharded."""
+class Drafted(NamedTuple):
+    """The drafts of a row: states of every depth and the head that reads them."""
 
-    def __init__(self, speculator: MTPSpeculator, ends: TargetEnds, depth: int):
+    u_KNH: Tensor
+    head: DraftHead
+
+
+class ChainUnroll(nn.Module):
+    """The unroll of a drafter as one module's forward pass, as DeepSpeed needs it.
+
+    E and W are no part of the module: frozen and never sharded.
+    """
+
+    def __init__(self, speculator: Drafter, ends: TargetEnds, depth: int):
         super().__init__()
         self.speculator = speculator
         self.ends = ends
@@ -41,34 +56,48 @@ class ChainUnroll(nn.Module):
     def forward(
         self,
         token_ids_BT: Tensor,
-        hidden_BTH: Tensor,
+        inputs_BTX: Tensor,
         sequence_BT: Tensor,
         position_BT: Tensor,
         anchor_BT: Tensor,
-    ) -> Tensor:
-        """u [K, N, H] of the anchors in row-major order."""
-        _, states = unroll_anchors(
-            self.speculator,
-            self.ends,
-            token_ids_BT,
-            hidden_BTH,
-            sequence_BT,
-            position_BT,
-            anchor_BT,
-            self.depth,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """u [K, N, H] of the anchors in row-major order; with a trained head also its weight.
+
+        The weight is a copy: under ZeRO-3 the parameter is whole inside this pass only.
+        """
+        _, states = self.speculator.unroll(
+            self.ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, self.depth
         )
-        return torch.stack(states)
+        head = self.speculator.head(self.ends)
+        u_KNH = torch.stack(states)
+        return (u_KNH, head.weight_DH.clone()) if head.trained else u_KNH
 
+    def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
+        """The drafts of a batch. `wrapped` is this module as DeepSpeed prepared it."""
+        model = self if wrapped is None else wrapped
+        out = model(
+            batch.token_ids_BT,
+            batch.inputs_BTX,
+            batch.sequence_BT,
+            batch.position_BT,
+            batch.anchor_BT,
+        )
+        head = self.speculator.head(self.ends)
+        if isinstance(out, Tensor):
+            return Drafted(out, head)
+        u_KNH, weight_DH = out
+        return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D))
 
-def run_unroll(model: nn.Module, batch: Batch) -> Tensor:
-    """A ChainUnroll, wrapped by DeepSpeed or not, on a batch."""
-    return model(
-        batch.token_ids_BT, batch.hidden_BTH, batch.sequence_BT, batch.position_BT, batch.anchor_BT
-    )
+    def drafter_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The drafter's state dict, from this module's; whole under ZeRO-3."""
+        return {name.removeprefix("speculator."): value for name, value in weights.items()}
 
 
 def start_environment() -> None:
-    """What accelerate and DeepSpeed read from the environment. A process without a launcher is rank 0 of 1."""
+    """Sets what accelerate and DeepSpeed read from the environment.
+
+    A process without a launcher is rank 0 of 1.
+    """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -93,7 +122,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.utils import InitProcessGroupKwargs
 
-    # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo does without a compiler.
+    # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo needs no
+    # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     rows_each = config.rows_per_step // int(os.environ["WORLD_SIZE"])
     settings: dict[str, Any] = {
@@ -105,7 +135,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # DeepSpeed's own Adam kernels want a compiler at run time; torch's is as fast for one layer.
+        # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -113,13 +143,14 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
                 "betas": (0.9, 0.95),
                 "weight_decay": config.weight_decay,
                 "torch_adam": True,
-                # In place: the other implementations build square roots of the moments, 8 more bytes a weight.
+                # In place: other implementations build square roots of the moments, 8 more bytes
+                # a weight.
                 "fused": True,
             },
         },
         "steps_per_print": 10**9,
     }
-    # Without naming gloo, each process on a CPU believes that it is alone.
+    # Without gloo named, each process on a CPU runs as if alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
@@ -134,12 +165,13 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
     from accelerate.utils import DummyOptim
 
-    from outrider.training.checkpointing.deepspeed_files import use_safetensors
+    from outrider.training.checkpointing.deepspeed_hooks import use_safetensors
 
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
     use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
-    # bf16 rounds the routing bias too, which would send tokens to other experts than the engine does.
+    # bf16 would also round buffers such as a routing bias, and route tokens differently from the
+    # engine.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)
     return prepared, optimizer

@@ -1,9 +1,11 @@
-"""Starts the training processes, relays what they say, and ends them when this one is told to end.
+"""Starts the training processes, relays their output, and passes SIGTERM and SIGINT to them.
 
-    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(), out, publish, logs)
+    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(),
+                   out_dir, publish_dir, log_dir)
 
-One process runs as it is, several under torchrun, or under what `training.launcher` names. SIGTERM and SIGINT are handed to the
-workers, which write a checkpoint and exit with code 75; an error of any of them ends all (peers.py), with its message.
+One process runs as it is, several run under torchrun or the command in `training.launcher`. After a
+signal the workers write a checkpoint and exit with code 75. An error of one worker ends all
+(fail_fast.py) and is raised here.
 """
 
 import os
@@ -12,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.serving.processes import Family
+from outrider.common.process_tree import ProcessTree
+from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
@@ -29,7 +32,11 @@ from outrider.training.distributed.spec import Preempted, Sampling, TrainingSpec
 
 WORKER = "outrider.training.distributed.worker"
 _NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""DeepSpeed calls what torch has renamed; nobody who trains can mend that."""
+"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
+
+
+RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
+"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
 
 
 def train(
@@ -45,11 +52,13 @@ def train(
     *,
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
+    run: RunRanks | None = None,
 ) -> dict[str, Any]:
-    """Trains on parts["train"], chooses on parts["validation"], publishes the best speculator; returns `result.json`.
+    """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
-    `sampling` gives (temperature, top_p) of each sequence. What `out_dir` holds of an earlier, unfinished run of the same
-    settings is continued.
+    `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
+    same settings is resumed. Returns the content of `result.json`. `run` replaces the subprocess
+    in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -71,8 +80,9 @@ def train(
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    code, told_to_stop = _run(_command(spec_path, training), spec, spec.log_dir / "train.log")
-    _raise_what_went_wrong(spec, code, told_to_stop)
+    command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
+    code, stopped = (run or _run)(command, spec, log_path)
+    _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 
 
@@ -92,11 +102,11 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs to the end, output to the terminal and the log; the exit code, and whether it was told to stop."""
+    """Runs to the end, output to the terminal and the log; (exit code, whether a signal came)."""
     threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
-    with Family() as family:
+    with ProcessTree() as tree:
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": _NOT_OURS}
-        environment = defaults | os.environ | family.environment
+        environment = defaults | os.environ | tree.environment
         # For launchers that are scripts: recipes/r1/launch.
         environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
         try:
@@ -107,66 +117,65 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                # A Ctrl-C at the terminal reaches this process alone, which then tells the workers.
+                # A Ctrl-C at the terminal reaches this process alone, which passes it on.
                 start_new_session=True,
             )
         except OSError as error:
             raise OutriderError(
                 f"training.launcher: {command[0]} cannot be started ({error.strerror})"
             ) from None
+        assert process.stdout is not None
         with (
-            _signals_go_to_workers(spec.stop_file) as told,
+            _signals_to_workers(tree, spec.stop_file) as stopped,
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
                 print(line, end="", flush=True)
                 log.write(line)
                 log.flush()
-            return process.wait(), told.is_set()
+            return process.wait(), stopped.is_set()
 
 
 @contextmanager
-def _signals_go_to_workers(stop_file: Path) -> Iterator[threading.Event]:
-    """Only the workers are told, not what launched them, which would kill them before their checkpoint is written."""
+def _signals_to_workers(tree: ProcessTree, stop_file: Path) -> Iterator[threading.Event]:
+    """Passes signals to the workers alone; a launcher would kill them before their checkpoint."""
 
-    told = threading.Event()
+    stopped = threading.Event()
 
-    def hand_on(*_: object) -> None:
-        told.set()
+    def pass_on(*_: object) -> None:
+        stopped.set()
         stop_file.touch()
-        for member in psutil.Process().children(recursive=True):
+        for member in tree.members():
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 if _is_worker(member.cmdline()):
                     member.send_signal(signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield stopped
         return
-    previous = {
-        number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield told
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with signal_handlers(pass_on, (signal.SIGTERM, signal.SIGINT)):
+        yield stopped
 
 
 def _is_worker(command_line: list[str]) -> bool:
-    """`python [-flags] -m outrider.training.distributed.worker SPEC`, and not a launcher that is told to start that."""
+    """Whether this is `python [-flags] -m outrider.training.distributed.worker SPEC`.
+
+    The command line of a launcher contains the worker's name too.
+    """
     if WORKER not in command_line:
         return False
     before = command_line[1 : command_line.index(WORKER)]
     return before[-1:] == ["-m"] and all(argument.startswith("-") for argument in before)
 
 
-def _raise_what_went_wrong(spec: TrainingSpec, code: int, told_to_stop: bool) -> None:
+def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:
     errors = read_errors(spec.out_dir)
     if errors and errors[0].exit_code == Preempted.exit_code:
         raise Preempted(errors[0].message)
-    if (told_to_stop and code) or code == -signal.SIGTERM:
+    if (stopped and code) or code == -signal.SIGTERM:
         raise Preempted(
-            "training was asked to stop outside its steps; the same command goes on from the last checkpoint"
+            "training stopped after a signal, outside its steps; rerun the command to resume from"
+            " the last checkpoint"
         )
     if errors:
         raise OutriderError(describe(errors, spec.training.processes))

@@ -1,4 +1,6 @@
-"""The order that `launch.train` writes and every worker reads: what to train, from what, to where. No torch in here.
+"""The specification of one training run, passed from the launcher to every worker as JSON.
+
+It imports no torch.
 
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """
@@ -14,7 +16,7 @@ from outrider.training.config import TrainingConfig
 
 
 class Sampling(BaseModel):
-    """How the customer's request of a sequence was sampled."""
+    """Sampling parameters of the request that a sequence comes from."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -23,32 +25,33 @@ class Sampling(BaseModel):
 
 
 class TrainingSpec(BaseModel):
-    """One training run. Sequences are named by their ids in the feature store."""
+    """One training run. Sequences are ids in the feature store."""
 
     model_config = ConfigDict(extra="forbid")
 
     target_dir: Path
     features_dir: Path
     feature_store: str
-    """Import string of the class whose `open(features_dir)` gives the store: training does not know who made it."""
+    """Import string of the store's class; `open(features_dir)` returns the store. Training imports
+    nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
-    """Of every sequence: what its drafts are accepted against, in the loss and in the validation."""
+    """By sequence: the distribution that accepts its drafts, in the loss and in the validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     probabilistic_drafts: bool = False
-    """Whether serving samples its drafts; the loss and the acceptance on the validation part are computed for that."""
+    """Whether serving samples its drafts. The loss and the validation acceptance follow it."""
     out_dir: Path
-    """Checkpoints, the best speculator so far, result.json."""
+    """Directory of checkpoints, the best speculator so far, and result.json."""
     publish_dir: Path
-    """The trained speculator."""
+    """Directory of the trained speculator."""
     log_dir: Path
-    """metrics.jsonl, the tracker's files."""
+    """Directory of metrics.jsonl and the tracker's files."""
 
     def settings(self) -> dict[str, Any]:
-        """All of it that decides the weights."""
-        silent = {
+        """Everything that determines the weights. A checkpoint of other settings is not resumed."""
+        no_effect_on_weights = {
             "wandb_project",
             "processes",
             "launcher",
@@ -60,16 +63,23 @@ class TrainingSpec(BaseModel):
         }
         return self.model_dump(
             mode="json",
-            exclude={"out_dir": True, "publish_dir": True, "log_dir": True, "training": silent},
+            exclude={
+                "out_dir": True,
+                "publish_dir": True,
+                "log_dir": True,
+                "speculator": {"parity"},
+                "training": no_effect_on_weights,
+            },
         )
 
     @property
     def stop_file(self) -> Path:
-        """While it is there, the workers stop after their step: it reaches those on other machines too."""
+        """While this file exists, the workers stop after their step, also on other machines."""
         return self.out_dir / "stop"
 
 
 class Preempted(OutriderError):
-    """Training was asked to stop, wrote a checkpoint and did. 75 is EX_TEMPFAIL: run the same command again."""
+    """Training stopped after a signal and wrote a checkpoint. Rerun the command to resume."""
 
     exit_code = 75
+    """EX_TEMPFAIL"""

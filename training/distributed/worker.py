@@ -1,46 +1,75 @@
-"""One training process: alone, or one of several under torchrun, deepspeed or srun.
+"""One training process: alone, or a rank under torchrun, deepspeed or srun.
 
 python -m outrider.training.distributed.worker SPEC.json
 """
 
 import importlib
+import json
 import os
 import sys
 import traceback
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
+
 from outrider.common.errors import OutriderError
-from outrider.training.distributed.fail_fast import another_rank, leave_error, watch
+from outrider.training.distributed.fail_fast import error_record, root_cause, watch, write_error
+from outrider.training.distributed.launcher_environment import join_world
 from outrider.training.distributed.spec import TrainingSpec
-from outrider.training.distributed.world import join_world
 
 SUCCESS, FAILURE = 0, 1
 
 
-def main(spec_path: Path) -> int:
-    """Trains, and returns the exit code; an error is left for the launcher and for the other processes (peers.py)."""
-    spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
-    rank = 0
-    try:
-        rank = join_world(spec.training.processes, by_slurm=spec.training.launcher is not None)
-        watch(spec.out_dir, rank)
-        _train(spec)
-    except OutriderError as error:
-        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
-        leave_error(spec.out_dir, rank, str(error), error.exit_code, expected=True)
-        return error.exit_code
-    except Exception as error:
-        cause = another_rank(spec.out_dir, rank)
-        if cause is None:
-            traceback.print_exc()
+class RankErrors(ErrorHandler):
+    """Records this rank's exception in the run directory, and for torchrun where it asks for it.
+
+    torchelastic's own handler knows neither the shared directory nor errors without a traceback.
+    Its `initialize` enables faulthandler, which prints a stack for a segmentation fault.
+    """
+
+    def __init__(self, out_dir: Path) -> None:
+        self.out_dir = out_dir
+        self.rank = 0
+
+    def record_exception(self, e: BaseException) -> None:
+        """Prints and writes the error; a consequence of another rank's error is only noted."""
+        if isinstance(e, OutriderError):
+            failure = error_record(str(e), e.exit_code, expected=True)
+            print(f"rank {self.rank}: {e}", file=sys.stderr, flush=True)
         else:
-            print(f"rank {rank}: ends because rank {cause} did", file=sys.stderr, flush=True)
-        leave_error(spec.out_dir, rank, f"{type(error).__name__}: {error}", FAILURE, expected=False)
+            text = f"{type(e).__name__}: {e}"
+            failure = error_record(text, FAILURE, expected=False, traceback=traceback.format_exc())
+            cause = root_cause(self.out_dir, self.rank)
+            if cause is None:
+                traceback.print_exc()
+            else:
+                line = f"rank {self.rank}: ends because rank {cause} failed"
+                print(line, file=sys.stderr, flush=True)
+                failure = error_record(text, FAILURE, expected=False)
+        write_error(self.out_dir, self.rank, failure)
+        for_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if for_torchrun:
+            Path(for_torchrun).write_text(json.dumps(failure), encoding="utf-8")
+
+
+def main(spec_path: Path) -> int:
+    """Trains, and returns the exit code."""
+    spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
+    errors = RankErrors(spec.out_dir)
+    try:
+        record(_train, errors)(spec, errors)
+    except OutriderError as error:
+        return error.exit_code
+    except Exception:  # recorded
         return FAILURE
     return SUCCESS
 
 
-def _train(spec: TrainingSpec) -> None:
+def _train(spec: TrainingSpec, errors: RankErrors) -> None:
+    by_slurm = spec.training.launcher is not None
+    errors.rank = join_world(spec.training.processes, by_slurm=by_slurm)
+    watch(spec.out_dir, errors.rank)
+
     import torch
 
     from outrider.training.distributed.accelerator import start_environment

@@ -1,32 +1,43 @@
-"""Memory of one training process, by part and phase, before it exists: no torch, no weights, no GPU.
+"""Memory of one training process, by part and phase, computed before it exists.
 
-    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=1, processes=8, rows_each=4)
-    needed = plan.phases()                # {"start": {part: bytes}, "backward": {...}, "update": {...}}
+    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=1)
+    needed = plan.phases()                # {"start": {part: bytes}, "backward": ..., "update": ...}
     plan.peak()                           # ("backward", bytes)
 
-Three moments can be the largest: the start, when the base speculator in float32 stands beside the prepared one (step-0 parity);
-backward; and the update of the weights. What DeepSpeed 0.19 (stage_1_and_2.py, stage3.py) holds in each was read from its code:
+Three moments can be the largest: the start, when the base speculator in float32 exists next to the
+prepared one (step-0 parity); backward; and the update of the weights. What DeepSpeed 0.19
+(stage_1_and_2.py, stage3.py) holds in each comes from its code:
 
-- every depth of the unroll uses every weight, and autograd adds the depths' gradients up before it hands one over: full gradients
-  of all trained weights stand at once in every stage, plus the largest tensor's newest share; ZeRO-2 and 3 shard what comes after;
-- with several rows a step, stage 1 keeps the sum so far beside them; stages 2 and 3 their part of it;
-- the update casts this process's part of the gradients to one float32 vector, from a bf16 copy of a bf16 buffer;
-- stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep each gathering until backward.
+- every depth of the unroll uses every weight, and autograd adds up the depths' gradients before it
+  hands one over: full gradients of all trained weights exist at once in every stage, plus the
+  largest tensor's newest share; ZeRO-2 and 3 shard what comes after;
+- with several rows a step, stage 1 also keeps the sum so far; stages 2 and 3 their part of it;
+- the update casts this process's part of the gradients to one float32 vector, from a bf16 copy of a
+  bf16 buffer;
+- stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep
+  each gathering until backward.
 
-Bytes of a trained weight: b (2 in bf16, else 4) of weights, 4 of master weights, 8 of AdamW's moments.
+Bytes of a trained weight: b (2 in bf16, else 4) of weights, 4 of master weights, 8 of AdamW's
+moments. What depends on the kind of drafter comes from its `DrafterSize`. No torch, no weights, no
+GPU.
 """
 
 import dataclasses
 from typing import Literal
 
-from outrider.speculators.size import MTPSize, TrainedParameters
-from outrider.training.sizing.activations import DENSE_EXPERTS, Device, RowShape, Unrolled
+from outrider.speculators.kinds.protocol import (
+    Activations,
+    Device,
+    DrafterSize,
+    RowShape,
+    TrainedParameters,
+)
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits that the loss holds at once: `training.losses.CHUNK_ELEMENTS`."""
+"""Logits that the loss holds at once (`training.losses.CHUNK_ELEMENTS`)."""
 
 CHUNK_ROWS = 256
-"""Rows that it holds at least."""
+"""Least rows of a chunk of the loss."""
 
 CHUNK_COPIES = 5
 """[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
@@ -44,16 +55,16 @@ CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
 
 LIBRARIES = 320_000_000
-"""Of a process on a CPU before any data: Python, torch, DeepSpeed and what they import; measured by benchmarks/memory.py."""
+"""A CPU process before any data: Python, torch, DeepSpeed, by benchmarks/memory.py."""
 
 VALUE_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """What decides the memory of a training process."""
+    """The settings that decide the memory of a training process."""
 
-    size: MTPSize
+    size: DrafterSize
     row: RowShape
     """The largest row."""
     row_tokens: int
@@ -67,7 +78,7 @@ class MemoryPlan:
     trained_parameters: TrainedParameters = "all"
     lora_rank: int = 0
     frozen_value_bytes: float = 2.0
-    """Of a routed expert's weight that is not trained: in the target's own precision, 1 in FP8."""
+    """Bytes of a frozen weight, in the target's own precision: 1 in FP8."""
     device: Device = "cuda"
 
     @property
@@ -76,13 +87,13 @@ class MemoryPlan:
         return self.size.trained(self.trained_parameters, self.lora_rank)
 
     def peak(self) -> tuple[str, int]:
-        """The phase that needs most, and its bytes."""
+        """The phase that needs most memory, and its bytes."""
         totals = {phase: sum(parts.values()) for phase, parts in self.phases().items()}
         phase = max(totals, key=totals.__getitem__)
         return phase, totals[phase]
 
     def phases(self) -> dict[str, dict[str, int]]:
-        """Bytes by part in each phase; the parts of a phase stand at once."""
+        """Bytes by part in each phase; the parts of a phase exist at once."""
         kept = self._kept()
         states = {"adam_moments": self._share(8)}
         phases = {
@@ -96,18 +107,20 @@ class MemoryPlan:
         }
 
     def host_bytes(self, processes: int) -> int:
-        """Memory of a node with so many of the processes on it: all of it on a CPU; beside GPUs embedding and head on their way
-        there, rows and libraries of each, and the weights that one of them publishes."""
+        """Host memory of a node with this many processes.
+
+        On a CPU that is all memory. With GPUs it is embedding and head on their way there, rows
+        and libraries of each process, and the weights that one process publishes.
+        """
         if self.device == "cpu":
             return self.peak()[1] * processes
         each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
         return processes * each + self._b * self.size.total
 
     @property
-    def unrolled(self) -> Unrolled:
+    def activations(self) -> Activations:
         """What autograd keeps."""
-        return Unrolled(
-            self.size,
+        return self.size.activations(
             self.row,
             self.depth,
             self._b,
@@ -121,23 +134,21 @@ class MemoryPlan:
         return VALUE_BYTES[self.compute]
 
     def _share(self, value_bytes: float) -> int:
-        """Bytes of one value for each trained weight, sharded over the processes."""
+        """Bytes of one value per trained weight, sharded over the processes."""
         return int(value_bytes * self.trained / self.processes)
 
     def _ends(self) -> int:
         return self._b * self.size.ends
 
     def _row_bytes(self) -> int:
-        """States in bf16; token, sequence and position in 8 bytes each, and the anchor's mark."""
-        return self.row_tokens * (2 * self.size.hidden + 25)
+        """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
+        return self.row_tokens * (2 * self.size.state_values + 25)
 
     def _largest(self) -> int:
-        return (
-            self.size.largest if self.trained_parameters == "all" else self.size.largest_non_routed
-        )
+        return self.size.largest_trained(self.trained_parameters)
 
     def _bucket(self) -> int:
-        """A GPU reserves it whole; on a CPU only what is written to takes memory."""
+        """A GPU reserves the bucket whole; on a CPU only what is written takes memory."""
         return self._b * (BUCKET if self.device == "cuda" else min(BUCKET, self.trained))
 
     def _kept(self) -> dict[str, int]:
@@ -159,29 +170,22 @@ class MemoryPlan:
         return kept
 
     def _start(self) -> dict[str, int]:
-        """Exact replay of the validation part by the base speculator in float32: one row, nothing kept for backward."""
-        s, row = self.size, self.row
-        heads = s.heads * (2 * s.nope_dim + s.rope_dim + s.value_dim)
-        keys_and_values = heads * (row.tokens + (self.depth - 1) * row.anchors)
-        if s.experts and s.experts <= DENSE_EXPERTS:
-            mlp = 4 * s.experts * s.expert_intermediate
-        else:
-            mlp = s.experts_per_token * (2 * s.hidden + 3 * s.expert_intermediate)
-        states = 2 * self.depth * row.anchors * s.hidden + 4 * row.tokens * s.hidden
+        """Exact replay of a validation row by the base speculator in float32, no gradients."""
+        s = self.size
         return {
             "base_speculator_float32": 4 * s.total,
             "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
-            "activations": 4 * (keys_and_values + states + row.anchors * mlp)
-            + self.unrolled.attention_scratch(4),
+            "activations": 4 * s.replay_values(self.row, self.depth)
+            + self.activations.attention_scratch(4),
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
     def _backward(self) -> dict[str, int]:
-        """The larger of two moments: nothing freed yet; or the last depth done, which leaves a gradient for every weight."""
+        """The largest of three moments: before anything is freed, at the loss, after a depth."""
         b, s, row = self._b, self.size, self.row
-        saved = self.unrolled.saved_bytes()
+        saved = self.activations.saved_bytes()
         states = 3 * b * self.depth * row.anchors * s.hidden
-        attention = self.unrolled.attention_scratch(b)
+        attention = self.activations.attention_scratch(b)
         gradients = b * self.trained * (2 if self.rows_each > 1 and self.zero_stage == 1 else 1)
         if self.zero_stage == 2:
             gradients += self._share(self._b) + self._bucket()
@@ -190,21 +194,20 @@ class MemoryPlan:
         at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
         if self.rows_each > 1 and self.zero_stage == 1:
             first["gradients"] = at_loss["gradients"] = b * self.trained
-        later = saved - self.unrolled.last_depth_bytes()
+        later = saved - self.activations.last_depth_bytes()
         between = {
             "activations": later + (attention if self.depth > 1 else 0),
             "drafted_states": states,
             "gradients": gradients + b * self._largest(),
         }
         found = max(first, at_loss, between, key=lambda parts: sum(parts.values()))
-        if self.zero_stage == 3 and self.trained_parameters == "all":
-            found["gathered_weights"] = b * s.routed_experts * self.depth + b * (
-                s.total - s.routed_experts
-            )
+        if self.zero_stage == 3:
+            gathered = s.gathered_values(self.trained_parameters, self.depth)
+            found["gathered_weights"] = b * gathered
         return found
 
     def _update(self) -> dict[str, int]:
-        """Norm and clipping in float64 of one tensor at a time; bf16 buffer, flat copy and float32 vector; AdamW in place."""
+        """Norm and clipping in float64, one tensor at a time; flat copies; AdamW in place."""
         b, own = self._b, self.trained / self.processes
         flat = 0 if b == 4 else 4
         if self.zero_stage == 3:

@@ -15,7 +15,7 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.split import split
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.data.logs import pair, screenings, write_log
 
 ENGINE = EngineConfig(max_num_batched_tokens=512)  # prompts are prefilled in chunks and together

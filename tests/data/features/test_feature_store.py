@@ -9,6 +9,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import JOURNAL, FeatureStore, FeatureWriter
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
 HIDDEN = 8
 SOURCE = {"target": "t", "sequences": "s"}
@@ -174,7 +175,7 @@ def test_damage_and_versions_are_told_apart(tmp_path):
         FeatureStore.open(tmp_path / "features")
     manifest = tmp_path / "features" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
-    with pytest.raises(OutriderError, match="version 99, this program reads 1 and 2"):
+    with pytest.raises(OutriderError, match="version 99, this program reads 1, 2, 3"):
         FeatureStore.open(tmp_path / "features")
     with pytest.raises(OutriderError, match="no feature store"):
         FeatureStore.open(tmp_path / "elsewhere")
@@ -195,3 +196,44 @@ def test_several_processes_read_it(tmp_path):
             pool.starmap(_sum, [(store, sequence_id) for sequence_id in store.sequence_ids])
             == expected
         )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_streams_are_kept_by_name(tmp_path, dtype):
+    """A drafter that reads auxiliary layers gets them in the order of its own spec."""
+    streams = (FeatureStream("layer_2", 4), FeatureStream("layer_5", HIDDEN))
+    with FeatureWriter(tmp_path, HIDDEN, SOURCE, dtype=dtype, auxiliary=streams) as writer:
+        for index in range(3):
+            token_ids, hidden, start = sequence(index)
+            auxiliary = {"layer_2": hidden[:, :4] * 2, "layer_5": hidden + 1}
+            writer.write(f"0-{index}", token_ids, hidden, start, auxiliary=auxiliary)
+    store = FeatureStore.open(tmp_path)
+    assert store.spec == FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN), *streams))
+    hidden, features = sequence(2)[1].float(), store.read("0-2")
+    wanted = FeatureSpec((streams[1], FeatureStream(FINAL_NORM, HIDDEN), streams[0]))
+    wanted.require(store.spec, tmp_path)
+    expected = torch.cat([hidden + 1, hidden, hidden[:, :4] * 2], dim=-1)
+    error = (wanted.inputs(features).float() - expected).abs().max()
+    assert error < (0.05 if dtype == "bf16" else 0.3)
+    only_final = FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN),))
+    assert only_final.inputs(features) is features.hidden
+    with pytest.raises(OutriderError, match=r"reads layer_9 \(8 values\); run the capture stage"):
+        FeatureSpec((FeatureStream("layer_9", HIDDEN),)).require(store.spec, tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_version_holds_the_final_norm(tmp_path, version):
+    dtype = {1: "bf16", 2: "fp8"}[version]
+    with FeatureWriter(tmp_path, HIDDEN, SOURCE, dtype=dtype) as writer:
+        writer.write("0-4", *sequence(4))
+    path = tmp_path / "manifest.json"
+    new = FeatureStore.open(tmp_path).read("0-4")
+    manifest = json.loads(path.read_text())
+    path.write_text(
+        json.dumps(
+            {key: manifest[key] for key in manifest.keys() - {"features"}} | {"version": version}
+        )
+    )
+    old = FeatureStore.open(tmp_path)
+    assert old.spec == FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN),))
+    assert torch.equal(old.read("0-4").hidden, new.hidden)

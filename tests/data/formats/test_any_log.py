@@ -1,16 +1,12 @@
-"""Whatever stands in a log, every row is an exchange or a counted reject, for every format, in bounded time and memory.
-
-OUTRIDER_FUZZ_EXAMPLES=100000 fuzzes for as many examples; the default is what a test run has time for.
-"""
+"""Whatever stands in a log, every row is an exchange or a counted reject, for every format, in bounded time and memory."""
 
 import json
-import os
 import random
 import resource
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange, Reject
@@ -19,8 +15,7 @@ from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
 from tests.data.logs import write_log
-
-EXAMPLES = int(os.environ.get("OUTRIDER_FUZZ_EXAMPLES", "150"))
+from tests.fuzzing import examples
 
 WHOLE_FILES = {"sglang_dump"}
 """Formats whose files are one value; of a broken one nobody can say how many rows it had, so that it is one."""
@@ -86,7 +81,7 @@ def builder(text_target):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(
     lines=st.lists(
         mutated_rows() | st.binary(max_size=40).map(lambda line: line.replace(b"\n", b" ")),

@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
@@ -13,6 +13,7 @@ from outrider.data.formats import FORMATS, format_of, read_exchanges
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.mutations import GOLDEN, checked, golden_files, mutated, one_file
+from tests.fuzzing import examples
 
 FILES = golden_files()
 CONTENTS = [path.read_bytes() for _, path in FILES]
@@ -43,7 +44,7 @@ def test_every_format_has_golden_logs():
 @pytest.mark.parametrize(
     "index", range(len(FILES)), ids=lambda index: f"{FILES[index][0]}-{FILES[index][1].name}"
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(10)
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_log_is_read_to_its_end(builder, tmp_path, index, seed):
     rng = random.Random(seed)

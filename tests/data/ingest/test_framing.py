@@ -5,7 +5,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
@@ -13,6 +13,7 @@ from outrider.data.formats.rows import parse_row
 from outrider.data.ingest import framing, sources
 from outrider.data.ingest.framing import rows
 from outrider.data.ingest.sources import LogFile, log_files
+from tests.fuzzing import examples
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -68,9 +69,7 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, name, chunk):
     assert read(file_of(tmp_path, FRAMINGS[name].encode())) == VALUES
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(100)
 @given(st.data())
 def test_an_array_of_any_objects_comes_apart_at_its_commas(tmp_path, data):
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(

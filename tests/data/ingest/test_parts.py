@@ -9,8 +9,8 @@ from outrider.data.config import TrafficConfig
 from outrider.data.ingest import chunks, ingest
 from outrider.data.ingest.chunks import ChunkWork
 from outrider.data.sequences import load_sequences
-from tests.data.logs import pair, write_log
 from tests.data.ingest.test_ingest import BAD, good_rows
+from tests.data.logs import pair, write_log
 
 
 @pytest.fixture

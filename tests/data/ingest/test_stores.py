@@ -15,7 +15,7 @@ from huggingface_hub import HfFileSystem, constants
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.sources import LogFile, log_files
 from outrider.data.ingest.stores import answering
-from outrider.recipes.pipeline.fingerprints import source_identity
+from outrider.recipes.pipeline.stages.sources import log_digest
 
 FIX = "check the address, the network and the credentials .*copy the files here"
 
@@ -36,7 +36,7 @@ def refused(monkeypatch):
 @pytest.mark.parametrize(
     "url", ["hf://datasets/acme/hours", "hf://datasets/acme/hours/data/*.parquet"]
 )
-@pytest.mark.parametrize("ask", [log_files, source_identity])
+@pytest.mark.parametrize("ask", [log_files, log_digest])
 def test_the_hub_out_of_reach_is_one_message(refused, url, ask):
     with pytest.raises(
         OutriderError, match=rf"traffic.path = 'hf://datasets/acme/hours.*Connection refused.*{FIX}"

@@ -29,7 +29,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
 from outrider.serving.token_scores import COLUMNS
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.data.logs import write_log
 
 WORKLOADS = ("general", "document_extraction", "social_chat")

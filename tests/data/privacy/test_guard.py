@@ -7,7 +7,7 @@ import re
 import stat
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from outrider.data.privacy.guard import (
 from outrider.data.privacy.tally import PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.personal import EXAMPLES
+from tests.fuzzing import examples
 
 KEY = b"k" * 32
 REPORT, SURROGATE = PrivacyConfig(mode="report"), PrivacyConfig(mode="surrogate")
@@ -342,7 +343,7 @@ EVERY = PrivacyConfig(mode="surrogate", entities=sorted({kind for kind, _, _ in 
 FINDER = Finder(EVERY)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(80)
 @given(st.lists(texts_with_values(), min_size=1, max_size=3), texts_with_values(), st.booleans())
 def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, completion, as_json):
     contents = [json.dumps({"x": text, "y": [text, 4]}) if as_json else text for text in prompts]

@@ -74,6 +74,25 @@ def test_parts_follow_each_other_in_time_and_share_no_session(tmp_path):
     assert len({session for session, _, _ in of["validation"]}) == 5
 
 
+def test_a_row_without_a_time_follows_the_row_before_it_in_the_log(tmp_path):
+    times = [5.0, None, 9.0, None, None, 1.0, None, 7.0, 3.0, None]
+    rows = [(f"s{index}", time, prompt(index)) for index, time in enumerate(times)]
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    in_order = [sequence_id for part in PARTS for sequence_id in result[part]]
+    assert in_order == [f"0-{row}" for row in (5, 6, 8, 9, 0, 1, 7, 2, 3, 4)]
+    summary = result["summary"]
+    assert (summary["train"]["first_time"], summary["train"]["last_time"]) == (1.0, 7.0)
+    assert (summary["heldout"]["first_time"], summary["heldout"]["last_time"]) == (None, None)
+
+
+def test_traffic_without_times_is_split_in_the_order_of_the_log(tmp_path):
+    rows = [(f"s{index % 8}", None, prompt(index)) for index in range(10)]
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    assert [*result["train"], *result["validation"]] == [f"0-{row}" for row in range(6)]
+    assert result["heldout"] == ["0-6", "0-7"]
+    assert result["left_out"] == dict.fromkeys(["0-8", "0-9"], "session_began_in_an_earlier_part")
+
+
 def test_training_prompts_are_left_out_of_the_other_parts(tmp_path):
     rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
     rows[85] = ("s85", 85.0, prompt(3).replace("w", "W"))  # the same words

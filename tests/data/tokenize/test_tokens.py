@@ -3,12 +3,13 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import WORDS, screenings
+from tests.fuzzing import examples
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
@@ -280,9 +281,7 @@ def test_tokens_that_sampling_split_otherwise_are_counted_by_usage(builder):
     assert differ > 30
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(150)
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS), st.characters(exclude_categories=["Cs"]))),
     st.booleans(),

@@ -50,12 +50,12 @@ def test_bursts_stay_bursts_at_every_rate():
 
 
 def test_without_times_requests_come_as_a_poisson_process_of_the_seed():
-    made_up = [0.001 * (i + 1) for i in range(50)]  # as the ingest fills them in
-    behind_a_time = [1.7e9 + 0.001 * i for i in range(50)]
-    for times in (made_up, behind_a_time, [1.7e9] * 50, [1.7e9], []):
+    without = [None] * 50
+    first_only = [1.7e9, *without]
+    for times in (without, first_only, [1.7e9] * 50, [1.7e9], []):
         assert not has_times(times)
         assert customers_arrivals(times, 30, 2.0, seed=3).source == "poisson"
-    one, same, other = (customers_arrivals(made_up, 4000, 2.0, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (customers_arrivals(without, 4000, 2.0, seed=seed) for seed in (3, 3, 4))
     assert one == same and one.seconds != other.seconds
     assert one.seconds[-1] == pytest.approx(3999 / 2.0) and all(
         a <= b for a, b in itertools.pairwise(one.seconds)
@@ -67,6 +67,11 @@ def test_without_times_requests_come_as_a_poisson_process_of_the_seed():
     ).mean() == pytest.approx(np.exp(-3), abs=0.015)
 
 
-def test_logged_times_are_told_from_made_up_ones():
+def test_gaps_are_those_between_the_logged_times():
     assert has_times([1.7e9, 1.7e9 + 0.5, 1.7e9 + 0.501, 1.7e9 + 4])
-    assert has_times([1.7e9 + 0.002 * i for i in range(50)])
+    assert has_times([1.7e9 + 0.001 * i for i in range(50)])
+    some = [1.7e9, None, 1.7e9 + 1, 1.7e9 + 3, None]
+    assert has_times(some) and not has_times([*some, None])
+    arrivals = customers_arrivals(some, 3, 1.0, seed=0)
+    assert arrivals.source == "log"
+    assert arrivals.seconds == pytest.approx([0, 2 / 3, 2])

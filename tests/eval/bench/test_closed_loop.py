@@ -36,6 +36,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
         if max_tokens > blocks.WARM_UP_TOKENS:
             heard.append((url, concurrency, tuple(prompts)))
         drafts = 0 if url == "none" else len(prompts)
+        speed = 2.0 if url == "faster" else 1.0
+        wobble = 1 + 0.1 * (-1) ** len(heard)  # no two blocks take exactly the same time
+        seconds = [wobble * len(prompt) / speed for prompt in prompts]
         counters = {
             "drafts": drafts,
             "accepted_tokens": drafts,
@@ -51,9 +54,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
             "itl_ms",
         )
         return {
-            "seconds": sum(tokens),
-            "output_tokens": sum(tokens),
             **dict.fromkeys(lists, tokens),
+            "seconds": sum(seconds),
+            "output_tokens": sum(tokens),
+            "request_seconds": seconds,
             "counters": counters,
         }
 
@@ -63,11 +67,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ..
     return heard
 
 
+def mtp(name: str) -> Speculator:
+    """A speculator of an MTP layer in the directory `name`, which is never read."""
+    return Speculator("mtp", Path(name))
+
+
 @contextlib.contextmanager
 def played_fleet(
-    tmp_path: Path, custom: Path | Speculator, side_by_side: bool = True
+    tmp_path: Path, custom: Speculator, side_by_side: bool = True
 ) -> Iterator[fleet.Fleet]:
-    speculators = {"base": Path("base"), "custom": custom}
+    speculators = {"base": mtp("base"), "custom": custom}
     target, serving = TargetConfig(), ServingConfig()
     with fleet.open_fleet(
         target, serving, speculators, 3, "eager", tmp_path, side_by_side
@@ -76,51 +85,96 @@ def played_fleet(
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_alone_base_and_custom_take_turns_request_by_request(asked, tmp_path, side_by_side):
+def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
+    asked, tmp_path, side_by_side
+):
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
-    with played_fleet(tmp_path, Path("custom"), side_by_side) as opened:
+    with played_fleet(tmp_path, mtp("custom"), side_by_side) as opened:
         measured = measure(
             opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
         )
+    together = ["none", "base", "custom"] if side_by_side else ["base", "custom"]
     alone = [
-        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url != "none"
+        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url in together
     ]
-    first = [
-        ("base", "a"),
-        ("custom", "a"),
-        ("custom", "bb"),
-        ("base", "bb"),
-        ("base", "ccc"),
-        ("custom", "ccc"),
-    ]
-    begins = sum(
-        evaluation.block_requests(size) for size in (1, 2)
-    )  # the prompts that the first repeat has had
+    # The first repeat used as many prompts as its blocks of both concurrencies have requests.
+    begins = sum(evaluation.block_requests(size) for size in (1, 2))
     later = [prompts[(begins + place) % 6] for place in range(3)]
-    second = [
-        (url, later[place // 2])
-        for place, url in enumerate(("custom", "base", "base", "custom", "custom", "base"))
-    ]
-    assert alone == first + second
-    assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
-        ("a", "bb", "ccc"),
-        tuple(later),
-    ]
+    back = together[::-1]
+    first = [("a", together), ("bb", back), ("ccc", together)]
+    second = [(later[0], back), (later[1], together), (later[2], back)]
+    expected = []
+    for prompt, urls in first + second:
+        expected += [(url, prompt) for url in urls]
+    assert alone == expected
+    if not side_by_side:
+        assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
+            ("a", "bb", "ccc"),
+            tuple(later),
+        ]
     assert all(len(texts) == 4 for _, size, texts in asked if size == 2)
-    # One block each all the same, with all its requests and counts.
+    # Each variant has one block per repeat and concurrency, with all its requests and counts.
     places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
     assert len(set(places)) == len(places) == 2 * 2 * 3
     for block in measured:
-        assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] != "none")
+        assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] in together)
         assert block["counters"]["drafts"] == (
             0 if block["variant"] == "none" else len(block["request_tokens"])
         )
     (base,) = (
         block for block, place in zip(measured, places, strict=True) if place == (0, 1, "base")
     )
-    assert base["request_tokens"] == [1, 2, 3] and base["seconds"] == base["output_tokens"] == 6
+    assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
+    assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
+
+
+PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
+
+
+def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int, list[str]]:
+    """Repeats that were measured, and the lines of progress."""
+    evaluation = EvalConfig(
+        measure="until_decided", concurrency=[1], requests=5, min_repeats=2, repeats=6, **settings
+    )
+    lines: list[str] = []
+    with played_fleet(tmp_path, mtp(custom)) as opened:
+        found = measure(
+            opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lines.append
+        )
+    return 1 + max(block["repeat"] for block in found), lines
+
+
+def test_a_speculator_twice_as_fast_is_decided_at_the_first_look(asked, tmp_path):
+    repeats, lines = measured_until_decided(tmp_path, "faster")
+    assert repeats == 2
+    assert lines[-1].startswith("decided after 2 of at most 6 repeats: custom / base 2.")
+
+
+def test_equal_speeds_are_measured_to_the_last_repeat(asked, tmp_path):
+    repeats, lines = measured_until_decided(tmp_path, "equal")
+    assert repeats == 6
+    assert lines[-1].startswith("undecided after all 6 repeats: custom / base")
+
+
+def test_the_threshold_of_the_gate_is_what_has_to_be_decided(asked, tmp_path):
+    repeats, _ = measured_until_decided(tmp_path, "faster", gate={"min_speed_ratio": 2.0})
+    assert repeats == 6
+
+
+def test_undecided_blocks_end_at_the_time_limit(asked, tmp_path):
+    repeats, lines = measured_until_decided(tmp_path, "equal", max_seconds=1e-6)
+    assert repeats == 2 and "undecided after 2 repeats at eval.max_seconds = 1e-06" in lines[-1]
+
+
+def test_the_full_measurement_does_not_stop_early(asked, tmp_path):
+    evaluation = EvalConfig(concurrency=[1], requests=5, repeats=3, max_seconds=1e-6)
+    with played_fleet(tmp_path, mtp("faster")) as opened:
+        found = measure(
+            opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lambda line: None
+        )
+    assert {block["repeat"] for block in found} == {0, 1, 2}
 
 
 def test_speculators_in_engines_of_their_own_are_not_alternated(asked, tmp_path):

@@ -1,33 +1,44 @@
-"""Which servers are up when, and whose weights they hold; the servers themselves are tested in tests/serving and test_evaluate.py."""
+"""Which servers are up when, and whose weights they hold.
 
+Real servers run in tests/serving, test_step_timing.py and test_evaluate.py.
+"""
+
+import threading
 from pathlib import Path
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.eval.bench import server_pool as module
-from outrider.eval.bench.server_pool import open_fleet
+from outrider.eval.bench.server_pool import ServerPool, open_fleet
 from outrider.eval.config import EvalConfig
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 
 recorded: dict[str, dict[str, str]] = {}
-"""The environment in which each kind of server was started last."""
+"""Environment in which each kind of server was started last."""
 
-SPECULATORS = {"base": Path("base"), "custom": Path("custom")}
+drafts: dict[str, tuple[int | None, list[tuple[int, int, int]] | None]] = {}
+"""k and schedule with which each kind of server was started last."""
+
+SPECULATORS = {"base": Speculator("mtp", Path("base")), "custom": Speculator("mtp", Path("custom"))}
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the fleet asks of its servers, in order."""
+    """Calls that the fleet makes to its servers, in order."""
     asked: list[str] = []
 
     class Recorder:
-        def __init__(self, target, serving, speculator, k, *, log_path, port):
+        def __init__(
+            self, target, serving, speculator, k, *, log_path, port, k_per_batch_size=None
+        ):
             kinds = {None: "plain", "mtp": "speculating"}
             kind = speculator and speculator.kind
             self.name = kinds.get(kind, kind)
             assert (k is None) == (speculator is None)
             asked.append(f"{self.name} at {port}")
+            drafts[self.name] = (k, k_per_batch_size)
             recorded[self.name] = serving.engine.environment
 
         def start(self):
@@ -43,6 +54,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             asked.append(f"swap {directory}")
 
     monkeypatch.setattr(module, "Server", Recorder)
+    monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
     return asked
 
@@ -94,7 +106,7 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base
 
 
 def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(log):
-    speculators = {"base": Path("base"), "custom": Speculator("ngram")}
+    speculators = {"base": SPECULATORS["base"], "custom": Speculator("ngram")}
     with open_fleet(
         TargetConfig(), ServingConfig(port=8100), speculators, 3, "eager", Path("logs")
     ) as fleet:
@@ -120,7 +132,7 @@ def test_a_speculator_whose_weights_cannot_be_exchanged_has_a_server_of_its_own(
 
 
 def test_no_speculation_as_the_custom_one_is_the_server_without(log):
-    speculators = {"base": Path("base"), "custom": Speculator("none")}
+    speculators = {"base": SPECULATORS["base"], "custom": Speculator("none")}
     with open_fleet(
         TargetConfig(), ServingConfig(), speculators, 3, "eager", Path("logs"), False
     ) as fleet:
@@ -158,6 +170,90 @@ def test_servers_start_anew_as_they_started_first(log):
         log.clear()
         ask(fleet, "base", "custom")
         assert log == ["swap custom"]  # a fresh server holds the base
+
+
+@pytest.fixture
+def pool(log, tmp_path):
+    with ServerPool(TargetConfig(), ServingConfig(), SPECULATORS, 4, tmp_path) as opened:
+        yield opened
+
+
+def test_the_pool_starts_servers_once_for_timing_and_for_blocks(log, pool, tmp_path):
+    fleet = pool.fleet("eager")
+    ask(fleet, "none", "custom")
+    assert (drafts["plain"], drafts["speculating"]) == ((None, None), (4, [(1, 8, 4)]))
+    log.clear()
+    assert pool.fleet("eager", 4) is fleet
+    ask(fleet, "custom", "none")
+    assert log == [] and (tmp_path / "steps_eager_speculating.drafts").read_text() == "4"
+
+
+def test_a_smaller_k_starts_the_speculating_server_again(log, pool):
+    ask(pool.fleet("eager"), "none", "custom")
+    log.clear()
+    fleet = pool.fleet("eager", 3)
+    assert log == ["speculating stops"]
+    ask(fleet, "none", "base")
+    assert log[1:] == ["speculating at None", "speculating starts", "speculating ready"]
+    assert drafts["speculating"] == (3, None) and fleet.is_fresh("base")
+    pool.fleet("eager", 3)
+    assert log[-1] == "speculating ready"
+
+
+def test_on_a_gpu_servers_do_not_keep_their_schedule(log, pool, monkeypatch):
+    monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
+    ask(pool.fleet("eager"), "none", "custom")
+    pool.fleet("eager", 4)
+    assert log[-1] == "speculating stops"
+
+
+def test_another_mode_ends_the_servers_of_the_first(log, pool):
+    ask(pool.fleet("eager"), "none")
+    log.clear()
+    ask(pool.fleet("compiled", 2), "custom")
+    assert sorted(log[:2]) == ["plain stops", "speculating stops"]
+    assert drafts["speculating"] == (2, None)
+
+
+def test_an_error_of_a_start_in_the_background_is_raised_where_the_server_is_needed(
+    log, pool, monkeypatch
+):
+    def fails(server):
+        raise OutriderError("vllm serve ended with code 1")
+
+    monkeypatch.setattr(module.Server, "wait", fails)
+    fleet = pool.fleet("eager", 2)
+    with pytest.raises(OutriderError, match="vllm serve ended with code 1"):
+        fleet.server("none")
+
+
+def test_stopping_ends_a_server_that_is_still_starting_and_starts_no_other(log, pool, monkeypatch):
+    waiting, stopped = threading.Event(), threading.Event()
+    stop = module.Server.stop
+
+    def waits(server):
+        waiting.set()
+        assert stopped.wait(30)
+        raise OutriderError("vllm serve ended with code -15")
+
+    def stops(server):
+        stop(server)
+        stopped.set()
+
+    monkeypatch.setattr(module.Server, "wait", waits)
+    monkeypatch.setattr(module.Server, "stop", stops)
+    pool.fleet("compiled", 2)
+    assert waiting.wait(30)
+    pool.close()
+    assert sorted(log[-2:]) == ["plain stops", "speculating stops"]
+
+
+def test_nothing_starts_in_the_background_where_one_server_fits(log, tmp_path):
+    with ServerPool(TargetConfig(), ServingConfig(), SPECULATORS, 4, tmp_path, False) as pool:
+        fleet = pool.fleet("eager")
+        assert log == []
+        ask(fleet, "none", "custom")
+    assert log[-1] == "speculating stops"
 
 
 def test_starts_are_spread_over_the_repeats():

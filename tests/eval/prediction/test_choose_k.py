@@ -47,10 +47,8 @@ def test_a_tie_takes_the_smaller_k():
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path):
     asked = []
 
-    def measured(
-        target, serving, speculator_dir, depth, sizes, texts, sampling, longest, log_dir, beside
-    ):
-        asked.append((serving.engine.mode, depth, sizes, longest, beside, speculator_dir.name))
+    def measured(fleet, load, depth, sizes, texts, sampling, longest):
+        asked.append((fleet, load, depth, sizes, texts, longest))
         return StepTimes({1: [0.01, 0.012, 0.014], 4: [0.02, 0.04, 0.08]}, (1e-4, 2e-4))
 
     target = write_tiny_target(tmp_path / "target")
@@ -79,7 +77,8 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
             folders=EvaluationFolders(*[tmp_path] * 4),
             backends=Backends(step_times=measured),
         )
-        return choose(context, requests, replayed)
+        servers = SimpleNamespace(fleet=lambda mode: f"servers, {mode}")
+        return choose(context, servers, "load", requests, replayed)
 
     by_hand, nothing = chosen(k=1)
     assert nothing is None and by_hand.source == "the recipe's eval.k"
@@ -98,4 +97,4 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     assert choice.source == "steps of the eager engine, timed" and choice.sequences == 3
     assert choice.prompt_token_ms.drafting == 0.2
     assert chosen() == (choice, times)
-    assert asked == [("eager", 2, [1, 4], 99, False, "custom")]
+    assert asked == [("servers, eager", "load", 2, [1, 4], ["a"], 99)]

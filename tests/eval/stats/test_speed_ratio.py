@@ -1,36 +1,24 @@
-"""Coverage of speeds' intervals where the truth is known and the machine has moods."""
+"""Coverage of intervals of speed ratios, on simulated timings."""
 
 import numpy as np
 import pytest
 
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
+from tests.eval.stats.machine_noise import alternated_pairs, blocks_of
 
 TRUTH = {1: 1.5, 4: 1.6, 8: 1.3}
 
 
-def measured(
-    random: np.random.Generator, truth: float, blocks: int, mood: float, requests: int = 6
-) -> list[np.ndarray]:
-    """Blocks in which the one is `truth` times as fast but for the mood of the machine, another in each, and what prompts differ by."""
-    found = []
-    for _ in range(blocks):
-        tokens = random.integers(60, 200, (2, requests)).astype(float)
-        seconds = tokens / (100 * np.exp(0.05 * random.standard_normal((2, requests))))
-        seconds[0] /= truth * np.exp(mood * random.standard_normal())
-        found.append(np.stack([tokens[0], seconds[0], tokens[1], seconds[1]], axis=1))
-    return found
-
-
 @pytest.mark.parametrize("blocks", [2, 3])
-@pytest.mark.parametrize("mood", [0.0, 0.1, 0.3])
-def test_intervals_of_few_blocks_cover_whatever_the_machine_s_moods(blocks, mood):
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+def test_intervals_of_few_blocks_cover_whatever_the_noise(blocks, noise):
     random, covered, spanned, trials = np.random.default_rng(0), 0, 0, 300
     for _ in range(trials):
-        kinds = {size: measured(random, truth, blocks, mood) for size, truth in TRUTH.items()}
-        noise = block_noise(kinds.values())
-        assert noise.degrees == 3 * (blocks - 1)
+        kinds = {size: blocks_of(random, truth, blocks, noise) for size, truth in TRUTH.items()}
+        pooled = block_noise(kinds.values())
+        assert pooled.degrees == 3 * (blocks - 1)
         for size, own in kinds.items():
-            estimate = speed_ratio(own, noise, samples=50, seed=0)
+            estimate = speed_ratio(own, pooled, samples=50, seed=0)
             covered += estimate.low <= TRUTH[size] <= estimate.high
             each = [speed_ratio([block], None, samples=2, seed=0).value for block in own]
             spanned += min(each) <= TRUTH[size] <= max(each)
@@ -40,26 +28,11 @@ def test_intervals_of_few_blocks_cover_whatever_the_machine_s_moods(blocks, mood
 
 @pytest.mark.parametrize("pairs", [8, 24])
 @pytest.mark.parametrize("lasting", [0.5, 4.0, 100.0])
-def test_intervals_of_alternated_requests_cover_however_long_moods_last(pairs, lasting):
-    random, trials, found = np.random.default_rng(0), 2000, []
-    for _ in range(trials):
-        kept = np.exp(-1 / lasting)  # from one request to the next
-        shocks, mood = random.standard_normal(2 * pairs), 0.0
-        moods = [mood := kept * mood + np.sqrt(1 - kept**2) * shock for shock in shocks]
-        tokens = random.integers(20, 160, 2 * pairs)  # of responses as unlike as a chat's
-        seconds = (
-            tokens / 100 * np.exp(0.15 * np.array(moods) + 0.05 * random.standard_normal(2 * pairs))
-        )
-        pair, first = np.arange(pairs), np.arange(pairs) % 2  # a b b a a b b a
-        one, other = 2 * pair + first, 2 * pair + 1 - first
-        seconds[one] /= 1.5
-        found.append(
-            alternated_ratio(
-                np.stack([tokens[one], seconds[one], tokens[other], seconds[other]], axis=1)
-            )
-        )
+def test_intervals_of_alternated_requests_cover_however_long_the_noise_lasts(pairs, lasting):
+    random = np.random.default_rng(0)
+    found = [alternated_ratio(alternated_pairs(random, 1.5, pairs, lasting)) for _ in range(2000)]
     assert np.mean([each.low <= 1.5 <= each.high for each in found]) > 0.93
-    # The longer moods last, the more alike are a pair's.
+    # The longer the machine keeps its speed, the more alike are the requests of a pair.
     if lasting > 10 and pairs == 24:
         assert np.mean([each.high / each.low for each in found]) < 1.12
 
@@ -67,13 +40,8 @@ def test_intervals_of_alternated_requests_cover_however_long_moods_last(pairs, l
 def test_alternated_requests_are_pooled_before_they_are_divided():
     pairs = np.array([[100.0, 1.0, 100.0, 2.0], [50.0, 1.0, 10.0, 1.0], [30.0, 1.0, 60.0, 1.0]])
     estimate = alternated_ratio(pairs)
-    assert estimate.value == pytest.approx((180 / 3) / (170 / 4)) and (
-        estimate.observations,
-        estimate.clusters,
-    ) == (
-        3,
-        3,
-    )
+    assert estimate.value == pytest.approx((180 / 3) / (170 / 4))
+    assert (estimate.observations, estimate.clusters) == (3, 3)
     # The same by leaving out a pair at a time, where each matters little.
     many = np.repeat(pairs, 40, axis=0)
     logs = np.log(
@@ -101,12 +69,12 @@ def test_prompts_that_differ_more_than_blocks_do_set_the_interval():
     prompts = speed_ratio([block, block], None, samples=400, seed=0)
     assert prompts.low < 0.95 and prompts.high > 1.05
     assert speed_ratio([block, block], BlockNoise(1e-6, 4), samples=400, seed=0) == prompts
-    moody = speed_ratio([block, block], BlockNoise(0.04, 4), samples=400, seed=0)
-    assert moody.low == pytest.approx(
+    noisy = speed_ratio([block, block], BlockNoise(0.04, 4), samples=400, seed=0)
+    assert noisy.low == pytest.approx(
         np.exp(-2.776445 * 0.2 / np.sqrt(2))
-    ) and moody.high == pytest.approx(1 / moody.low)
+    ) and noisy.high == pytest.approx(1 / noisy.low)
 
 
-def test_one_block_of_each_kind_tells_no_noise():
+def test_one_block_of_each_kind_has_no_noise_estimate():
     random = np.random.default_rng(1)
-    assert block_noise([measured(random, 1.5, 1, 0.1), measured(random, 1.2, 1, 0.1)]) is None
+    assert block_noise([blocks_of(random, 1.5, 1, 0.1), blocks_of(random, 1.2, 1, 0.1)]) is None

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.recipes.config.load import find_recipe, load_recipe, parse_overrides, shipped_recipes
+from outrider.recipes.config.load import find_recipe, load_recipe, parse_overrides
+from outrider.recipes.config.shipped import shipped_recipes
 
 
 @pytest.fixture
@@ -158,7 +159,17 @@ def test_overrides_in_every_spelling():
         ),
         (
             "traffic: {path: a}\ntraining: {epochs: 1}\ntraining: {seed: 1}\n",
-            r"mine.yaml:3: `training` stands twice",
+            r"mine.yaml:3: `training` is given twice",
+        ),
+        (
+            "traffic: {path: a}\nserving:\n  draft_sample_method: greedy\n",
+            r'mine.yaml:3: serving.draft_sample_method = "greedy": this key has moved; write '
+            r'`speculator.draft_sample_method: "greedy"`',
+        ),
+        (
+            "traffic: {path: a}\neval: {parity: {prompts: 3}}\n",
+            r"mine.yaml:2: eval.parity: this section has moved; write its keys under "
+            r"`speculator.parity`",
         ),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
         ("- a\n", r"mine.yaml:1: a recipe is a mapping"),
@@ -177,6 +188,16 @@ def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
         (
             ["training.epoch=3"],
             r"command line, training.epoch=3: training.epoch: no such key; did you mean `training.epochs`",
+        ),
+        (
+            ["serving.draft_sample_method=greedy"],
+            r"command line, serving.draft_sample_method=greedy: serving.draft_sample_method = "
+            r'"greedy": this key has moved; write `speculator.draft_sample_method: "greedy"`',
+        ),
+        (
+            ["--eval.parity.prompts", "3"],
+            r"command line, --eval.parity.prompts 3: eval.parity: this section has moved; write its "
+            r"keys under `speculator.parity`",
         ),
         (["--dryrun"], r"--dryrun: no such option; did you mean --dry-run\?"),
         (["training.epochs"], r"training.epochs: not an override; write section.key=value"),

@@ -11,11 +11,11 @@ from outrider.recipes.dry_run.plan import plan
 from outrider.recipes.dry_run.training_cost import Memory, memories, price
 from outrider.recipes.pipeline.preflight import check, has_weights
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.speculators.size import mtp_size
-from outrider.training.sizing.activations import RowShape
+from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.protocol import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
-from tests.recipes.test_cli import assert_one_message, run
+from tests.recipes.commands import assert_one_message, run
 from tests.tiny import write_tiny_target
 
 H200 = 141 * 10**9
@@ -86,7 +86,7 @@ def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target,
 def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
     without = [word for word in words(r1_target) if word != "--dry-run"]
     assert_one_message(
-        run("train-speculator", *without, "--json", cwd=tmp_path), "--json goes with --dry-run"
+        run("train-speculator", *without, "--json", cwd=tmp_path), "--json needs --dry-run"
     )
     refused = run("train-speculator", *words(r1_target, "--gpu-memory", "0"), cwd=tmp_path)
     assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB")
@@ -115,9 +115,10 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
     monkeypatch.setattr(
         type(recipe.target), "directory", lambda self: pytest.fail("this would download")
     )
-    for module in ("cost", "price", "preflight"):
-        if module != "preflight":
-            monkeypatch.setattr(f"outrider.recipes.{module}.local_target", lambda recipe: r1_target)
+    for module in ("plan", "training_cost"):
+        monkeypatch.setattr(
+            f"outrider.recipes.dry_run.{module}.local_target", lambda recipe: r1_target
+        )
     run_dir = RunDirectory.of(recipe, tmp_path)
     rows = plan(run_dir, recipe, ["ingest", "capture"], {})
     assert [row.action.split(";")[0] for row in rows] == ["would run", "would run after ingest"]

@@ -6,11 +6,11 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.recipes.config.load import load_recipe
-from outrider.recipes.pipeline import run as pipeline
+from outrider.recipes.pipeline import run_stages as pipeline
 from outrider.recipes.pipeline.retention import deletion_of, retain
-from outrider.recipes.pipeline.run import run_stages
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages import STAGES
+from outrider.recipes.pipeline.run_stages import run_stages
+from outrider.recipes.pipeline.stages.registry import STAGES
 
 TEXT = [
     "traffic/sequences/data.arrow",
@@ -58,7 +58,7 @@ def run(tmp_path, nano_r1):
 def started(monkeypatch):
     """The stages that a run starts, none of which does anything."""
     names = []
-    monkeypatch.setattr(pipeline, "_run_stage", lambda name, run, options: names.append(name))
+    monkeypatch.setattr(pipeline, "_run_in_process", lambda name, run, options: names.append(name))
     return names
 
 
@@ -106,12 +106,9 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     assert (
         message.startswith("train must run (recipe.training.epochs: ") and "-> 77), but " in message
     )
+    assert f"{run.features / 'manifest.json'} was deleted after the export (2" in message
     assert (
-        f"{run.features / 'manifest.json'}, which it reads, was deleted after the export (2"
-        in message
-    )
-    assert (
-        "privacy.retention = delete_features). To make it anew from the logs: privacy.retention=keep"
+        "privacy.retention = delete_features). To compute it again from the logs, set privacy.retention=keep"
         in message
     )
     with pytest.raises(OutriderError, match="train must run"):
@@ -119,13 +116,15 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     assert started == []
     told = go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
     assert started == ["capture"]
-    assert "made anew, retention deleted manifest.json after the export (2" in told
+    assert "retention deleted manifest.json after the export (2" in told
 
 
 def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
     retain(run, "delete_all")
     monkeypatch.setattr(
-        pipeline, "_run_stage", lambda name, run, options: (started.append(name), again(run, name))
+        pipeline,
+        "_run_in_process",
+        lambda name, run, options: (started.append(name), again(run, name)),
     )
 
     def again(run, name):

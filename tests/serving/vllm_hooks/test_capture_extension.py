@@ -9,7 +9,7 @@ from vllm import SamplingParams
 
 from outrider.common.errors import OutriderError
 from outrider.serving.engine import Engine
-from outrider.speculators.checkpoints.mtp_checkpoint import load_target_ends
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 pytestmark = pytest.mark.engine
 

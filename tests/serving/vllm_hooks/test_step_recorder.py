@@ -1,4 +1,4 @@
-"""What is recorded of a scheduler's calls, with a scheduler that says what it is told to."""
+"""The recorder around a scheduler whose outputs are given."""
 
 import stat
 from types import SimpleNamespace
@@ -8,9 +8,9 @@ from outrider.serving.vllm_hooks import step_recorder
 from outrider.serving.vllm_hooks.step_recorder import RECORD, RUN, Step, StepFile
 
 
-def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_path, monkeypatch):
+def test_numbers_of_drafts_rotate_and_steps_are_recorded(tmp_path, monkeypatch):
     path, clock = tmp_path / "steps.jsonl", iter(range(1000))
-    path.write_text("an earlier server's\n")
+    path.write_text("of an earlier server\n")
     file = StepFile(path)
     assert (
         file.recorded(ServingConfig()).engine.environment == {RECORD: str(path)}
@@ -44,17 +44,43 @@ def test_every_number_of_drafts_takes_its_turn_and_steps_say_what_they_were(tmp_
     steps = file.new()
     assert steps[0] == Step(1.0, 1, 1, 30, 1, 30, True)
     assert steps[1] == Step(1.0, 1, 1, 2, 0, 0, True) and steps[1].settled
-    assert (
-        not steps[RUN].settled and steps[RUN].drafts == 2
-    )  # verifies what the step before had not drafted
+    # It verifies fewer drafts than it makes: the step before made one.
+    assert not steps[RUN].settled and steps[RUN].drafts == 2
     assert steps[RUN + 1] == Step(1.0, 2, 2, 53, 1, 50, True) and not steps[RUN + 1].settled
     assert steps[RUN + 2] == Step(1.0, 2, 2, 6, 0, 0, False) and steps[RUN + 2].settled
-    assert (
-        len(steps) == RUN + 3
-    )  # of the call that had nothing to do, and of the last one, nothing is known
+    # No step is recorded for the call without requests, nor yet for the last one.
+    assert len(steps) == RUN + 3
     recorded(scheduler, {"tokens": {"c": 3}})
     assert file.new() == [Step(1.0, 1, 2, 3, 0, 0, True)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_fixed_drafts_end_the_rotation_with_the_next_request(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    file, asked = StepFile(path), []
+
+    def schedule(scheduler, new):
+        asked.append(scheduler.dynamic_sd_lookup[1])
+        requests = [SimpleNamespace(req_id="a")] if new else []
+        return SimpleNamespace(
+            num_scheduled_tokens={"a": 3}, total_num_scheduled_tokens=3, scheduled_new_reqs=requests
+        )
+
+    scheduler = SimpleNamespace(num_spec_tokens=2, dynamic_sd_lookup=[2, 2])
+    recorded = step_recorder._recorded(schedule, str(path))
+    for new in [True] + [False] * 3:
+        recorded(scheduler, new)
+    file.fix_drafts(2)
+    for new in [False, True] + [False] * 20:
+        recorded(scheduler, new)
+    assert asked == [1] * 6 + [2] * 20
+    steps = file.new()
+    assert [step.drafts for step in steps] == asked[:-1]
+    StepFile(path)  # the next server's file: rotates again
+    again = step_recorder._recorded(schedule, str(path))
+    for new in [True] + [False] * 3:
+        again(scheduler, new)
+    assert asked[-4:] == [1] * 4
 
 
 def test_a_server_without_speculation_is_left_as_it_is(tmp_path):

@@ -1,4 +1,4 @@
-"""A speculator that is not this target's is refused from its files alone: one message with file, key, value and fix."""
+"""A speculator of another target is refused from its files: file, key, value and fix."""
 
 import json
 import shutil
@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.compatibility import check_speculator, kind_of
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.checkpoints.safetensors_headers import (
     is_finite,
     rows_that_differ,
     tensor_headers,
 )
+from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import LAYERS, VOCAB, write_tiny_target
@@ -55,10 +56,10 @@ def test_what_outrider_writes_and_the_target_itself_belong_to_it(target, specula
         target,
         write_tiny_target(tmp_path / "sharded", layers_in_shards=True),
     ):
-        assert kind_of(directory) == "mtp"
+        assert kind_of(directory).name == "mtp"
         check_speculator(directory, target)
     head = write_eagle3_head(target, tmp_path / "head")
-    assert kind_of(head) == "eagle3"
+    assert kind_of(head).name == "eagle3"
     check_speculator(head, target)
 
 
@@ -169,7 +170,8 @@ def three_rows_exchanged(embedding_VH):
     [
         (
             three_rows_exchanged,
-            "differs in 3 of 97 rows from the target's model.embed_tokens.weight: a stale vocabulary",
+            "differs in 3 of 97 rows from the target's model.embed_tokens.weight: a stale"
+            " vocabulary",
         ),
         (lambda e: e.roll(1, 0), "differs in 97 of 97 rows"),
         (
@@ -240,7 +242,8 @@ def test_what_is_neither_says_what_is_known(target, tmp_path):
     shutil.copytree(target, tmp_path / "other")
     edit_config(tmp_path / "other", num_nextn_predict_layers=0, architectures=["MedusaModel"])
     with pytest.raises(
-        OutriderError, match=r"architectures = \['MedusaModel'\].* ngram and none by name"
+        OutriderError,
+        match=r"architectures = \['MedusaModel'\].* without a directory are named: ngram, none",
     ):
         check_speculator(tmp_path / "other", target)
 
@@ -276,5 +279,6 @@ def test_numbers_are_read_as_torch_reads_them(tmp_path, monkeypatch):
 
 
 def test_it_needs_no_torch():
-    code = "import sys, outrider.speculators.checkpoints.compatibility; sys.exit('torch' in sys.modules)"
+    module = "outrider.speculators.checkpoints.compatibility"
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -30,7 +30,7 @@ def nearest(value: float) -> float:
 
 @pytest.fixture
 def weight() -> Tensor:
-    """Sides that are no multiples of the block's; magnitudes that differ much from block to block; a block of zeros."""
+    """Sides that are no multiples of the block's, very different magnitudes, a block of zeros."""
     torch.manual_seed(0)
     weight = torch.randn(11, 17) * torch.logspace(-6, 4, 11)[:, None]
     weight[4:8, 6:12] = 0

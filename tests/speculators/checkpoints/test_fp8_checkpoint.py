@@ -1,4 +1,4 @@
-"""FP8 checkpoints: read as DeepSeek's rule has it, written in the target's own precision, untouched bytes kept."""
+"""FP8 checkpoints: read by DeepSeek's rule, written in the target's precision, bytes kept."""
 
 import json
 import re
@@ -11,12 +11,10 @@ from safetensors.torch import load_file, save_file
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.fp8 import quantize
 from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.checkpoints.mtp_checkpoint import (
-    checkpoint_views,
-    load_mtp,
-    load_target_ends,
-    save_mtp,
-)
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds import target_tensors
+from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp_tensors import MTPTensors
 from tests.fp8_target import LINEAR, spread, write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
 
@@ -54,7 +52,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def test_weights_are_dequantized(target: Path) -> None:
-    stored, prefix = mtp_tensors(target), read_layout(target).prefix
+    stored, prefix = mtp_tensors(target), MTPTensors(read_layout(target)).prefix
     quantized = [name for name in stored if LINEAR.match(name)]
     assert any("experts.3.down_proj" in name for name in quantized)
     for dtype in (torch.float32, torch.bfloat16):
@@ -85,7 +83,7 @@ def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: t
 def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
     target: Path, tmp_path: Path
 ) -> None:
-    speculator, prefix = load_mtp(target), read_layout(target).prefix
+    speculator, prefix = load_mtp(target), MTPTensors(read_layout(target)).prefix
     touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
     whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
     views = checkpoint_views(speculator)
@@ -115,9 +113,9 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
 
 def test_only_the_shards_that_are_wanted_are_named_and_read(sharded: Path) -> None:
     layout = read_layout(sharded)
-    assert layout.files(layout.prefix + suffix for suffix in layout.mtp_suffixes()) == [SECOND]
-    assert layout.files(layout.training_tensors()) == [FIRST, SECOND]
-    wanted = layout.training_tensors()
+    assert layout.files(MTPTensors(layout).names) == [SECOND]
+    assert layout.files(target_tensors(layout)) == [FIRST, SECOND]
+    wanted = target_tensors(layout)
     assert not SHARED & set(wanted)
     assert all(
         name.startswith(MTP) or name in ("model.embed_tokens.weight", "lm_head.weight")

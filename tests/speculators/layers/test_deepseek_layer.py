@@ -1,4 +1,7 @@
-"""Our DeepSeek-V3 layer against transformers' in float32: dense and sparse, few experts and many, plain and YaRN positions."""
+"""The DeepSeek-V3 layer against transformers' in float32.
+
+Dense and sparse, few and many experts, plain and YaRN positions.
+"""
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from outrider.speculators.checkpoints.mtp_checkpoint import experts_apart
+from outrider.speculators.kinds.mtp_checkpoint import experts_apart
 from outrider.speculators.layers import deepseek_layer as deepseek
 from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch, rotary_tables
 

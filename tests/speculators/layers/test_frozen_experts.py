@@ -1,4 +1,4 @@
-"""Frozen experts and adapters on them: the plain module's arithmetic, and nothing for an optimizer to see."""
+"""Frozen experts and adapters: the plain module's arithmetic, without parameters."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.checkpoints.mtp_checkpoint import (
+from outrider.speculators.kinds.mtp_checkpoint import (
     checkpoint_views,
     load_mtp,
     save_mtp,
     write_mtp,
 )
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import Experts
 from outrider.speculators.layers.frozen_experts import FrozenExperts
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
-from outrider.speculators.layers.mtp_layer import MTPSpeculator
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target
 
@@ -118,7 +118,7 @@ def test_new_adapters_change_nothing(target: Path, x_NH: Tensor) -> None:
 
 
 def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
-    """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each of the three projections."""
+    """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)
     mlp, weights = speculator.block.mlp, checkpoint_views(load_mtp(target))
     experts, scale = mlp.experts, 6.0 / 3

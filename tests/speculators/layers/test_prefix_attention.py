@@ -1,4 +1,7 @@
-"""The GPU's attention over the prefix against the dense one, in forward: torch has no backward of flex attention on a CPU."""
+"""Flex attention over the prefix against the dense one, in forward.
+
+torch has no backward of flex attention on a CPU.
+"""
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ HEADS, D, V = 2, 24, 16
 
 
 def row(lengths: tuple[int, ...], every: int) -> tuple[Tensor, list[Span], int]:
-    """Sequences side by side, each with an anchor at every `every`-th token of its latter two thirds."""
+    """Packed sequences, each with an anchor at every `every`-th token of its last two thirds."""
     places, spans, tokens = [], [], 0
     for length in lengths:
         mine = list(range(tokens + length // 3, tokens + length - 2, every))
@@ -51,7 +54,7 @@ def test_flex_is_the_dense_attention(lengths: tuple[int, ...], every: int) -> No
 def test_blocks_leave_no_allowed_pair_out_and_claim_none_that_is_not(
     lengths: tuple[int, ...], every: int
 ) -> None:
-    """The kernel on a GPU skips the blocks that are not listed and does not look at the mask in full ones."""
+    """The GPU kernel skips blocks that are not listed and does not apply the mask in full ones."""
     place_N, spans, tokens = row(lengths, every)
     start_N = torch.cat(
         [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]

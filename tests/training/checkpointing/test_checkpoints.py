@@ -1,13 +1,15 @@
-"""Checkpoints: their format, what tears them, a disk that fills up."""
+"""Checkpoints: file format, torn files, full disks, versions of DeepSpeed."""
 
 import errno
 import json
+import pickle
 import shutil
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -19,11 +21,21 @@ from torch import nn
 
 from outrider.common.errors import OutriderError
 from outrider.training.checkpointing import free_space as disk
-from outrider.training.checkpointing.checkpoints import finished, load_checkpoint, save_checkpoint
-from outrider.training.checkpointing.deepspeed_files import FOLDER
+from outrider.training.checkpointing.checkpoints import (
+    load_checkpoint,
+    published,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+from outrider.training.checkpointing.deepspeed_hooks import (
+    FOLDER,
+    WRITTEN_FOR,
+    convert_to_universal,
+    use_safetensors,
+)
 from outrider.training.checkpointing.manifest import MANIFEST, file_digests, torn, write_manifest
-from outrider.training.checkpointing.random_state import load_random_state, save_random_state
-from outrider.training.checkpointing.state_files import read_state, write_state
+from outrider.training.checkpointing.safetensors_state import read_state, write_state
 from tests.training.corpus import Corpus, make_corpus
 
 
@@ -89,10 +101,10 @@ def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
         )
 
     draw()
-    save_random_state(tmp_path / "random.safetensors")
+    write_state(tmp_path / "random.safetensors", random_state())
     expected = draw()
     assert draw() != expected
-    load_random_state(tmp_path / "random.safetensors")
+    set_random_state(read_state(tmp_path / "random.safetensors"))
     assert draw() == expected
 
 
@@ -127,8 +139,40 @@ def test_damage_to_any_file_shows(problem: str, tmp_path: Path) -> None:
     assert torn(tmp_path / "whole") == f"{MANIFEST} is missing or damaged"
 
 
+def test_the_hooks_are_written_for_the_installed_deepspeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert deepspeed.__version__.split("+")[0] == WRITTEN_FOR
+    monkeypatch.setattr(deepspeed, "__version__", "0.20.1")
+    with pytest.raises(
+        OutriderError,
+        match=rf"deepspeed 0.20.1 is installed; .*pip install deepspeed=={WRITTEN_FOR}",
+    ):
+        use_safetensors(SimpleNamespace())
+
+
+class RunsCode:
+    """An object whose pickle creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_no_code_in_a_pickle_runs_while_a_checkpoint_is_converted(tmp_path: Path) -> None:
+    source = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": RunsCode(tmp_path / "ran")}, source)
+    with pytest.raises(pickle.UnpicklingError, match=r"Weights only load failed"):
+        convert_to_universal(tmp_path, tmp_path / "universal", zero_stage=1)
+    assert not (tmp_path / "ran").exists()
+    torch.load(source, weights_only=False)
+    assert (tmp_path / "ran").exists(), "the pickle is harmless: the test shows nothing"
+
+
 class OneLayer:
-    """In place of DeepSpeed's engine: one weight, and a disk that may be full."""
+    """Stands in for DeepSpeed's engine: one weight, and a disk that may be full."""
 
     def __init__(self) -> None:
         self.module = nn.Linear(2, 1, bias=False)
@@ -194,7 +238,7 @@ def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
     assert load_checkpoint(accelerator, tmp_path, "d") is None
     for step in (2, 4, 6, 8):
         save(accelerator, tmp_path, step, keep=3)
-    assert [path.name for path in finished(tmp_path)] == [
+    assert [path.name for path in published(tmp_path)] == [
         "step-0000004",
         "step-0000006",
         "step-0000008",
@@ -207,10 +251,10 @@ def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
     assert (state["step"], weight(accelerator)) == (4, 4.0)
     told = capsys.readouterr().out
     assert (
-        "step-0000008: deepspeed/weights.safetensors has changed since it was written; passed over"
+        "step-0000008: deepspeed/weights.safetensors has changed since it was written; skipped"
         in told
     )
-    assert "step-0000006: state.json is missing; passed over" in told
+    assert "step-0000006: state.json is missing; skipped" in told
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000004"]
 
 
@@ -239,7 +283,7 @@ def test_a_disk_without_room_stops_the_run_before_anything_is_written(
     assert content(tmp_path) == before
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
     save(accelerator, tmp_path, 6)
-    assert len(finished(tmp_path)) == 2
+    assert len(published(tmp_path)) == 2
 
 
 def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(
@@ -268,7 +312,7 @@ def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(
         OutriderError, match=r"checkpoints: a checkpoint needs .* Nothing was written"
     ):
         corpus.train(small_disk, **settings)
-    left = finished(small_disk / "training" / "checkpoints")
+    left = published(small_disk / "training" / "checkpoints")
     assert left and all(torn(path) is None for path in left)
     newest = json.loads((left[-1] / "state.json").read_text())["step"]
     ballast.unlink()

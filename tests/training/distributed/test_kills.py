@@ -1,9 +1,9 @@
-"""Kill -9 at random moments, in a process of its own: what goes on afterwards ends as if nothing had happened.
+"""`kill -9` at random moments: the resumed run ends with the same bits as an uninterrupted one.
 
-    python -m pytest tests/training/distributed/test_kills.py -m slow        # twenty kills of training: minutes
+    python -m pytest tests/training/distributed/test_kills.py -m slow        # 20 kills, minutes
 
-The moments are drawn from a seed and count from the first sign of life, so that kills fall into steps, evaluations and the
-writing of checkpoints alike; some fall into the start.
+The moments come from a seed and count from the first line of metrics, so that they fall into steps,
+evaluations and the writing of checkpoints; some fall into the start.
 """
 
 import json
@@ -30,11 +30,12 @@ SETTINGS = {
     "parity_tolerance": 0.2,
     "wandb_project": None,
 }
-"""60 steps, a checkpoint or an evaluation after most of them; in bf16, as R1's layer is trained, whose masters are float32."""
+"""60 steps, a checkpoint or an evaluation after most of them; in bf16 with float32 masters, as for
+R1's layer."""
 
 KILLS = 20
 
-# As tests.training.corpus does it, without what that imports.
+# Like tests.training.corpus, without its imports.
 RUN = """
 import json, sys
 from pathlib import Path
@@ -44,13 +45,13 @@ from outrider.training.distributed.launch import train
 target, features, parts, run, settings = sys.argv[1:]
 parts, run = json.loads(parts), Path(run)
 sampling = {name: (0.6, 0.95) for part in parts.values() for name in part}
-train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3), TrainingConfig(**json.loads(settings)),
-      run / "training", run / "speculator", run / "logs")
+train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3),
+      TrainingConfig(**json.loads(settings)), run / "training", run / "speculator", run / "logs")
 """
 
 
 def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
-    """The launcher; the worker, its child, is killed with it by the guard that notices its end."""
+    """Starts the launcher. The guard of its process tree kills the worker when it ends."""
     arguments = [
         str(corpus.target_dir),
         str(corpus.features_dir),
@@ -65,13 +66,13 @@ def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
 
 
 def signs_of_life(run_dir: Path) -> tuple:
-    """What changes as a run goes on."""
+    """Size and time of metrics.jsonl, which change while a run works."""
     metrics = run_dir / "logs" / "metrics.jsonl"
     return (metrics.stat().st_size, metrics.stat().st_mtime_ns) if metrics.exists() else ()
 
 
 def kill_at_random(corpus: Corpus, run_dir: Path, chance: random.Random) -> str | None:
-    """Starts a run and kills it; returns what it was doing, or None if it came to its end first."""
+    """Starts a run and kills it; returns what it was doing, or None if it finished first."""
     before = signs_of_life(run_dir)
     process = start(corpus, run_dir)
     in_the_start, patience = chance.random() < 0.15, chance.uniform(0, 1.5)
@@ -82,7 +83,7 @@ def kill_at_random(corpus: Corpus, run_dir: Path, chance: random.Random) -> str 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        # The guard ends the worker a moment later: nothing may write any more when the next run starts.
+        # The guard kills the worker a moment later, and it must not write into the next run.
         time.sleep(1.5)
         drafts = [path.name for path in (run_dir / "training").rglob(".*")]
         return f"writing {drafts[0]}" if drafts else "at its start" if in_the_start else "training"
@@ -95,15 +96,24 @@ def finish(corpus: Corpus, run_dir: Path) -> None:
 
 
 def final_state(run_dir: Path) -> dict[str, torch.Tensor]:
-    """The published weights, and what DeepSpeed holds: float32 masters and moments."""
+    """The published weights, and DeepSpeed's float32 masters and moments."""
     newest = sorted((run_dir / "training" / "checkpoints").glob("step-*"))[-1]
     files = [
         run_dir / "speculator" / "model.safetensors",
         *sorted((newest / "deepspeed").glob("*.safetensors")),
     ]
-    return {
-        f"{path.name} {name}": tensor for path in files for name, tensor in load_file(path).items()
-    }
+    state = {}
+    for path in files:
+        for name, tensor in load_file(path).items():
+            state[f"{path.name} {name}"] = tensor
+    return state
+
+
+def losses(run_dir: Path) -> list[tuple[int, float]]:
+    """(step, loss) of every step's line in metrics.jsonl."""
+    lines = (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
 def assert_same_end(expected: Path, found: Path) -> None:
@@ -111,12 +121,7 @@ def assert_same_end(expected: Path, found: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(tensor, ours[name]), name
-    lines = [(run / "logs" / "metrics.jsonl").read_text().splitlines() for run in (found, expected)]
-    losses = [
-        [(row["step"], row["loss"]) for row in map(json.loads, each) if "loss" in row]
-        for each in lines
-    ]
-    assert losses[0] == losses[1], "a step is missing or was logged twice"
+    assert losses(found) == losses(expected), "a step is missing or was logged twice"
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +138,7 @@ def test_killed_at_random_moments_training_ends_with_the_same_bits(
     chance, moments = random.Random(KILLS), []
     while len(moments) < KILLS:
         moment = kill_at_random(corpus, tmp_path / "killed", chance)
-        if moment is None:  # it came to its end before the kills did: once more from the beginning
+        if moment is None:  # it finished: start again
             assert_same_end(tmp_path / "whole", tmp_path / "killed")
             (tmp_path / "killed").rename(tmp_path / f"ended-{len(moments)}")
         else:

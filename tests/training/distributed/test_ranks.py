@@ -1,7 +1,9 @@
-"""Several processes: whichever fails ends the job soon and is named, and every launcher starts the same run."""
+"""Several ranks: a failing one ends the job soon and is named; every launcher works alike."""
 
 import os
+import socket
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.training.distributed.fail_fast import RankError, describe
-from outrider.training.distributed.world import first_host, join_world, slurm_world
+from outrider.training.distributed.launcher_environment import first_host, join_world, slurm_world
 from tests.training.corpus import Corpus, make_corpus
 
 LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "r1" / "launch"
@@ -31,7 +33,11 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
         OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
     ):
         corpus.train(
-            tmp_path, feature_store="tests.training.stores:MistakeInRank1", processes=2, **SHORT
+            tmp_path,
+            feature_store="tests.training.stores:MistakeInRank1",
+            processes=2,
+            launch=True,
+            **SHORT,
         )
     left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
     assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
@@ -48,14 +54,14 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
         ("KilledInRank1", r"rank 1 left no message: perhaps killed"),
     ],
 )
-def test_what_ended_rank_1_is_told(
+def test_the_failure_of_rank_1_is_reported(
     store: str, message: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=message):
         corpus.train(tmp_path, feature_store=f"tests.training.stores:{store}", processes=2, **SHORT)
 
 
-def test_advice_comes_before_consequences_and_the_silent_are_named() -> None:
+def test_advice_comes_before_consequences_and_silent_ranks_are_named() -> None:
     closed = RankError(0, "Connection closed by peer", 1, expected=False, at=1.0)
     advice = RankError(2, "disk full", 1, expected=True, at=2.0)
     assert describe([advice, closed], processes=4) == "rank 2: disk full"
@@ -63,7 +69,7 @@ def test_advice_comes_before_consequences_and_the_silent_are_named() -> None:
     assert describe([advice], processes=1) == "disk full"
 
 
-def test_a_launcher_that_starts_another_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_starts_another_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(OutriderError, match=r"training.processes=16, but 1 processes were started"):
@@ -78,7 +84,7 @@ def test_a_shell_inside_a_slurm_job_is_no_worker(monkeypatch: pytest.MonkeyPatch
     assert join_world(1, by_slurm=False) == 0
 
 
-def test_slurm_s_variables_become_torch_s() -> None:
+def test_slurm_variables_become_those_of_torch() -> None:
     step = {
         "SLURM_PROCID": "9",
         "SLURM_LOCALID": "1",
@@ -109,11 +115,11 @@ def test_slurm_s_variables_become_torch_s() -> None:
         ("r[1-2]-ib,x", "r1-ib"),
     ],
 )
-def test_the_first_machine_of_slurm_s_list(nodelist: str, first: str) -> None:
+def test_the_first_machine_of_a_slurm_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
 
 
-# Stand-ins for what a test machine has not: both run on this one what they are asked to run on others.
+# Stand-ins for ssh and srun, which run the command on this machine.
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do
     if [ "$1" = -o ]; then shift; fi
@@ -131,8 +137,8 @@ done
 task=0
 running=
 while [ "$task" -lt "$ntasks" ]; do
-    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$ntasks SLURM_STEP_TASKS_PER_NODE=$ntasks \\
-        SLURM_STEP_NODELIST=localhost "$@" &
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$ntasks \\
+        SLURM_STEP_TASKS_PER_NODE=$ntasks SLURM_STEP_NODELIST=localhost "$@" &
     running="$running $!"
     task=$((task + 1))
 done
@@ -142,7 +148,7 @@ for process in $running; do wait "$process" || exit 1; done
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hostfile of two machines that are this one; ssh and srun on the PATH."""
+    """A hostfile that lists this machine twice; ssh and srun on the PATH."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, text in (("ssh", SSH), ("srun", SRUN)):
@@ -155,8 +161,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def free_port() -> str:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
@@ -171,9 +175,7 @@ def launchers(hostfile: Path) -> dict[str, str]:
     return {
         "torchrun": f"sh {LAUNCH}/torchrun.sh {hostfile}",
         "deepspeed": f"sh {LAUNCH}/deepspeed.sh {one}",
-        "srun": srun.replace(
-            "python", os.environ.get("OUTRIDER_PYTHON", "") or __import__("sys").executable
-        ),
+        "srun": srun.replace("python", os.environ.get("OUTRIDER_PYTHON", "") or sys.executable),
     }
 
 
@@ -187,7 +189,7 @@ def test_the_example_launchers_start_one_run_of_two_processes(
     assert (tmp_path / "speculator" / "model.safetensors").is_file()
 
 
-def test_a_launcher_that_is_not_there_is_told(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_missing_launcher_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(
         OutriderError, match=r"training.launcher: no-such-launcher cannot be started"
     ):

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.mtp_layer import MTPSpeculator, TargetEnds
-from outrider.speculators.size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
 from outrider.training import losses
 from outrider.training.sizing import memory
-from outrider.training.sizing.activations import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
 from tests.tiny import tiny_config

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from outrider.speculators.checkpoints.mtp_checkpoint import load_mtp, load_target_ends
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
 from outrider.training.losses import distillation_loss
-from outrider.training.sizing.utilization import step_flops, utilization
+from outrider.training.sizing.utilization import utilization
 from outrider.training.teacher import Served
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
@@ -41,7 +44,8 @@ def test_step_flops_are_what_torch_counts(tmp_path: Path, monkeypatch: pytest.Mo
             "kl",
         )
         loss_KN.sum().backward()
-    counted = step_flops(speculator.arch, DEPTH, [LENGTH], [anchors])
+    size = mtp_size(read_json(target / "config.json"))
+    counted = size.step_flops(DEPTH, [LENGTH], [anchors])
     # torch counts the masked half of the scores as well, and no gradient for depth 0's inputs, which nothing trains.
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.05)
 

@@ -1,0 +1,194 @@
+"""Fingerprints of inputs, and results that are reused while their inputs are unchanged.
+
+    inputs = {"log": path_digest(log), "code": code_digest(Path("data")), "settings": {"seed": 0}}
+    kept = Kept(out / "counts.json", inputs)
+    kept.changes()             # None: no result yet; []: up to date; else ["settings.seed: 0 -> 1"]
+    counts = kept.run(count)   # calls count() unless the result is up to date
+
+Unfinished work is kept the same way: `resume_or_clear` deletes it unless it has the same inputs.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.files import read_json, write_json
+
+ABSENT = "absent"
+"""Digest of a path where there is nothing."""
+
+CONTENT_LIMIT = 256 * 2**20
+"""Bytes up to which `path_digest` reads a file. Larger files count by size and modification time;
+reading terabytes of weights would take longer than most stages."""
+
+SAMPLED_BYTES = 4 * 2**20
+"""Bytes that `sampled_digest` reads from each end of a file."""
+
+STORE_FIELDS = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
+"""Fields by which fsspec file systems report a change of content; each store has some of them."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def value_digest(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON, in hexadecimal."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def path_digest(path: Path) -> str:
+    """Digest of a file, or of the names and contents of all files below a directory.
+
+    `ABSENT` when there is nothing. Files above `CONTENT_LIMIT` count by size and modification time.
+    """
+    if not path.exists():
+        return ABSENT
+    if path.is_file():
+        return _content_or_status(path)
+    files = sorted(child for child in path.rglob("*") if child.is_file())
+    return value_digest({str(file.relative_to(path)): _content_or_status(file) for file in files})
+
+
+def sampled_digest(paths: Iterable[Path]) -> str:
+    """Digest of each file's name, size and both ends: for weights, which are copied but not edited.
+
+    Unlike `path_digest` it does not change when a terabyte of weights is copied or touched.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED_BYTES))
+            file.seek(max(size - SAMPLED_BYTES, 0))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+def code_digest(*folders: Path) -> str:
+    """Digest of all Python code below `folders`, without comments, docstrings and layout.
+
+    For results that depend on code whose authors would forget to raise a version number.
+    """
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes(), filename=str(path)))
+            digest.update(f"{path.relative_to(folder)}\n{ast.dump(tree)}\n".encode())
+    return digest.hexdigest()
+
+
+def store_identity(info: Mapping[str, Any]) -> list[str]:
+    """The fields of an fsspec `info` that change with the content of the file."""
+    return [str(info.get(field)) for field in STORE_FIELDS]
+
+
+def changes(before: Any, now: Any, name: str = "") -> list[str]:
+    """The leaves at which two trees of inputs differ, as `section.key: old -> new`."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict):
+        lines = []
+        for key in dict.fromkeys([*before, *now]):
+            path = f"{name}.{key}" if name else str(key)
+            lines += changes(before.get(key), now.get(key), path)
+        return lines
+    if _is_digest(before) or _is_digest(now):
+        return [name or "inputs"]
+    return [f"{name}: {_short(before)} -> {_short(now)}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A result in a JSON file, with the inputs it was computed from.
+
+    `inputs` is anything JSON can hold. Pass a digest where the inputs are long or confidential,
+    and `private` where the result is: the file is then readable by its owner only.
+    """
+
+    path: Path
+    inputs: Any
+    private: bool = False
+
+    def changes(self) -> list[str] | None:
+        """What changed since the result was computed. Empty: nothing; None: there is no result."""
+        if not self.path.is_file():
+            return None
+        return changes(read_json(self.path).get("inputs"), _as_json(self.inputs))
+
+    def done(self) -> bool:
+        """Whether there is a result of these inputs."""
+        return self.changes() == []
+
+    def get(self) -> Any:
+        """The result, whatever its inputs were."""
+        return read_json(self.path)["result"]
+
+    def put(self, result: Any, **facts: Any) -> None:
+        """Publishes a result and its inputs atomically; `facts` are stored next to them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if self.private else 0o777)
+        write_json(self.path, {"inputs": self.inputs, **facts, "result": result}, self.private)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """The result, computed by `work` unless it is up to date."""
+        if not self.done():
+            self.put(work())
+        return self.get()
+
+
+def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> bool:
+    """Deletes `unfinished` files and folders unless the file `stamp` has the digest of `inputs`.
+
+    Writes the stamp. Returns whether unfinished work of the same inputs can be resumed. Delete the
+    stamp once the work is finished.
+    """
+    digest = value_digest(inputs)
+    resumed = stamp.is_file() and read_json(stamp) == digest
+    if not resumed:
+        for path in unfinished:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        write_json(stamp, digest)
+    return resumed
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops strings that are statements: docstrings of modules, classes, functions and fields."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else self.generic_visit(node)
+
+
+def _content_or_status(path: Path) -> str:
+    status = path.stat()
+    if status.st_size <= CONTENT_LIMIT:
+        return file_digest(path)
+    return f"{status.st_size} bytes of {status.st_mtime_ns}"
+
+
+def _as_json(value: Any) -> Any:
+    """`value` as a JSON file returns it: tuples as lists, keys as text."""
+    return json.loads(json.dumps(value))
+
+
+def _is_digest(value: Any) -> bool:
+    if value == ABSENT:
+        return True
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

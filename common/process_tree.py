@@ -1,0 +1,167 @@
+"""A tree of processes that ends as one, even when its starter is killed.
+
+    with ProcessTree() as tree:
+        subprocess.Popen(command, env=os.environ | tree.environment)
+
+Engines, servers, launchers and workers start further processes, some in sessions of their own.
+vLLM's grandchildren notice neither the end of the server nor that of the command. So each tree
+has a mark in its environment, which every descendant inherits, and a guard process that holds a
+pipe from the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard ends
+every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
+the starter ends; a subreaper finds orphans only while it lives.
+
+A process has the mark from the start of its program: one that the starter forks without starting a
+program is no member. Trees nest: the mark of a tree started inside another one contains both marks,
+so the outer guard also ends the inner tree and its guard.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+
+import psutil
+
+MARK = "OUTRIDER_PROCESS_TREE"
+"""Environment variable: the marks of the trees that a process belongs to, outermost first."""
+
+GRACE_S = 900.0
+"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this
+time: 162 GB for R1's layer, plus the step before it."""
+
+REPEAT_S = 30.0
+"""Time between two SIGTERMs to the leader, in seconds. Libraries lose signals while an engine
+starts."""
+
+_QUIET_S = 0.25
+"""How long no member may be found before a tree counts as ended, in seconds. A process between
+fork and exec shows no mark."""
+
+
+class ProcessTree:
+    """Processes that end together; leaving the context ends those that are left."""
+
+    def __init__(self, patience_s: float = 0.0) -> None:
+        """`patience_s`: time from SIGTERM to SIGKILL at the end; 0 kills at once."""
+        self.mark = uuid.uuid4().hex
+        outer = os.environ.get(MARK)
+        # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
+        self.environment = {
+            MARK: f"{outer}:{self.mark}" if outer else self.mark,
+            "SPT_NOENV": "1",
+        }
+        self._patience_s = patience_s
+
+    def __enter__(self) -> "ProcessTree":
+        command = [sys.executable, "-m", "outrider.common.process_tree"]
+        self._guard = subprocess.Popen(
+            [*command, self.mark, str(self._patience_s)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._send_leader("none")
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def set_leader(self, process: subprocess.Popen) -> None:
+        """If the starter dies, `process` gets SIGTERM and `GRACE_S` before the rest is ended."""
+        self._send_leader(str(process.pid))
+
+    def members(self) -> list[psutil.Process]:
+        """The living processes of this tree."""
+        return members(self.mark)
+
+    def _send_leader(self, text: str) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
+            self._guard.stdin.write(f"{text}\n".encode())
+            self._guard.stdin.flush()
+
+
+def members(mark: str) -> list[psutil.Process]:
+    """The living processes with this mark."""
+    return [process for process in psutil.process_iter() if mark in _marks(process)]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether `condition` became true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def terminate_repeatedly(ended: Callable[[], bool], terminate: Callable[[], None]) -> bool:
+    """Sends SIGTERM every `REPEAT_S` until `ended`; False when `GRACE_S` is over."""
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline:
+        terminate()
+        if wait_until(ended, min(REPEAT_S, deadline - time.monotonic())):
+            return True
+    return False
+
+
+def guard(mark: str, patience_s: float) -> None:
+    """Waits until the starter closes the pipe, then ends the tree."""
+    leader = None
+    for line in sys.stdin:
+        leader = None if line.strip() == "none" else _process(int(line))
+    if leader is not None:
+        terminate_repeatedly(lambda: not _alive(leader), lambda: _signal(leader.terminate))
+    if patience_s:
+        for process in members(mark):
+            _signal(process.terminate)
+        wait_until(lambda: not members(mark), patience_s)
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < _QUIET_S:
+        for process in members(mark):
+            quiet_since = time.monotonic()
+            _signal(process.kill)
+        time.sleep(0.05)
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(send: Callable[[], None]) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        send()
+
+
+def _marks(process: psutil.Process) -> list[str]:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return []
+        return process.environ().get(MARK, "").split(":")
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return []
+
+
+if __name__ == "__main__":
+    guard(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,74 @@
+"""Times the steps of the measured servers, for every number of drafts, to choose k.
+
+    times = time_steps(fleet, load, depth=4, batch_sizes=[1, 4, 8], prompts=texts, ...)
+    times.step_s[4][2]      # seconds of a step of 4 requests with 2 drafts each
+
+The servers answer closed loops of prompts and record their steps. The speculating server rotates
+through 1..depth drafts (serving/vllm_hooks/step_recorder.py), so that every number meets the same
+requests, weights and machine noise, and it takes turns with the server without speculation.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider.eval.bench.server_pool import PLAIN, Fleet
+from outrider.serving.client import Sampling
+from outrider.serving.load_generator import WARM_UP_TOKENS
+from outrider.serving.step_times import StepTimes, enough, summarise_steps
+from outrider.serving.vllm_hooks.step_recorder import Step
+
+if TYPE_CHECKING:
+    from outrider.serving.load_generator import LoadGenerator
+
+LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+"""Rounds of blocks at every batch size. A shared machine is slow for seconds or minutes, so one
+round is not enough. After the least, batch sizes that have their steps are left out; after the
+most, the steps must do."""
+
+DRAFTING = "custom"
+"""Variant whose server is timed. Base and custom share it, and cost the same."""
+
+
+def time_steps(
+    fleet: Fleet,
+    load: "LoadGenerator",
+    depth: int,
+    batch_sizes: Sequence[int],
+    prompts: Sequence[str],
+    sampling: Sampling,
+    max_tokens: int,
+) -> StepTimes:
+    """Step times at every batch size with 0..depth drafts.
+
+    `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. The fleet's
+    speculating server must rotate through the numbers of drafts (`Fleet.draft` not yet called).
+    """
+    supply, widest = itertools.cycle(prompts), max(batch_sizes)
+    numbers = {PLAIN: range(1), DRAFTING: range(1, depth + 1)}
+    found: dict[str, dict[int, list[Step]]] = {
+        variant: {size: [] for size in batch_sizes} for variant in numbers
+    }
+
+    def run(variant: str, size: int, requests: int, tokens: int) -> list[Step]:
+        server = fleet.server(variant)
+        fleet.new_steps(variant)  # drops steps recorded before this block
+        texts = list(itertools.islice(supply, requests))
+        load.run_block(server.url, texts, size, sampling, tokens)
+        return fleet.new_steps(variant)
+
+    def has_enough(variant: str, size: int) -> bool:
+        return enough(found[variant][size], size, numbers[variant])
+
+    for group in fleet.groups:
+        timed = [variant for variant in numbers if variant in group]
+        for nth in range(MOST_ROUNDS):
+            for size, variant in itertools.product(batch_sizes, timed):
+                if nth >= LEAST_ROUNDS and all(has_enough(each, size) for each in timed):
+                    continue
+                fleet.server(variant)
+                if fleet.is_fresh(variant):
+                    run(variant, widest, widest, WARM_UP_TOKENS)
+                requests = size * (2 if variant == DRAFTING else 1)
+                found[variant][size] += run(variant, size, requests, max_tokens)
+    return summarise_steps(found[PLAIN], found[DRAFTING], depth)

@@ -1,0 +1,129 @@
+"""`evaluate-speculator`: a speculator, a running server, or runs that have been evaluated.
+
+evaluate-speculator --recipe resume_screening.yaml --speculator DIR|ngram|none
+evaluate-speculator --recipe resume_screening.yaml --endpoint http://HOST:PORT
+evaluate-speculator --compare RUN_A RUN_B --html page.html
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from outrider.common.errors import OutriderError
+from outrider.recipes.commands.attempt import attempt, open_run, print_json, print_summary
+from outrider.recipes.commands.options import Overrides, RecipeName, Runs
+
+if TYPE_CHECKING:
+    from outrider.recipes.config.load import LoadedRecipe
+    from outrider.recipes.config.recipe import Recipe
+    from outrider.recipes.pipeline.run_dir import RunDirectory
+    from outrider.recipes.pipeline.stage import Options
+
+
+def evaluate_speculator(
+    *overrides: Overrides,
+    recipe: RecipeName | None = None,
+    speculator: str | None = None,
+    endpoint: str | None = None,
+    compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    html: Path | None = None,
+    runs: Runs = Path("runs"),
+) -> int:
+    """Measure a speculator against the base and no speculation, on a recipe's held-out traffic.
+
+    Parameters
+    ----------
+    speculator
+        A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors),
+        `ngram` for vLLM's n-gram lookup, or `none`. Default: the one that this recipe trained.
+    endpoint
+        Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
+        and speed on the held-out traffic; gives no verdict.
+    compare
+        Evaluated run directories: compares them and measures nothing. Shows the drift of a
+        speculator that several of them evaluated.
+    html
+        With --compare: file to write the comparison to as a page.
+    """
+    if compare:
+        return _compare(compare, html)
+    if html is not None:
+        raise OutriderError(
+            f"--html {html} needs --compare RUN_A RUN_B; an evaluation writes its page to the run "
+            "directory"
+        )
+    if recipe is None:
+        raise OutriderError(
+            "nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for evaluated runs"
+        )
+    loaded, run = open_run(recipe, overrides, runs)
+    if endpoint is not None:
+        return _endpoint(loaded, run, endpoint)
+    if speculator is None:
+        with attempt(loaded, run) as go:
+            return print_summary(loaded, run, go(["evaluate"], {}))
+    options = _named_speculator(speculator, loaded.recipe)
+    with attempt(loaded, run) as go:
+        results = go(["ingest", "split", "capture", "evaluate_other"], options)
+    return print_summary(loaded, run, results, "evaluate_other")
+
+
+def _named_speculator(name: str, recipe: "Recipe") -> "Options":
+    """The speculator that `--speculator` names, checked against the target before anything runs."""
+    from outrider.common.fingerprint import path_digest
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.checkpoints.compatibility import check_speculator
+
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": name, "weights": None}
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
+
+
+def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
+    from rich.console import Console
+
+    from outrider.common.files import read_json
+    from outrider.common.supervision import stopped_by_signal
+
+    with attempt(loaded, run) as go:
+        go(["ingest", "split"], {})
+        # Heavy: imported once the stages have run.
+        from outrider.data.sequences import load_sequences
+        from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
+        from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+
+        recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
+        evaluation = recipe.evaluation()
+        heldout = load_sequences(run.sequences, read_json(run.split / "parts.json")["heldout"])
+        _, prompts = evaluation_prompts(heldout, evaluation, recipe.speculative_serving())
+        with stopped_by_signal():
+            results = measure_endpoint(
+                url,
+                recipe.target,
+                [prompt.text for prompt in prompts],
+                customers_sampling(heldout),
+                evaluation,
+                run.attempt(),
+                console.print,
+            )
+    print_endpoint(results, console)
+    print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
+    return 0
+
+
+def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
+    from rich.console import Console
+
+    from outrider.eval.report.compare import compare, print_comparison
+    from outrider.eval.report.compare_page import write_page
+
+    compared, console = compare(runs), Console(stderr=True)
+    print_comparison(compared, console)
+    if html is not None:
+        write_page(html, compared)
+        console.print(f"page: {html}", soft_wrap=True, highlight=False)
+    print_json(compared.model_dump(mode="json"))
+    return 0

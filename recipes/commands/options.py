@@ -1,0 +1,25 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from outrider.recipes.config.shipped import shipped_recipes
+
+RecipeName = Annotated[
+    str,
+    Parameter(
+        help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes())
+    ),
+]
+Runs = Annotated[Path, Parameter(help="Parent of the run directories; this run's is RUNS/NAME.")]
+Overrides = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="section.key=value or --section.key value, such as training.epochs=3; the keys are in "
+        "docs/recipes.md.",
+    ),
+]
+Flag = Parameter(negative="")

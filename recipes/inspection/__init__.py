@@ -1,0 +1,1 @@
+"""What a log contains, for `inspect-traffic`."""

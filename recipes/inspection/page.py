@@ -1,0 +1,128 @@
+"""What `inspect-traffic` found, as a person reads it in a terminal.
+
+print_inspection(found, Console())
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.data.ingest.printable import printable
+from outrider.data.ingest.traffic_facts import counted, date, facts
+from outrider.data.split.split import PARTS
+
+BAR = 24
+"""Characters of a histogram's longest bar."""
+
+
+def print_inspection(found: Mapping[str, Any], console: Console) -> None:
+    """The page; names that a log gave are printed as text, never obeyed."""
+    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {found['rows']:,} rows, {found['exchanges']:,} exchanges"
+    console.print(Text(title, "bold"), soft_wrap=True)
+    if found["rows_per_file"]:
+        limit = f"--first: no more than the first {found['rows_per_file']:,} rows of each file were read. All below is of these alone, "
+        console.print(
+            Text(
+                limit
+                + "cost and split too; an exchange of several rows may be cut off at the end.",
+                "yellow",
+            )
+        )
+    if found["ingested_in"]:
+        console.print(
+            Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
+            soft_wrap=True,
+        )
+    console.print(_facts(found))
+    if found["rejects"]:
+        console.print(_rejects(found))
+    if found["split"]:
+        console.print(_split(found["split"]))
+    histograms = [
+        _histogram(name, lengths) for name, lengths in found["lengths"].items() if lengths["n"]
+    ]
+    console.print(Columns(histograms, padding=(0, 4)))
+
+
+def _facts(found: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in (("target", found["target"]), *facts(found), ("capture", _capture(found))):
+        grid.add_row(name, Text(printable(text)))
+    return grid
+
+
+def _rejects(found: Mapping[str, Any]) -> Table:
+    table = _table("rejects")
+    for column, justify in (
+        ("reason", "left"),
+        ("rows", "right"),
+        ("first at", "left"),
+        ("", "left"),
+    ):
+        table.add_column(column, justify=justify, overflow="fold")
+    for reason, count in found["rejects"].items():
+        example = found["reject_examples"][reason]
+        table.add_row(
+            reason, f"{count:,}", *(Text(printable(example[key])) for key in ("place", "detail"))
+        )
+    return table
+
+
+def _split(split: Mapping[str, Any]) -> Table:
+    left_out = (
+        ", ".join(f"{reason} {count:,}" for reason, count in split["left_out"].items()) or "nothing"
+    )
+    caption = f"left out: {left_out}"
+    if not split["prompts_compared"]:
+        caption += "; prompts were not compared, so near-identical ones are still to come off"
+    table = _table("split", caption=caption, caption_justify="left")
+    for column in ("", "sessions", "sequences", "tokens", "trained on", "from"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for part in PARTS:
+        row = split[part]
+        counts = (
+            f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens")
+        )
+        began = row["first_time"]
+        table.add_row(part, *counts, "not logged" if began is None else date(began))
+    return table
+
+
+def _histogram(name: str, lengths: Mapping[str, Any]) -> Text:
+    text = Text.assemble((f"{name}, tokens", "bold"), (f"  n {lengths['n']:,}\n", "dim"))
+    text.append("  ".join(f"{key} {lengths[key]:,}" for key in ("p50", "p90", "p99", "max")) + "\n")
+    highest = max(count for *_, count in lengths["bins"])
+    width = len(f"{lengths['bins'][-1][0]:,}")
+    for least, _, count in lengths["bins"]:
+        bar = "█" * round(BAR * count / highest) or ("▏" if count else "")
+        text.append(f"{least:>{width},} ", "dim")
+        text.append(f"{bar} ", "cyan")
+        text.append(f"{count:,}\n" if count else "\n")
+    return text
+
+
+def _table(title: str, **options: Any) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        **options,
+    )
+
+
+def _capture(found: Mapping[str, Any]) -> str:
+    predicted = found["predicted"]
+    of = "what the split keeps" if found["split"] else "everything"
+    rate = ", the rate of the embedded target on 2 cores" if predicted["tokens_per_s"] else ""
+    return f"{predicted['text']}{rate}; of {of}" + (
+        "" if rate else "; no rate is known for this target, so no time"
+    )

@@ -1,0 +1,49 @@
+"""Capture: the target's hidden states over the sequences, and which sequences are on-policy."""
+
+from typing import Any
+
+from outrider.common.files import read_json
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.recipes.pipeline.stage import Options, Stage
+from outrider.recipes.pipeline.stages.sources import section, target_digest
+
+SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization", "cpu_cores", "seed"}
+"""Engine settings that do not change the captured states."""
+
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.features.capture import capture
+    from outrider.data.on_policy.check import check_traffic
+
+    captured = capture(
+        target=recipe.target,
+        sequences_dir=run.tables,
+        parts=read_json(run.split / "parts.json"),
+        capture=recipe.capture,
+        engine=recipe.serving.engine,
+        out_dir=run.features,
+        kind=recipe.speculator.kind,
+    )
+    judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
+    return {**captured, "on_policy": judged}
+
+
+CAPTURE = Stage(
+    name="capture",
+    version=2,
+    needs=("ingest", "split"),
+    settings=lambda recipe: {
+        "target": section(recipe.target),
+        "capture": section(recipe.capture, {"tokens_per_s"}),
+        "speculator": {"kind": recipe.speculator.kind},
+        "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
+        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+    },
+    sources=target_digest,
+    work=_work,
+    reads=lambda run: (run.sequences,),
+    artifact=lambda run: run.features / "manifest.json",
+    identity=lambda run: run.features / "quarantine.json",
+    starts_engines=True,
+)

@@ -1,0 +1,79 @@
+"""Inputs that several stages share: sections of the recipe, the target, logs, the parts."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.pipeline.run_dir import RunDirectory
+
+
+def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
+    """A section of the recipe as plain values, without the keys that do not change the result."""
+    return values.model_dump(mode="json", exclude=leave_out or set())
+
+
+def target_digest(recipe: Recipe) -> dict[str, str]:
+    """Digest of the target: of a local directory by content, of a hub model by its commit.
+
+    The directory of a hub model is named by the commit. Which of its files have been downloaded so
+    far must not count.
+    """
+    directory = recipe.target.training_directory()
+    if recipe.target.on_hub:
+        return {"target": value_digest([recipe.target.model, directory.name])}
+    return {"target": path_digest(directory)}
+
+
+def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the target and of the base speculator, where the recipe names another one."""
+    digests = target_digest(recipe)
+    if base := recipe.speculator.base:
+        digests["speculator.base"] = path_digest(Path(base).expanduser())
+    return digests
+
+
+def traffic_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the customer's logs."""
+    return {path: log_digest(path) for path in _listed(recipe.traffic.path)}
+
+
+def general_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the logs of general traffic."""
+    return {f"general {path}": log_digest(path) for path in _listed(recipe.traffic.general)}
+
+
+def log_digest(source: str) -> str:
+    """Digest of a log: of a local path or glob by content, of a URL by what its store reports."""
+    if "://" in source:
+        return _remote_digest(source)
+    if Path(source).exists():
+        return path_digest(Path(source))
+    files = sorted(Path("/").glob(source.lstrip("/")))
+    return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
+
+
+def parts_in_use(run: RunDirectory) -> dict[str, Any]:
+    """The parts of the split without the sequences that capture has quarantined."""
+    from outrider.data.on_policy.quarantine import load_parts
+
+    return load_parts(run.split, run.features)
+
+
+def _listed(paths: str | list[str] | None) -> list[str]:
+    return [paths] if isinstance(paths, str) else paths or []
+
+
+def _remote_digest(url: str) -> str:
+    import fsspec
+
+    from outrider.data.ingest.stores import answering
+
+    with answering(f"traffic.path = {url!r}"):
+        filesystem, path = fsspec.url_to_fs(url)
+        found = filesystem.find(path, detail=True)
+        if not found:
+            found = {match: filesystem.info(match) for match in filesystem.glob(path)}
+    return value_digest({name: store_identity(info) for name, info in found.items()})

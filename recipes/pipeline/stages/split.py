@@ -1,0 +1,43 @@
+"""Split: training, validation and held-out parts of the sequences."""
+
+from typing import Any
+
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.recipes.pipeline.stage import Options, Stage
+from outrider.recipes.pipeline.stages.sources import general_digests, section
+
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.split.split import split
+
+    general = run.general / "sequences" if recipe.traffic.general is not None else None
+    parts = split(
+        run.sequences,
+        recipe.split,
+        run.split,
+        recipe.traffic.max_copies,
+        general,
+        recipe.traffic.general_share,
+    )
+    return parts["summary"]
+
+
+SPLIT = Stage(
+    name="split",
+    version=2,
+    needs=("ingest",),
+    settings=lambda recipe: {
+        "split": section(recipe.split),
+        "traffic": {
+            "max_copies": recipe.traffic.max_copies,
+            "general_share": recipe.traffic.general_share,
+        },
+    },
+    sources=general_digests,
+    work=_work,
+    reads=lambda run: (run.sequences,),
+    artifact=lambda run: run.split / "parts.json",
+    identity=lambda run: run.split / "parts.json",
+    handles_text=True,
+)

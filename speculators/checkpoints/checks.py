@@ -1,0 +1,106 @@
+"""Checks of a speculator's files that several drafter kinds share. No torch.
+
+Each check raises an `OutriderError` with file, key, value and fix.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.safetensors_headers import (
+    TensorHeader,
+    is_finite,
+    rows_that_differ,
+)
+
+
+def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: CheckpointLayout) -> None:
+    """The vocabulary in a speculator's config.json has the target's size."""
+    vocabulary = target.config["vocab_size"]
+    if config.get("vocab_size") != vocabulary:
+        raise OutriderError(
+            f"{path}: vocab_size = {config.get('vocab_size')}, but the target's is {vocabulary}"
+            f" ({target.directory / 'config.json'}): a stale vocabulary. Its token ids mean other"
+            " words; train the speculator again for this target, or name the target that it was"
+            " trained for"
+        )
+
+
+def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
+    """A copy of the target's embedding or head equals the target's.
+
+    The engine replaces the copy by the target's tensor: a speculator that was trained against
+    another one drafts nonsense.
+    """
+    if header.shape != own.shape:
+        difference = f"has shape {list(header.shape)}, the target's {own.name} {list(own.shape)}"
+    elif rows := rows_that_differ(header, own):
+        difference = f"differs in {rows} of {header.shape[0]} rows from the target's {own.name}"
+    else:
+        return
+    raise OutriderError(
+        f"{header.file}: {header.name} {difference}: a stale vocabulary. The speculator was"
+        " trained for another vocabulary or another revision of the target than"
+        f" {own.file.parent}; name that one as target.model, or train again"
+    )
+
+
+def check_finite(found: Mapping[str, TensorHeader]) -> None:
+    """No tensor holds an infinity or NaN."""
+    broken = [name for name, header in found.items() if not is_finite(header)]
+    if broken:
+        raise OutriderError(
+            f"{found[broken[0]].file}: not a finite number in {first_names(sorted(broken))}; the"
+            " checkpoint is damaged, or its training diverged: take an earlier checkpoint, or"
+            " export it again"
+        )
+
+
+def check_header_shape(
+    found: Mapping[str, TensorHeader],
+    suffix: str,
+    shape: tuple[int, ...],
+    config: Path,
+    in_words: str,
+) -> TensorHeader:
+    """The tensor whose name ends in `suffix`, present and of this shape. Returns its header."""
+    header = header_named(found, suffix)
+    if header is None:
+        raise OutriderError(
+            f"{config.parent}: no tensor {suffix}, which {in_words} has. Its tensors are"
+            f" {first_names(sorted(found))}"
+        )
+    if math.prod(header.shape) != math.prod(shape) or header.shape[0] != shape[0]:
+        raise OutriderError(
+            f"{header.file}: {header.name} has shape {list(header.shape)}, but {config} and the"
+            f" target make it {list(shape)}; the weights and the configuration belong to different"
+            " models"
+        )
+    return header
+
+
+def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
+    """The first header whose name is `suffix` or ends in it."""
+    for name, header in found.items():
+        if name == suffix or name.endswith("." + suffix):
+            return header
+    return None
+
+
+def foreign(
+    path: Path, key: str, value: Any, target: CheckpointLayout, wanted: Any
+) -> OutriderError:
+    """The error for a speculator of another model."""
+    return OutriderError(
+        f"{path}: {key} = {value}, but the target has {wanted} ({target.directory / 'config.json'})"
+        ": the speculator belongs to another model. Name one that was trained for this target, or"
+        " its target as target.model"
+    )
+
+
+def first_names(names: list[str]) -> str:
+    """Up to five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

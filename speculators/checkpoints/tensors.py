@@ -1,0 +1,95 @@
+"""Reads single tensors of a checkpoint, as stored or dequantized from FP8 blocks.
+
+tensors = CheckpointTensors(read_layout(directory))
+tensors.read("lm_head.weight", torch.float32)
+"""
+
+from collections.abc import Iterable
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.fp8 import FP8, dequantize, grid, quantize
+from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout
+
+
+class CheckpointTensors:
+    """A checkpoint's tensors by name. A shard is opened when its first tensor is read."""
+
+    def __init__(self, layout: CheckpointLayout):
+        self.layout = layout
+        self._files: dict[str, safe_open] = {}
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor as the file has it."""
+        [file] = self.layout.files([name])
+        if file not in self._files:
+            path = self.layout.directory / file
+            if not path.is_file():
+                raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
+            self._files[file] = safe_open(path, framework="pt")
+        return self._files[file].get_tensor(name)
+
+    def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """The values and, for an FP8 tensor, its scales.
+
+        An `OutriderError` where values or scales are missing or have the wrong shape.
+        """
+        value, scale_name = self.raw(name), self.layout.scale_of(name)
+        if scale_name is None:
+            if value.dtype == FP8:
+                raise OutriderError(
+                    f"{self.layout.directory}: {name} is FP8, but there is no {name}{SCALE_SUFFIX}"
+                )
+            return value, None
+        if self.layout.blocks is None:
+            raise OutriderError(
+                f"{self.layout.directory}: {scale_name} is there, but config.json has no"
+                " quantization_config"
+            )
+        scale, expected = self.raw(scale_name), grid(value.shape, self.layout.blocks)
+        if value.dtype != FP8 or tuple(scale.shape) != expected:
+            raise OutriderError(
+                f"{self.layout.directory}: {name} is {value.dtype} of shape {tuple(value.shape)}"
+                f" and {scale_name} of shape {tuple(scale.shape)}, but blocks of"
+                f" {self.layout.blocks} want {FP8} and {expected}; the weights and config.json"
+                " belong to different models"
+            )
+        return value, scale
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The weight in `dtype`, dequantized where it is FP8."""
+        value, scale = self.stored(name)
+        if scale is None or self.layout.blocks is None:
+            return value.to(dtype)
+        return dequantize(value, scale, self.layout.blocks, dtype)
+
+    def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """`tensor` as this checkpoint stores `name`: in FP8 with scales, or in its dtype.
+
+        Values that are unchanged keep the stored bytes.
+        """
+        value, scale = self.stored(name)
+        check_tensor_shape(self.layout, name, tensor, value.shape)
+        if scale is None or self.layout.blocks is None:
+            return {name: tensor.to(value.dtype).contiguous().clone()}
+        # Trained weights are bf16. Equal values were not trained; quantizing them again could
+        # change their bytes.
+        before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
+        if not torch.equal(before, tensor.to(torch.bfloat16)):
+            value, scale = quantize(tensor, self.layout.blocks)
+        return {name: value, name + SCALE_SUFFIX: scale}
+
+
+def check_tensor_shape(
+    layout: CheckpointLayout, name: str, tensor: Tensor, shape: Iterable[int]
+) -> Tensor:
+    """The tensor itself; an `OutriderError` where its shape is not the one of config.json."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise OutriderError(
+            f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it"
+            f" {tuple(shape)}; the weights and config.json belong to different models"
+        )
+    return tensor

@@ -1,0 +1,77 @@
+"""The target's embedding and head, and the head that a drafter drafts with.
+
+    ends = load_target_ends(target_dir)        # checkpoints/target_ends.py
+    ends.logits(hidden)                        # the teacher: the target's logits, whole vocabulary
+    drafter.head(ends).logits(u)               # the draft's logits, over the draft vocabulary
+
+The two heads are separate things. An MTP layer drafts with the target's head. An EAGLE-3 head has
+its own, which is trained, over fewer tokens.
+
+Shapes: H hidden, V target vocabulary, D draft vocabulary; "..." any leading dimensions.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetEnds:
+    """The target's embedding E and language-model head W, both frozen.
+
+    This is no module, so no optimizer and no checkpoint holds the tensors.
+    """
+
+    embedding_VH: Tensor
+    lm_head_VH: Tensor
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "TargetEnds":
+        """A copy on another device or in another dtype; the same tensors where nothing changes."""
+        return TargetEnds(
+            self.embedding_VH.to(device=device, dtype=dtype),
+            self.lm_head_VH.to(device=device, dtype=dtype),
+        )
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """E(t), [..., H]."""
+        return F.embedding(token_ids, self.embedding_VH)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """W h, [..., V], of states after the final norm."""
+        return F.linear(state, self.lm_head_VH)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftHead:
+    """Rows that turn a drafter's state into draft logits, and the target token of each row."""
+
+    weight_DH: Tensor
+    """Trained where it is a parameter of the drafter; else frozen, such as the target's own."""
+    target_ids_D: Tensor | None = None
+    """Target token of each draft token, ascending; None: the target's vocabulary, row for row."""
+
+    @property
+    def trained(self) -> bool:
+        """True where the head's weight takes a gradient."""
+        return self.weight_DH.requires_grad
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Draft logits [..., D] of the drafter's states."""
+        return F.linear(state, self.weight_DH)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Target tokens of draft tokens, same shape."""
+        return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
+
+    def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Draft tokens of target tokens and whether each has one; 0 where it has none."""
+        if self.target_ids_D is None:
+            return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
+        place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())
+        place = place.clamp(max=len(self.target_ids_D) - 1)
+        known = self.target_ids_D[place] == token_ids
+        return torch.where(known, place, 0), known

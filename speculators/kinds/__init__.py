@@ -1,0 +1,110 @@
+"""The registry of drafter kinds. Adding a kind is one module here and one line in `KINDS`.
+
+    kind_of(Path("runs/NAME/speculator")).name       # by its config.json
+    trainable_kind("mtp").features(config)           # the protocol is in protocol.py
+
+No torch is imported here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.kinds.eagle3 import Eagle3
+from outrider.speculators.kinds.mtp import MTP
+from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
+from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation
+
+KINDS: dict[str, DrafterKind] = {
+    kind.name: kind for kind in (Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+}
+"""By name. A directory is of the first kind that recognizes it."""
+
+DEFAULT_KIND = "mtp"
+"""The kind that DeepSeek-V3 and R1 ship and that recipes train unless they name another."""
+
+NO_SPECULATION = NoSpeculation.name
+"""Name of the kind that drafts nothing."""
+
+
+def kind_named(name: str) -> DrafterKind:
+    """The kind of that name."""
+    if name not in KINDS:
+        raise OutriderError(
+            f"speculator kind {name!r} is not known; the kinds are {', '.join(KINDS)}"
+        )
+    return KINDS[name]
+
+
+def trainable_names() -> list[str]:
+    """Names of the kinds that can be trained."""
+    return [name for name, kind in KINDS.items() if isinstance(kind, TrainableKind)]
+
+
+def weightless_names() -> list[str]:
+    """Names of the kinds without weights, which are named instead of given as a directory."""
+    return [name for name, kind in KINDS.items() if kind.directory_in_words is None]
+
+
+def trainable_kind(name: str) -> TrainableKind:
+    """The kind of that name; an `OutriderError` where it cannot be trained and replayed."""
+    kind = kind_named(name)
+    if not isinstance(kind, TrainableKind):
+        raise OutriderError(
+            f"speculator kind {name!r} can be served and counted, but neither trained nor"
+            f" replayed; these can: {', '.join(trainable_names())}"
+        )
+    return kind
+
+
+def kind_of(directory: Path) -> DrafterKind:
+    """The kind of a speculator's directory, or of a target's own speculator, by its config.json."""
+    path = Path(directory) / "config.json"
+    config = read_json(path)
+    for kind in KINDS.values():
+        if kind.recognizes(config):
+            return kind
+    known = [kind.directory_in_words for kind in KINDS.values() if kind.directory_in_words]
+    raise OutriderError(
+        f"{path}: architectures = {config.get('architectures') or []}: not a speculator that"
+        f" Outrider knows. A directory is {', or '.join(known)}; kinds without a directory are"
+        f" named: {', '.join(weightless_names())}"
+    )
+
+
+def trainable_kind_of(directory: Path) -> TrainableKind:
+    """The kind of a directory; an `OutriderError` where it cannot be replayed."""
+    return trainable_kind(kind_of(directory).name)
+
+
+def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
+    """The kinds of which the target ships a speculator."""
+    return [
+        kind
+        for kind in KINDS.values()
+        if isinstance(kind, TrainableKind) and kind.native(target_config)
+    ]
+
+
+def base_directory(base: str | Path | None, target_dir: Path) -> Path:
+    """The directory of the speculator in use (`speculator.base`); None: the target's own."""
+    if base is not None:
+        return Path(base).expanduser()
+    config = Path(target_dir) / "config.json"
+    if not native_kinds(read_json(config)):
+        raise OutriderError(
+            f"{config}: this target ships no speculator of its own; name the directory of the"
+            " speculator in use as speculator.base"
+        )
+    return Path(target_dir)
+
+
+def target_tensors(target: CheckpointLayout) -> list[str]:
+    """Names of the target's tensors that Outrider reads: embedding, head, its own speculators."""
+    names = set(target.ends)
+    for kind in native_kinds(target.config):
+        names |= kind.native_tensors(target)
+    return sorted(names)

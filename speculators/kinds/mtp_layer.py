@@ -1,0 +1,91 @@
+"""The MTP layer as a module: one DeepSeek layer over [next token's embedding ; hidden state].
+
+    x_i = eh_proj( [ enorm(E(t_{i+1})) ; hnorm(h_i) ] )     embedding first; zero at position 0
+    u_i = norm(block(x_i))                                  post-norm
+    q_{i+2} = softmax(W u_i)
+
+The post-norm state is what the head reads and what the next depth is fed, as the serving engine
+computes it. E and W are the target's embedding and head (`TargetEnds`): frozen and shared.
+
+    speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
+    _, states = speculator.unroll(ends, token_ids, hidden, sequence, position, anchors, depth=4)
+
+Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden; "..." any leading
+dimensions.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.layers.deepseek_layer import (
+    DecoderLayer,
+    DeepseekArch,
+    RMSNorm,
+    rotary_tables,
+)
+from outrider.speculators.unroll import unroll_anchors
+
+
+class MTPSpeculator(Drafter):
+    """Two norms, a projection of 2H to H, one decoder layer, the final norm."""
+
+    def __init__(self, arch: DeepseekArch):
+        super().__init__()
+        self.arch = arch
+        self.enorm = RMSNorm(arch.hidden, arch.norm_eps)
+        self.hnorm = RMSNorm(arch.hidden, arch.norm_eps)
+        self.eh_proj = nn.Linear(2 * arch.hidden, arch.hidden, bias=False)
+        self.block = DecoderLayer(arch, layer_index=arch.layers)
+        self.norm = RMSNorm(arch.hidden, arch.norm_eps)
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Drafts one token after the other, each from the state before."""
+        return unroll_anchors(
+            self, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
+        )
+
+    def head(self, ends: TargetEnds) -> DraftHead:
+        """The target's head over the whole vocabulary."""
+        return DraftHead(ends.lm_head_VH)
+
+    @property
+    def width(self) -> int:
+        """H of the states that the head reads."""
+        return self.arch.hidden
+
+    @property
+    def softmax_scale(self) -> float:
+        """Scale of the attention scores."""
+        return self.arch.softmax_scale
+
+    def first_state(self, inputs_NX: Tensor) -> Tensor:
+        """The state that depth 0 reads: the target's own."""
+        return inputs_NX
+
+    def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        """The block's input from E(t_{i+1}) [..., H], state [..., H] and position [...] of i."""
+        # The engine masks the embedding at position 0 before enorm:
+        # torch.where(positions == 0, 0, embeds).
+        embedding = embedding.masked_fill(position[..., None] == 0, 0)
+        return self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(state)], dim=-1))
+
+    def project(self, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of block inputs."""
+        q, key, value = self.block.project(x_NH[None], rotary_tables(self.arch, position_N[None]))
+        return q[0], key[0], value[0]
+
+    def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+        """The state that the next depth is fed and the state that the head reads: the same."""
+        u_NH = self.norm(self.block.finish(x_NH[None], attended_ANV[None])[0])
+        return u_NH, u_NH

@@ -1,0 +1,294 @@
+"""The protocol of a drafter kind: everything that depends on the kind of speculator.
+
+A kind is one module in this folder and one line in the registry (`__init__.py`). No code outside
+this folder names a kind. There are two levels:
+
+    DrafterKind     can be served and counted: how it is recognized, checked against the target,
+                    and configured in vLLM
+    TrainableKind   can also be captured for, trained, replayed, compared with the engine, sized
+                    before training, and exchanged in a live engine
+
+The modules of this folder that the registry imports do not import torch, so that
+`train-speculator --help` and `--dry-run` start fast. Methods that need torch import the torch half
+of their kind (such as mtp_checkpoint.py) when they are called.
+
+How a trainable kind is used:
+
+    spec = kind.features(target_config)                 capture: which states are stored
+    size = kind.size(target_config)                     --dry-run: parameters, memory, FLOPs
+    drafter = kind.start(origin, config, dtype, ...)    training: trainable parts as parameters
+    drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
+    kind.write(kind.trained(drafter, state), origin, out_dir)
+    kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
+    kind.vllm_settings(out_dir, k, ...)                 serving
+    kind.exchanged(out_dir)                             swapping the drafter of a live engine
+
+Teacher and draft are separate: the teacher is the target's head over the full vocabulary
+(`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
+
+Shapes: T tokens, N anchors, K depths.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.features import FeatureSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.speculators.kinds.drafter import Drafter
+
+Device = Literal["cpu", "cuda"]
+"""Where memory is planned for: a CPU attends densely, a GPU by flex attention."""
+
+TrainedParameters = Literal["all", "non_routed", "lora"]
+"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
+
+KPerBatchSize = Sequence[tuple[int, int, int]]
+"""(first batch size, last batch size, drafts) of each range."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Abilities:
+    """What can be measured for a kind, and how."""
+
+    exact_replay: bool = False
+    """Outrider computes its drafts, so acceptance follows from stored states without an engine."""
+    draft_parity: bool = False
+    """Its drafts can be compared with those of the engine, depth by depth."""
+    live_exchange: bool = False
+    """Another speculator of the kind can be loaded into a running engine."""
+    drafts_every_step: bool = False
+    """The engine's count of drafts is its count of steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a drafter is trained for, and what it starts from."""
+
+    target_dir: Path
+    base_dir: Path | None
+    """Directory of a speculator of the same kind to start from; None: training from scratch."""
+
+
+class TrainedParts(Protocol):
+    """Which parameters are trained: the part of the `speculator` section that a kind reads."""
+
+    @property
+    def train(self) -> TrainedParameters:
+        """`all`, `non_routed` or `lora`."""
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters."""
+
+    @property
+    def lora_alpha(self) -> float:
+        """Scale of the adapters, times their rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShape:
+    """The shape of one training row that decides its memory."""
+
+    tokens: int
+    """Slots that hold a token."""
+    anchors: int
+    """Slots from which a chain starts."""
+    pairs: int
+    """(anchor, token) pairs within a sequence, summed: the size of attention over the prefix."""
+    largest_pairs: int
+    """The pairs of the largest sequence."""
+
+    @classmethod
+    def of_sequences(cls, sequences: Iterable[tuple[int, int]]) -> "RowShape":
+        """The row of sequences given as (tokens, anchors)."""
+        listed = list(sequences)
+        pairs = [tokens * anchors for tokens, anchors in listed] or [0]
+        return cls(sum(t for t, _ in listed), sum(a for _, a in listed), sum(pairs), max(pairs))
+
+    @classmethod
+    def full(cls, tokens: int) -> "RowShape":
+        """The largest row of `tokens` slots: one sequence that is all response."""
+        return cls.of_sequences([(tokens, tokens)])
+
+
+class Activations(Protocol):
+    """Bytes that the unroll of one row keeps for backward."""
+
+    def saved_bytes(self) -> int:
+        """Bytes that autograd holds when forward ends, weights excluded."""
+
+    def last_depth_bytes(self) -> int:
+        """Part of them that one depth's attention and MLP hold: what backward frees first."""
+
+    def attention_scratch(self, value_bytes: int) -> int:
+        """Temporary bytes of attention's backward over the longest sequence."""
+
+
+class DrafterSize(Protocol):
+    """Parameters, memory and FLOPs of a drafter, from the target's config.json alone."""
+
+    @property
+    def vocab(self) -> int:
+        """Tokens of the target's vocabulary."""
+
+    @property
+    def hidden(self) -> int:
+        """Width of the target's states, and of the states that the draft head reads."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Parameters by part."""
+
+    @property
+    def total(self) -> int:
+        """Parameters of the drafter."""
+
+    @property
+    def ends(self) -> int:
+        """Values of the target's embedding and head, which are read and never trained."""
+
+    @property
+    def state_values(self) -> int:
+        """Stored values of one token in a training row: the teacher's state and the inputs."""
+
+    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
+        """Parameters that the optimizer holds."""
+
+    def frozen(self, what: TrainedParameters = "all") -> int:
+        """Parameters of the drafter that the optimizer does not hold."""
+
+    def largest_trained(self, what: TrainedParameters = "all") -> int:
+        """Values of the largest trained tensor, as training holds it."""
+
+    def activations(
+        self,
+        row: RowShape,
+        depth: int,
+        value_bytes: int,
+        device: Device,
+        what: TrainedParameters,
+        lora_rank: int,
+    ) -> Activations:
+        """What the unroll of a row to `depth` drafts keeps for backward."""
+
+    def replay_values(self, row: RowShape, depth: int) -> int:
+        """Values that are alive at once when a row is unrolled without gradients."""
+
+    def gathered_values(self, what: TrainedParameters, depth: int) -> int:
+        """Values of whole weights that ZeRO-3 holds until backward."""
+
+    def step_flops(self, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
+        """FLOPs of one training step over sequences of these lengths and numbers of anchors."""
+
+
+class DrafterKind(Protocol):
+    """A kind that can be served, counted and checked."""
+
+    @property
+    def name(self) -> str:
+        """The value of `speculator.kind`, of reports, and vLLM's method."""
+
+    @property
+    def in_words(self) -> str:
+        """The kind in a sentence, such as `an MTP layer`."""
+
+    @property
+    def directory_in_words(self) -> str | None:
+        """How a directory of this kind looks; None for a kind without weights, which is named."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """What can be measured for it."""
+
+    def recognizes(self, config: Mapping[str, Any]) -> bool:
+        """True for the config.json of a directory of this kind."""
+
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        """Raises an `OutriderError` with file, key, value and fix for another target's speculator.
+
+        Reads config.json, safetensors headers and, for finiteness and copies, the values; no torch.
+        """
+
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
+        """vLLM's `speculative_config` for `k` drafts a step; None for no speculation."""
+
+
+@runtime_checkable
+class TrainableKind(DrafterKind, Protocol):
+    """A kind that Outrider captures for, trains, replays, sizes and exchanges."""
+
+    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
+        """The target's states that the drafter reads."""
+
+    def native(self, target_config: Mapping[str, Any]) -> bool:
+        """True where the target itself ships a speculator of this kind."""
+
+    def native_tensors(self, target: CheckpointLayout) -> set[str]:
+        """Names of the target's tensors that belong to its own speculator of this kind."""
+
+    def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
+        """Raises an `OutriderError` where training cannot start from this target and base.
+
+        With `config_only` the weights need not be there (`--dry-run`).
+        """
+
+    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> DrafterSize:
+        """Parameters, memory and FLOPs; an `OutriderError` names `source` and missing keys."""
+
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: "torch.dtype",
+        device: "torch.device | str" = "cpu",
+    ) -> "Drafter":
+        """The drafter of a directory, with every weight loaded and finite."""
+
+    def start(
+        self,
+        origin: Origin,
+        parts: TrainedParts,
+        dtype: "torch.dtype",
+        device: "torch.device | str",
+        seed: int,
+    ) -> "Drafter":
+        """The drafter that training starts with; its parameters are what is trained."""
+
+    def trained(
+        self, drafter: "Drafter", state: Mapping[str, "Tensor"]
+    ) -> Iterator[tuple[str, "Tensor"]]:
+        """(checkpoint name, tensor) of what training may have changed, adapters merged.
+
+        `state` is the drafter's whole state dict: under ZeRO-3 the module itself holds shards.
+        """
+
+    def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
+        """Publishes a directory that the engine loads, atomically.
+
+        Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
+        """
+
+    def tensor_names(self, directory: Path) -> set[str]:
+        """Names of the drafter's own tensors in a directory."""
+
+    def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+        """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
+
+    def exchanged(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+        """(name, tensor as stored) that a live engine's drafter loads."""
+
+    def stays_with_target(self, name: str) -> bool:
+        """True for a parameter of the engine's drafter that is not exchanged: the target's own."""

@@ -1,0 +1,132 @@
+"""Fingerprints: what counts as a change, and when a result is computed again."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from outrider.common import fingerprint
+from outrider.common.fingerprint import (
+    ABSENT,
+    Kept,
+    changes,
+    code_digest,
+    path_digest,
+    resume_or_clear,
+    sampled_digest,
+)
+
+
+def test_changes_name_the_leaf_and_both_values() -> None:
+    before = {"recipe": {"training": {"epochs": 3, "seed": 0}}, "source": {"target": "a" * 64}}
+    now = {"recipe": {"training": {"epochs": 5, "seed": 0}}, "source": {"target": "b" * 64}}
+    assert changes(before, now) == ["recipe.training.epochs: 3 -> 5", "source.target"]
+    assert changes(before, before) == []
+    assert changes({"a": {}}, {"a": {"new": 1}}) == ["a.new: None -> 1"]
+    assert changes("a" * 64, "b" * 64) == ["inputs"]
+
+
+def test_path_digest_follows_content_and_names_but_not_time(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    first = path_digest(tmp_path)
+    (tmp_path / "a").write_text("x")
+    os.utime(tmp_path / "a", (1, 1))
+    assert path_digest(tmp_path) == first
+    (tmp_path / "a").rename(tmp_path / "b")
+    renamed = path_digest(tmp_path)
+    (tmp_path / "b").write_text("y")
+    assert len({first, renamed, path_digest(tmp_path), path_digest(tmp_path / "none")}) == 4
+    assert path_digest(tmp_path / "none") == ABSENT
+
+
+def test_a_file_too_large_to_read_counts_by_size_and_time(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(fingerprint, "CONTENT_LIMIT", 3)
+    large = tmp_path / "large"
+    large.write_text("four")
+    os.utime(large, (1, 1))
+    first = path_digest(large)
+    large.write_text("FOUR")
+    os.utime(large, (1, 1))
+    assert path_digest(large) == first
+    os.utime(large, (2, 2))
+    assert path_digest(large) != first
+
+
+def test_sampled_digest_reads_both_ends_and_no_time(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(fingerprint, "SAMPLED_BYTES", 2)
+    weights = tmp_path / "model.safetensors"
+    digests = []
+    for content in ("aa-bb", "aa+bb", "aa-bc", "ca-bb", "aa--bb"):
+        weights.write_text(content)
+        digests.append(sampled_digest([weights]))
+    whole, middle, end, beginning, longer = digests
+    assert middle == whole
+    assert len({whole, end, beginning, longer}) == 4
+    copied = shutil.copy(weights, tmp_path / "copied")
+    assert sampled_digest([Path(copied)]) != longer
+    os.utime(weights, (1, 1))
+    assert sampled_digest([weights]) == longer
+
+
+def test_code_digest_ignores_docstrings_comments_and_layout(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""Old."""\n\ndef f(x):\n    """Old."""\n    return x + 1\n')
+    first = code_digest(tmp_path)
+    module.write_text('"""New."""\n# why\n\n\ndef f(x):\n    return (\n        x + 1)\n')
+    assert code_digest(tmp_path) == first
+    module.write_text('"""New."""\n\ndef f(x):\n    return x + 2\n')
+    changed = code_digest(tmp_path)
+    module.rename(tmp_path / "other.py")
+    assert len({first, changed, code_digest(tmp_path)}) == 3
+
+
+def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: Path) -> None:
+    calls = []
+
+    def work() -> int:
+        calls.append(None)
+        return len(calls)
+
+    path, inputs = tmp_path / "deep" / "result.json", {"seed": 0, "pair": (1, 2)}
+    assert Kept(path, inputs).changes() is None and not Kept(path, inputs).done()
+    assert [Kept(path, inputs).run(work), Kept(path, inputs).run(work)] == [1, 1]
+    other = Kept(path, inputs | {"seed": 1})
+    assert other.changes() == ["seed: 0 -> 1"]
+    assert other.run(work) == other.get() == 2
+    assert Kept(path, inputs).changes() == ["seed: 1 -> 0"]
+
+
+def test_a_failed_computation_leaves_the_earlier_result(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    Kept(path, 1).put("whole", seconds=3)
+    with pytest.raises(KeyError):
+        Kept(path, 2).run(lambda: {}["missing"])
+    assert json.loads(path.read_text()) == {"inputs": 1, "seconds": 3, "result": "whole"}
+
+
+def test_a_private_result_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "steps" / "result.json"
+    Kept(path, 1, private=True).put("text")
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o700, 0o600]
+
+
+def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others(
+    tmp_path: Path,
+) -> None:
+    stamp, parts, log = tmp_path / "started.json", tmp_path / "parts", tmp_path / "log"
+
+    def leave_unfinished() -> None:
+        parts.mkdir(exist_ok=True)
+        log.touch()
+
+    leave_unfinished()
+    assert not resume_or_clear(stamp, {"seed": 0}, [parts, log])
+    assert not parts.exists() and not log.exists()
+    leave_unfinished()
+    assert resume_or_clear(stamp, {"seed": 0}, [parts, log])
+    assert parts.exists() and log.exists()
+    assert not resume_or_clear(stamp, {"seed": 1}, [parts, log])
+    assert not parts.exists() and not log.exists()

@@ -1,0 +1,144 @@
+"""Supervised runs with real processes: no process outlives its stage, however the run ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outrider.common.supervision import Interrupted, run_supervised
+
+# A stage whose grandchild is an orphan in another session, as an engine's worker may be.
+STAGE = """
+import os, subprocess, sys, time
+sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+middle = (
+    "import subprocess, sys;"
+    "subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], start_new_session=True)"
+)
+subprocess.run([sys.executable, "-c", middle, sys.argv[1], sleeper])
+while not (os.path.exists(sys.argv[1]) and open(sys.argv[1]).read()):
+    time.sleep(0.01)
+if sys.argv[2] == "wait":
+    time.sleep(600)
+sys.exit(int(sys.argv[2]))
+"""
+
+RUNNER = """
+import os, sys
+from pathlib import Path
+from outrider.common.supervision import Interrupted, run_supervised
+try:
+    sys.exit(run_supervised([sys.executable, *sys.argv[2:]], Path(sys.argv[1]), dict(os.environ)))
+except Interrupted as signal:
+    sys.exit(signal.exit_code)
+"""
+
+
+def wait_for_pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < deadline, "the sleeper never started"
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+def ended(pid: int, seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_a_stage_leaves_behind_is_ended_and_its_status_kept(tmp_path, status):
+    pid_file = tmp_path / "pid"
+    argv = [sys.executable, "-c", STAGE, str(pid_file), str(status)]
+    assert run_supervised(argv, tmp_path / "log", dict(os.environ)) == status
+    assert ended(wait_for_pid(pid_file), seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)]
+)
+def test_a_signal_ends_the_whole_tree(tmp_path, number, exit_code):
+    pid_file = tmp_path / "pid"
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", STAGE, str(pid_file), "wait"]
+    )
+    pid = wait_for_pid(pid_file)
+    runner.send_signal(number)
+    assert runner.wait(30) == exit_code
+    assert ended(pid, seconds=0)
+
+
+def test_a_stage_ends_with_its_tree_when_the_command_is_killed(tmp_path):
+    pid_file = tmp_path / "pid"
+    stage = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"source = {STAGE!r}\n"
+        "try: exec(source)\n"
+        "except KeyboardInterrupt: open(sys.argv[1] + '.stopped', 'w').close()\n"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(tmp_path / "log"), "-c", stage, str(pid_file), "wait"]
+    )
+    pid = wait_for_pid(pid_file)
+    runner.kill()
+    runner.wait()
+    assert ended(pid)
+    assert (tmp_path / "pid.stopped").exists(), "the stage got no chance to clean up"
+
+
+def test_children_that_were_there_before_are_left_alone(tmp_path):
+    before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert run_supervised([sys.executable, "-c", ""], tmp_path / "log", dict(os.environ)) == 0
+        assert before.poll() is None
+    finally:
+        before.kill()
+        before.wait()
+
+
+def test_output_goes_to_the_log_and_handlers_come_back(tmp_path):
+    handler = signal.getsignal(signal.SIGTERM)
+    run_supervised(
+        [sys.executable, "-c", "print('to the log')"], tmp_path / "log", dict(os.environ)
+    )
+    assert (tmp_path / "log").read_text() == "to the log\n"
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_exit_codes_name_the_signal():
+    assert str(Interrupted(signal.SIGTERM)) == "SIGTERM"
+
+
+# A stage that ignores the first signal.
+DEAF = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1) or (len(heard) > 1 and sys.exit(75)))
+open(sys.argv[1], "w").write("1")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_the_signal_is_repeated_while_the_stage_runs(tmp_path):
+    ready = tmp_path / "ready"
+    runner = RUNNER.replace(
+        "try:",
+        "import outrider.common.process_tree as process_tree; process_tree.REPEAT_S = 1\ntry:",
+    )
+    command = [sys.executable, "-c", runner, str(tmp_path / "log"), "-c", DEAF, str(ready)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_for_pid(ready)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 75

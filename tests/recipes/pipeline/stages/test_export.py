@@ -1,0 +1,57 @@
+"""What a bundle is written from; that it is served as evaluated, tests/serving/test_server.py shows."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.recipes.config.load import load_recipe
+from outrider.recipes.pipeline.stages.export import _write
+
+
+@pytest.fixture
+def speculator(tmp_path):
+    """Bytes by that name; nothing loads them here."""
+    directory = tmp_path / "speculator"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, directory / "model.safetensors")
+    return directory
+
+
+def bundle(speculator, ranges, *overrides):
+    """bundle.json, and the words of serve.sh after its --speculative-config."""
+    out = speculator.parent / "bundle"
+    evidence = {"acceptance_length": {"k": 4}, "k_per_batch_size": ranges}
+    recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
+    _write(SimpleNamespace(speculator=speculator), recipe, evidence, str(out))
+    words = shlex.split((out / "serve.sh").read_text(), comments=True)
+    return read_json(out / "bundle.json"), words[words.index("--speculative-config") + 1]
+
+
+def test_one_k_is_the_evaluated_one(speculator):
+    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 2]])
+    assert (
+        manifest["num_speculative_tokens"] == 4
+        and manifest["num_speculative_tokens_per_batch_size"] is None
+    )
+    assert "per_batch_size" not in config and manifest["evidence"]["k_per_batch_size"] == [
+        [1, 4, 4],
+        [5, 8, 2],
+    ]
+
+
+def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
+    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 5]], "export.k_per_batch_size=true")
+    assert manifest["num_speculative_tokens"] == 5
+    assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
+    assert '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]' in config
+
+
+def test_k_by_batch_size_needs_a_search(speculator):
+    with pytest.raises(OutriderError, match=r"eval\.k was set by hand"):
+        bundle(speculator, None, "export.k_per_batch_size=true")

@@ -1,0 +1,126 @@
+"""Checkpoints: names and bytes survive a round trip, and nothing is missed in silence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
+from tests.tiny import LAYERS, write_tiny_target
+
+MTP = f"model.layers.{LAYERS}."
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture
+def broken(target: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(target, tmp_path / "broken"))
+
+
+def edit(directory: Path, change) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
+    save_mtp(load_mtp(target), target, tmp_path / "speculator")
+    original = load_file(target / "model.safetensors")
+    written = load_file(tmp_path / "speculator" / "model.safetensors")
+    shared = {MTP + "embed_tokens.weight", MTP + "shared_head.head.weight"}
+    assert set(written) == {name for name in original if name.startswith(MTP)} - shared
+    for name, tensor in written.items():
+        assert tensor.dtype == original[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), original[name].view(torch.uint8)), name
+    assert json.loads((tmp_path / "speculator" / "config.json").read_text()) == json.loads(
+        (target / "config.json").read_text()
+    )
+    again = load_mtp(tmp_path / "speculator")
+    for name, tensor in load_mtp(target).state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+
+
+def test_shards_hold_the_same(target: Path, tmp_path: Path) -> None:
+    sharded = write_tiny_target(tmp_path / "sharded", layers_in_shards=True)
+    for name, tensor in load_mtp(target).state_dict().items():
+        assert torch.equal(tensor, load_mtp(sharded).state_dict()[name])
+    assert torch.equal(load_target_ends(target).lm_head_VH, load_target_ends(sharded).lm_head_VH)
+
+
+def test_only_the_shards_that_are_wanted_are_read(tmp_path: Path) -> None:
+    sharded = write_tiny_target(tmp_path / "sharded", layers_in_shards=True)
+    (sharded / "model-00001-of-00002.safetensors").unlink()
+    load_mtp(sharded)
+    with pytest.raises(
+        OutriderError, match=r"model-00001-of-00002\.safetensors: no such file.*lm_head|embed"
+    ):
+        load_target_ends(sharded)
+
+
+def test_views_write_through(target: Path) -> None:
+    speculator = load_mtp(target)
+    checkpoint_views(speculator)["mlp.experts.3.up_proj.weight"].fill_(7.0)
+    assert (speculator.block.mlp.experts.gate_up_proj[3, 32:] == 7).all()
+
+
+def test_half_precision_keeps_the_routing_bias(target: Path) -> None:
+    speculator = load_mtp(target, dtype=torch.bfloat16)
+    assert speculator.block.mlp.gate.e_score_correction_bias.dtype == torch.float32
+    assert speculator.eh_proj.weight.dtype == torch.bfloat16
+
+
+def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
+    def change(tensors: dict) -> None:
+        tensors[MTP + "mlp.experts.9.up_proj.weight"] = tensors.pop(
+            MTP + "mlp.experts.1.up_proj.weight"
+        )
+
+    edit(broken, change)
+    with pytest.raises(
+        OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"
+    ):
+        load_mtp(broken)
+
+
+def test_a_nan_is_not_loaded(broken: Path) -> None:
+    edit(broken, lambda tensors: tensors[MTP + "eh_proj.weight"][3].fill_(float("nan")))
+    with pytest.raises(OutriderError, match=r"not a finite number in eh_proj\.weight"):
+        load_mtp(broken)
+
+
+def test_a_target_without_mtp_layer(broken: Path) -> None:
+    def drop(tensors: dict) -> None:
+        for name in [name for name in tensors if name.startswith(MTP)]:
+            del tensors[name]
+
+    edit(broken, drop)
+    with pytest.raises(OutriderError, match=r"no tensor named model\.layers\.2"):
+        load_mtp(broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(OutriderError, match="num_nextn_predict_layers is 0"):
+        load_mtp(broken)
+
+
+def test_a_quantized_target_is_refused(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
+    )
+    with pytest.raises(OutriderError, match="quantization_config"):
+        load_mtp(broken)
+
+
+def test_weights_of_another_shape_are_refused(broken: Path) -> None:
+    edit(broken, lambda tensors: tensors.update({MTP + "eh_proj.weight": torch.zeros(3, 3)}))
+    with pytest.raises(OutriderError, match=r"eh_proj\.weight has shape \(3, 3\)"):
+        load_mtp(broken)

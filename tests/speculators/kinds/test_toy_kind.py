@@ -1,0 +1,193 @@
+"""A kind that only this test knows goes from training to replay through code that names no kind."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.eval.replay.example_traces import walks
+from outrider.eval.replay.replay import replay
+from outrider.recipes.pipeline.preflight import check_target
+from outrider.serving.speculator import Speculator
+from outrider.speculators.checkpoints.interpolate import interpolate
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.kinds import KINDS, base_directory, kind_of, trainable_kind
+from outrider.speculators.kinds.protocol import Origin, TrainableKind
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.launch import train
+from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy
+from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The usual corpus, its store with an auxiliary stream: the token's parity, noised."""
+    folder = tmp_path_factory.mktemp("toy")
+    made = make_corpus(folder)
+    store = FeatureStore.open(made.features_dir)
+    streams = (FeatureStream(STREAM, WIDTH),)
+    with FeatureWriter(folder / "states", store.hidden_size, {}, auxiliary=streams) as writer:
+        for name in store.sequence_ids:
+            row = store.read(name)
+            auxiliary = {STREAM: row.hidden[:, :WIDTH] * 0.5}
+            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
+    return dataclasses.replace(made, features_dir=folder / "states")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    kind = Toy()
+    monkeypatch.setitem(KINDS, kind.name, kind)
+    return kind
+
+
+@pytest.fixture(scope="module")
+def trained(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A run from scratch, in a rank that knows the kind: the published directory, the result."""
+    run_dir = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "toy", Toy())
+        result = train(
+            corpus.target_dir,
+            corpus.features_dir,
+            {name: (0.0, 1.0) for part in corpus.parts.values() for name in part},
+            corpus.parts,
+            SpeculatorConfig(kind="toy", depth=3),
+            TrainingConfig(
+                epochs=30,
+                evaluate_every=30,
+                checkpoint_every=1000,
+                row_tokens=128,
+                learning_rate=1e-2,
+                compute="fp32",
+                wandb_project=None,
+            ),
+            run_dir / "training",
+            run_dir / "speculator",
+            run_dir / "logs",
+            feature_store=FEATURE_STORE,
+            run=run_toy,
+        )
+    return run_dir / "speculator", result
+
+
+def test_the_protocol_is_met(toy: Toy) -> None:
+    assert isinstance(toy, TrainableKind)
+    assert trainable_kind("toy") is toy
+    with pytest.raises(OutriderError, match="'eagle3' can be served and counted"):
+        trainable_kind("eagle3")
+    with pytest.raises(OutriderError, match="'medusa' is not known; the kinds are"):
+        trainable_kind("medusa")
+
+
+def test_a_kind_that_is_not_registered_is_no_config() -> None:
+    with pytest.raises(ValueError, match="'toy' is not known; kinds that train: mtp"):
+        SpeculatorConfig(kind="toy")
+    with pytest.raises(ValueError, match="'ngram' can be evaluated, but not trained"):
+        SpeculatorConfig(kind="ngram")
+
+
+def test_from_scratch_to_replay(
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    published, result = trained
+    check_target(corpus.target_dir, SpeculatorConfig(kind="toy"))
+    best, base = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
+    assert best > base + 0.05
+    start = toy.start(
+        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=0
+    )
+    after = dict(toy.tensors(published))
+    for name, parameter in start.named_parameters():
+        assert not torch.equal(parameter, after[name]), name
+    assert kind_of(published) is toy
+    settings = Speculator.named(published).settings(3)
+    assert settings == {"method": "toy", "model": str(published), "num_speculative_tokens": 3}
+    rows = [
+        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0}
+        for name in corpus.parts["validation"]
+    ]
+    store = FeatureStore.open(corpus.features_dir)
+    found = replay(published, corpus.target_dir, store, rows, depth=3)
+    expected = result["exported"]["acceptance_length"]
+    assert found.acceptance_length() == pytest.approx(expected, rel=1e-6)
+    assert found.acceptance_length()[-1] == pytest.approx(best, rel=1e-6)
+
+
+def test_a_draft_outside_the_vocabulary_is_never_accepted(
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    """Greedy drafts of even tokens against a response: accepted where equal, by a plain walk."""
+    published, _ = trained
+    store = FeatureStore.open(corpus.features_dir)
+    ids = corpus.parts["validation"]
+    for name, steps in zip(ids, walks(published, corpus.target_dir, store, ids, 3), strict=True):
+        row = store.read(name)
+        response = row.token_ids[row.completion_start :].tolist()
+        assert steps and all(draft % 2 == 0 for step in steps for draft in step.drafts)
+        for step in steps:
+            expected = response[step.start : step.start + step.accepted]
+            assert step.drafts[: step.accepted] == expected
+
+
+def test_mixtures_are_of_one_kind(
+    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    published, _ = trained
+    scratch = toy.start(
+        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=3
+    )
+    first = tmp_path / "first"
+    toy.write(toy.trained(scratch, scratch.state_dict()), Origin(corpus.target_dir, None), first)
+    interpolate(first, published, 0.5, tmp_path / "half")
+    one, other, half = (
+        dict(toy.tensors(path))["mix.weight"] for path in (first, published, tmp_path / "half")
+    )
+    torch.testing.assert_close(half, (one + other) / 2)
+    with pytest.raises(OutriderError, match="two kinds cannot be averaged"):
+        interpolate(corpus.target_dir, published, 0.5, tmp_path / "mixed")
+
+
+def test_a_store_without_its_states_is_refused(corpus: Corpus, toy: Toy) -> None:
+    config = read_json(corpus.target_dir / "config.json")
+    held = FeatureSpec((FeatureStream(FINAL_NORM, config["hidden_size"]),))
+    with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(4 values\)"):
+        toy.features(config).require(held, corpus.features_dir)
+
+
+def test_a_warm_start_is_the_base(corpus: Corpus, toy: Toy, tmp_path: Path) -> None:
+    scratch = toy.start(
+        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=3
+    )
+    toy.write(
+        toy.trained(scratch, scratch.state_dict()),
+        Origin(corpus.target_dir, None),
+        tmp_path / "base",
+    )
+    assert base_directory(str(tmp_path / "base"), corpus.target_dir) == tmp_path / "base"
+    warm = toy.start(
+        Origin(corpus.target_dir, tmp_path / "base"),
+        SpeculatorConfig(),
+        torch.float32,
+        "cpu",
+        seed=0,
+    )
+    for name, tensor in scratch.state_dict().items():
+        assert torch.equal(tensor, warm.state_dict()[name]), name
+
+
+def test_a_target_without_a_speculator_needs_a_base(corpus: Corpus, tmp_path: Path) -> None:
+    config = json.loads((corpus.target_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(OutriderError, match=r"ships no speculator of its own; .* speculator\.base"):
+        base_directory(None, tmp_path)
+    assert base_directory(None, corpus.target_dir) == corpus.target_dir

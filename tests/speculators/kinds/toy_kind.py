@@ -1,0 +1,227 @@
+"""A second kind of drafter for tests: a small linear layer that reads two states of the target.
+
+It differs from MTP wherever the protocol lets kinds differ: an auxiliary stream, a vocabulary of
+every second token, a head of its own that is trained, no attention, training from scratch, and a
+config.json and tensors of its own layout.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from outrider.common.files import publish, read_json
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds import KINDS
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.protocol import (
+    Abilities,
+    Device,
+    KPerBatchSize,
+    Origin,
+    RowShape,
+    TrainedParameters,
+    TrainedParts,
+)
+from outrider.training.distributed.spec import TrainingSpec
+from tests.training.forked_ranks import PRELOADED
+
+STREAM, WIDTH = "layer_1", 4
+"""The auxiliary stream."""
+
+
+class ToyDrafter(Drafter):
+    """u = mix [E(next token) ; state]; the first state is read from both streams."""
+
+    def __init__(self, hidden: int, ids: Tensor) -> None:
+        super().__init__()
+        self.read = nn.Linear(WIDTH + hidden, hidden, bias=False)
+        self.mix = nn.Linear(2 * hidden, hidden, bias=False)
+        self.lm_head = nn.Parameter(torch.zeros(len(ids), hidden))
+        self.register_buffer("ids", ids)
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
+        token = token_ids_BT.flatten()
+        dtype = ends.embedding_VH.dtype
+        state_NH = self.read(inputs_BTX.flatten(0, 1)[anchors_N].to(dtype))
+        states = []
+        for s in range(depth):
+            known = token[(anchors_N + 1 + s).clamp(max=len(token) - 1)]
+            state_NH = torch.tanh(self.mix(torch.cat([ends.embed(known), state_NH], dim=-1)))
+            states.append(state_NH)
+        return anchors_N, states
+
+    def head(self, ends: TargetEnds) -> DraftHead:
+        return DraftHead(self.lm_head, self.ids)
+
+
+class ToySize:
+    """Enough of a size for the trainer; nothing here is planned by memory."""
+
+    parts: dict[str, int] = {}
+    total = 0
+    state_values = 0
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.vocab, self.hidden = config["vocab_size"], config["hidden_size"]
+        self.ends = 2 * self.vocab * self.hidden
+
+    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
+        return self.total
+
+    def frozen(self, what: TrainedParameters = "all") -> int:
+        return 0
+
+    def largest_trained(self, what: TrainedParameters = "all") -> int:
+        return 0
+
+    def activations(
+        self,
+        row: RowShape,
+        depth: int,
+        value_bytes: int,
+        device: Device,
+        what: TrainedParameters,
+        lora_rank: int,
+    ) -> Any:
+        raise NotImplementedError
+
+    def replay_values(self, row: RowShape, depth: int) -> int:
+        return 0
+
+    def gathered_values(self, what: TrainedParameters, depth: int) -> int:
+        return 0
+
+    def step_flops(self, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
+        return 1.0
+
+
+class Toy:
+    """The kind."""
+
+    name = "toy"
+    in_words = "a toy drafter"
+    directory_in_words: str | None = "a toy directory (config.json with toy_drafter)"
+    abilities = Abilities(exact_replay=True, drafts_every_step=True)
+
+    def recognizes(self, config: Mapping[str, Any]) -> bool:
+        return "toy_drafter" in config
+
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        return None
+
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
+        return {"method": self.name, "model": str(directory), "num_speculative_tokens": k}
+
+    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
+        hidden = target_config["hidden_size"]
+        return FeatureSpec((FeatureStream(STREAM, WIDTH), FeatureStream(FINAL_NORM, hidden)))
+
+    def native(self, target_config: Mapping[str, Any]) -> bool:
+        return False
+
+    def native_tensors(self, target: CheckpointLayout) -> set[str]:
+        return set()
+
+    def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
+        return None
+
+    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> ToySize:
+        return ToySize(target_config)
+
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> ToyDrafter:
+        tensors = load_file(directory / "model.safetensors")
+        drafter = ToyDrafter(read_json(target_dir / "config.json")["hidden_size"], tensors["ids"])
+        drafter.load_state_dict(tensors)
+        return drafter.to(device=device, dtype=dtype)
+
+    def start(
+        self,
+        origin: Origin,
+        parts: TrainedParts,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        seed: int,
+    ) -> ToyDrafter:
+        if origin.base_dir is not None:
+            return self.load(origin.base_dir, origin.target_dir, dtype, device)
+        config = read_json(origin.target_dir / "config.json")
+        torch.manual_seed(seed)
+        drafter = ToyDrafter(config["hidden_size"], torch.arange(0, config["vocab_size"], 2))
+        return drafter.to(device=device, dtype=dtype)
+
+    def trained(
+        self, drafter: Drafter, state: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        yield from state.items()
+
+    def write(self, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in changed}
+        with publish(out_dir) as temporary:
+            temporary.mkdir()
+            save_file(tensors, temporary / "model.safetensors")
+            (temporary / "config.json").write_text(json.dumps({"toy_drafter": 1}))
+
+    def tensor_names(self, directory: Path) -> set[str]:
+        return set(load_file(directory / "model.safetensors"))
+
+    def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in sorted(load_file(directory / "model.safetensors").items()):
+            yield name, tensor
+
+    def exchanged(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
+        return self.tensors(directory)
+
+    def stays_with_target(self, name: str) -> bool:
+        return False
+
+
+def run_toy(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
+    """In place of the launcher: one forked rank that knows the kind, as `run_forked` starts one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    rank = context.Process(target=_rank, args=(spec.out_dir / "spec.json", log_path))
+    rank.start()
+    rank.join()
+    return rank.exitcode or 0, False
+
+
+def _rank(spec_path: Path, log_path: Path) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    KINDS[Toy.name] = Toy()
+    from outrider.training.distributed.worker import main
+
+    sys.exit(main(spec_path))

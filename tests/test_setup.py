@@ -1,0 +1,198 @@
+"""requirements/setup.sh in a scratch checkout, with local folders for all package indexes.
+
+The script is the real one. Its packages are stand-ins of a few bytes: `torch`, `extra`, and a `uv`
+that starts the real uv. Each records where it came from.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+ROOT = Path(__file__).parents[1]
+UV_VERSION = "0.13.8"
+PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "checkout"
+version = "1.0"
+"""
+BACKEND = """\
+import shutil
+WHEEL = "checkout-1.0-py3-none-any.whl"
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    shutil.copy(WHEEL, folder)
+    return WHEEL
+"""
+START_UV = "import os, sys\ndef main(): os.execv({path!r}, ['uv', *sys.argv[1:]])\n"
+
+
+def write_wheel(folder: str | Path, name: str, version: str, origin: str, code: str = "") -> Path:
+    """A wheel of one module that holds `ORIGIN`; with `code`, also a command `name`."""
+    path = Path(folder) / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {
+        f"{name}.py": f"ORIGIN = {origin!r}\n{code}",
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": tags,
+    }
+    if code:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name} = {name}:main\n"
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file, text)
+    return path
+
+
+def write_index(
+    folder: Path, *packages: tuple[str, str], code: dict[str, str] | None = None
+) -> str:
+    """The file:// address of a simple index whose packages have the folder's name as origin."""
+    folder.mkdir()
+    for name, version in packages:
+        project = folder / name
+        project.mkdir()
+        wheel = write_wheel(project, name, version, folder.name, (code or {}).get(name, ""))
+        (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    return folder.as_uri()
+
+
+@pytest.fixture(scope="module")
+def virtual_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("environment") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", path], check=True)
+    return path
+
+
+class Checkout:
+    """A scratch checkout with setup.sh, and the general package index next to it."""
+
+    def __init__(self, folder: Path, virtual_environment: Path) -> None:
+        self.folder = folder
+        self.root = folder / "checkout"
+        requirements = self.root / "requirements"
+        requirements.mkdir(parents=True)
+        shutil.copy(ROOT / "requirements" / "setup.sh", requirements)
+        shutil.copytree(virtual_environment, self.root / ".venv", symlinks=True)
+        (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
+        (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
+        (self.root / "pyproject.toml").write_text(PYPROJECT)
+        (self.root / "backend.py").write_text(BACKEND)
+        write_wheel(self.root, "checkout", "1.0", "checkout")
+        # No GPU, whatever this machine has.
+        self.commands = folder / "bin"
+        self.commands.mkdir()
+        (self.commands / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+        (self.commands / "nvidia-smi").chmod(0o755)
+        self.general = write_index(
+            folder / "general",
+            ("uv", UV_VERSION),
+            ("torch", "1.0"),
+            ("extra", "2.0"),
+            code={"uv": START_UV.format(path=find_uv_bin())},
+        )
+
+    def set_up(self, pytorch: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """The script's result; `pytorch` replaces the address of PyTorch's CPU index."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+        environment = kept | {
+            "PATH": f"{self.commands}{os.pathsep}{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": self.general,
+            "PYTORCH_CPU_INDEX": pytorch,
+            "UV_CACHE_DIR": str(self.folder / "cache"),
+            "UV_NO_CONFIG": "1",
+            "UV_OFFLINE": "1",
+        }
+        return subprocess.run(
+            ["sh", "requirements/setup.sh"],
+            cwd=self.root,
+            env=environment | variables,
+            text=True,
+            capture_output=True,
+            timeout=120,
+        )
+
+    def origin(self, name: str) -> str:
+        """Where an installed package came from."""
+        [path] = (self.root / ".venv").glob(f"lib/python*/site-packages/{name}.py")
+        return path.read_text().split("'")[1]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, virtual_environment: Path) -> Checkout:
+    return Checkout(tmp_path, virtual_environment)
+
+
+def test_without_a_named_source_torch_comes_from_pytorch(checkout: Checkout) -> None:
+    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
+    done = checkout.set_up(pytorch)
+    assert done.returncode == 0, done.stderr
+    first, notice = done.stdout.splitlines()
+    assert first.startswith("set-up: cpu packages")
+    assert "torch==1.0+cpu" in notice and pytorch in notice
+    assert checkout.origin("torch") == "pytorch"
+    # PyTorch's index has other packages too. They come from the general index all the same.
+    assert checkout.origin("extra") == "general"
+    assert checkout.origin("checkout") == "checkout"
+
+    again = checkout.set_up(pytorch)
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("variable", ["PIP_FIND_LINKS", "UV_FIND_LINKS"])
+def test_a_named_folder_keeps_precedence(checkout: Checkout, variable: str) -> None:
+    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"))
+    wheels = checkout.folder / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "torch", "1.0+cpu", "wheels")
+    done = checkout.set_up(pytorch, **{variable: str(wheels)})
+    assert done.returncode == 0, done.stderr
+    assert pytorch not in done.stdout
+    assert checkout.origin("torch") == "wheels"
+
+
+@pytest.mark.parametrize("variable", ["PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL"])
+def test_a_named_index_keeps_precedence(checkout: Checkout, variable: str) -> None:
+    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"))
+    named = write_index(checkout.folder / "named", ("torch", "1.0+cpu"))
+    done = checkout.set_up(pytorch, **{variable: named})
+    assert done.returncode == 0, done.stderr
+    assert pytorch not in done.stdout
+    assert checkout.origin("torch") == "named"
+
+
+def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> None:
+    pytorch = write_index(checkout.folder / "pytorch", ("extra", "2.0"))
+    done = checkout.set_up(pytorch)
+    assert done.returncode == 1
+    assert f"torch==1.0+cpu could not be installed from {pytorch}" in done.stderr
+    assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
+    assert not (checkout.root / ".venv" / ".outrider-setup").exists()
+
+
+def test_another_missing_package_does_not_turn_to_pytorch(checkout: Checkout) -> None:
+    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"), ("extra", "3.0"))
+    (checkout.root / "requirements" / "cpu.txt").write_text("extra==3.0\n")
+    done = checkout.set_up(pytorch)
+    assert done.returncode == 1
+    assert "extra==3.0" in done.stderr and "could not install requirements/cpu.txt" in done.stderr
+    assert pytorch not in done.stdout + done.stderr
+
+
+def test_the_pytorch_index_is_the_public_one() -> None:
+    text = (ROOT / "requirements" / "setup.sh").read_text()
+    assert "PYTORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}" in text
+    assert f"UV_VERSION={UV_VERSION}\n" in text

@@ -1,0 +1,194 @@
+"""What each mode trains and what it leaves: whole runs on an FP8 target, stopped and gone on, one process and two."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.data.features.feature_store import FeatureStore
+from outrider.eval.replay.replay import replay
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds.mtp_checkpoint import load_mtp, write_mtp
+from outrider.speculators.kinds.mtp_training import load_trainable, trained_tensors
+from outrider.training.distributed.spec import Preempted
+from outrider.training.exported import export_line
+from tests.fp8_target import write_fp8_copy
+from tests.training.corpus import Corpus, make_corpus
+from tests.training.test_trainer import assert_same_run, losses, once_at_step
+
+SETTINGS = {"epochs": 4, "checkpoint_every": 4, "evaluate_every": 6, "learning_rate": 1e-2}
+"""12 steps: checkpoints at 4, 8, 12, evaluations at 6 and 12."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The states are the unquantized target's: near enough to learn from."""
+    folder = tmp_path_factory.mktemp("fp8_corpus")
+    made = make_corpus(folder)
+    return dataclasses.replace(made, target_dir=write_fp8_copy(made.target_dir, folder / "fp8"))
+
+
+def routed(names: list[str] | dict) -> set[str]:
+    return {name for name in names if ".experts." in name and ".shared_experts." not in name}
+
+
+def moved(corpus: Corpus, speculator_dir: Path) -> set[str]:
+    """Tensors of the written file whose bytes are not the target's, scales aside."""
+    original, written = (
+        load_file(path / "model.safetensors") for path in (corpus.target_dir, speculator_dir)
+    )
+    return {
+        name
+        for name, tensor in written.items()
+        if not name.endswith("_scale_inv")
+        and not torch.equal(tensor.view(torch.uint8), original[name].view(torch.uint8))
+    }
+
+
+@pytest.mark.parametrize("train", ["all", "non_routed", "lora"])
+def test_parameters_are_what_is_trained(corpus: Corpus, train: str) -> None:
+    config = SpeculatorConfig(train=train, lora_rank=4)
+    speculator = load_trainable(
+        corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
+    )
+    everything = {name for name, _ in load_mtp(corpus.target_dir).named_parameters()}
+    adapters = {f"block.mlp.experts.{side}_{part}" for side in ("gate_up", "down") for part in "ab"}
+    expected = {
+        "all": everything,
+        "non_routed": everything - routed(everything),
+        "lora": everything - routed(everything) | adapters,
+    }
+    assert {name for name, _ in speculator.named_parameters()} == expected[train]
+    assert all(parameter.requires_grad for parameter in speculator.parameters())
+
+
+@pytest.mark.parametrize("train", ["all", "non_routed", "lora"])
+def test_the_untrained_speculator_is_written_as_the_target_has_it(
+    corpus: Corpus, tmp_path: Path, train: str
+) -> None:
+    config = SpeculatorConfig(train=train)
+    speculator = load_trainable(
+        corpus.target_dir, config, torch.bfloat16, torch.device("cpu"), seed=0
+    )
+    state = speculator.state_dict()
+    write_mtp(trained_tensors(speculator, state), corpus.target_dir, tmp_path / "speculator")
+    assert not moved(corpus, tmp_path / "speculator")
+
+
+LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=4, lora_alpha=16)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[SpeculatorConfig(depth=3, train="non_routed"), LORA],
+    ids=["non_routed", "lora"],
+)
+def whole(
+    request: pytest.FixtureRequest, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, SpeculatorConfig, dict]:
+    """An uninterrupted run of one process."""
+    run_dir = tmp_path_factory.mktemp(request.param.train)
+    return run_dir, request.param, corpus.train(run_dir, speculator=request.param, **SETTINGS)
+
+
+def test_only_what_is_trained_moves(
+    corpus: Corpus, whole: tuple[Path, SpeculatorConfig, dict]
+) -> None:
+    run_dir, config, result = whole
+    assert result["best_step"] > 0 and losses(run_dir)[-1] < 0.8 * losses(run_dir)[0]
+    changed = moved(corpus, run_dir / "speculator")
+    assert {"eh_proj", "o_proj", "gate", "hnorm"} <= {name.split(".")[-2] for name in changed}
+    assert not [name for name in changed if name.endswith("e_score_correction_bias")]
+    # Frozen experts leave as they came, scales and all; adapters reach every projection of every expert.
+    written, original = (
+        load_file(d / "model.safetensors") for d in (run_dir / "speculator", corpus.target_dir)
+    )
+    experts = routed(written)
+    assert len(experts) == 2 * 4 * 3
+    same = {
+        name
+        for name in experts
+        if torch.equal(written[name].view(torch.uint8), original[name].view(torch.uint8))
+    }
+    assert same == (experts if config.train == "non_routed" else set())
+    checkpoint = next((run_dir / "training" / "checkpoints").iterdir())
+    largest = max(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    parameters = load_trainable(
+        corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
+    ).parameters()
+    # Float32 masters and two moments; with the experts' it would be nearly twice as much.
+    assert largest < 1.1 * 12 * sum(parameter.numel() for parameter in parameters)
+
+
+def test_evaluation_sees_what_the_exported_weights_accept(
+    corpus: Corpus, whole: tuple[Path, SpeculatorConfig, dict]
+) -> None:
+    run_dir, _, result = whole
+    rows = [
+        {"sequence_id": s, "session": s, "temperature": 0.6, "top_p": 0.95}
+        for s in corpus.parts["validation"]
+    ]
+    store = FeatureStore.open(corpus.features_dir)
+    found = replay(run_dir / "speculator", corpus.target_dir, store, rows, depth=3)
+    assert found.acceptance_length() == pytest.approx(
+        result["exported"]["acceptance_length"], rel=1e-6
+    )
+    lines = [
+        json.loads(line) for line in (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert lines[-1]["exported_acceptance_length"] == result["exported"]["acceptance_length"]
+    assert (
+        "exported in FP8 blocks of 128 x 128: acceptance"
+        in (run_dir / "logs" / "train.log").read_text()
+    )
+
+
+# Adapters on frozen experts are what is hardest to bring back and to shard; frozen experts alone are a part of that.
+lora_alone = pytest.mark.parametrize("whole", [LORA], ids=["lora"], indirect=True)
+
+
+@lora_alone
+def test_stopped_and_gone_on_it_ends_with_the_same_bits(
+    corpus: Corpus, whole: tuple[Path, SpeculatorConfig, dict], tmp_path: Path
+) -> None:
+    run_dir, config, result = whole
+    with (
+        once_at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Preempted, match="is saved"),
+    ):
+        corpus.train(tmp_path, speculator=config, **SETTINGS)
+    assert 5 <= len(losses(tmp_path)) < 12
+    assert corpus.train(tmp_path, speculator=config, **SETTINGS)["best"] == result["best"]
+    assert_same_run(run_dir, tmp_path)
+
+
+@lora_alone
+def test_two_processes_compute_what_one_does(
+    corpus: Corpus, whole: tuple[Path, SpeculatorConfig, dict], tmp_path: Path
+) -> None:
+    """ZeRO-3: adapters and the rest are sharded, the frozen experts whole in each process."""
+    run_dir, config, result = whole
+    found = corpus.train(tmp_path, speculator=config, processes=2, zero_stage=3, **SETTINGS)
+    torch.testing.assert_close(losses(tmp_path), losses(run_dir), rtol=1e-4, atol=0)
+    assert found["base"] == result["base"]
+    assert routed(moved(corpus, tmp_path / "speculator")) == routed(
+        moved(corpus, run_dir / "speculator")
+    )
+
+
+def test_the_line_says_what_export_cost() -> None:
+    base, trained, exported = (
+        {"acceptance_length": [1.5, a], "acceptance": [0.5, 0.3]} for a in (1.9, 2.0, 1.8)
+    )
+    line = export_line(base, trained, exported, (128, 128))
+    assert (
+        "FP8 blocks of 128 x 128" in line
+        and "1.800 at K=2, -10.00% from the trained weights' 2.000" in line
+    )
+    assert line.endswith("below the base speculator's 1.900")
+    assert "below" not in export_line(base, trained, trained, None)
