@@ -84,6 +84,7 @@ def case(tmp_path):
         "recipe": "a_test",
         "run_dir": tmp_path,
         "target": TargetConfig(model=str(target)),
+        "base_dir": target,
         "sequences_dir": tmp_path / "sequences",
         "parts": {"validation": ["q0"], "heldout": [row["sequence_id"] for row in rows]},
         "depth": 3,
@@ -188,6 +189,7 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
     head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None
     case |= {
         "target": TargetConfig(model=str(nano_r1)),
+        "base_dir": nano_r1,
         "sequences_dir": tmp_path / "asked",
         "serving": ServingConfig(
             engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
