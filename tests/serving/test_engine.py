@@ -1,4 +1,4 @@
-"""One source of flags for the engine, the server and serve.sh."""
+"""Flags of the engine, the server and serve.sh come from one source."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_recipe_s_environment_wins() -> None:
     )
 
 
-def test_vllm_parses_the_served_words_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
+def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -1,4 +1,4 @@
-"""The replacement for vLLM's faulty CPU kernel, against a literal loop."""
+"""The replacement of vLLM's faulty CPU kernel, against a literal loop."""
 
 import pytest
 import torch
