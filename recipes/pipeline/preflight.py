@@ -73,8 +73,8 @@ def _check_paths(key: str, paths: list[str]) -> None:
         names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
         embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
         raise OutriderError(
-            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor to "
-            "the current directory; give a log, a folder of logs or a URL, in the recipe or as "
+            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor "
+            "to the current directory; give a log, a folder of logs or a URL, in the recipe or as "
             f"traffic.{key}=... on the command line (included: {', '.join(embedded) or 'none'})"
         )
 
@@ -87,8 +87,8 @@ def _check_privacy(recipe: Recipe) -> None:
         return
     if not Path(privacy.key_file).expanduser().is_file():
         raise OutriderError(
-            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe "
-            "nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
+            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
+            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
             "leave the key out to get a new one for the run"
         )
 
