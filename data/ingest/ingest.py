@@ -215,9 +215,9 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """Creates the folder of this ingest's parts; removes those of any other."""
-    tokenizer = sorted(
-        path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern) if path.is_file()
-    )
+    tokenizer: list[Path] = []
+    for pattern in TOKENIZER_FILES:
+        tokenizer += filter(Path.is_file, target_dir.glob(pattern))
     key = value_digest(
         {
             "files": [file.identity() for file in files],

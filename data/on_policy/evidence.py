@@ -154,13 +154,10 @@ class Evidence:
         tokens = self.total("fitted")
         if not tokens:
             return None
-        grid = np.array(
-            [float(name.removeprefix("fit_")) for name in self.columns if name.startswith("fit_")]
-        )
-        fits, uncut = (
-            [self.total(f"{kind}_{temperature:g}") for temperature in grid]
-            for kind in ("fit", "uncut")
-        )
+        names = [name for name in self.columns if name.startswith("fit_")]
+        grid = np.array([float(name.removeprefix("fit_")) for name in names])
+        fits = [self.total(f"fit_{temperature:g}") for temperature in grid]
+        uncut = [self.total(f"uncut_{temperature:g}") for temperature in grid]
         best, best_uncut = int(np.argmax(fits)), int(np.argmax(uncut))
         without_top_p = (
             float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
@@ -172,12 +169,8 @@ class Evidence:
 
     def summary(self) -> dict[str, Any]:
         """Shares, means and their expected ranges, as plain values."""
-        error, z_S, own_S, fit = (
-            self.standard_error(),
-            self.z(),
-            self.own_share(),
-            self.fit_temperature(),
-        )
+        error, fit = self.standard_error(), self.fit_temperature()
+        z_S, own_S = self.z(), self.own_share()
         expected = self.share("expected")
         return {
             "sequences": len(self),
