@@ -5,14 +5,12 @@ variance, whatever precedes it (serving/token_scores.py). That answers three que
 group of sequences:
 
 - Is the mean log-probability that of sampling at the logged temperature? A z-score, per sequence
-and per group.
-
+  and per group.
 - How many tokens would the target hardly sample? One minus their share, beyond the expected share,
-is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
-other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
-(retokenized text). The mean log-probability comes close (0.993), but in it a single odd token, such
-as in a retokenized word, weighs as much as a foreign sentence.
-
+  is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
+  other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
+  (retokenized text). The mean log-probability comes close (0.993), but in it a single odd token,
+  such as in a retokenized word, weighs as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
     evidence = Evidence.of(FeatureStore.open(features), table)
