@@ -273,7 +273,7 @@ class EvalSection(BaseModel):
         """Prompts of one block at this concurrency."""
         return max(self.requests, 2 * concurrency)
 
-    def starts_anew(self, repeat: int) -> bool:
+    def restarts_before(self, repeat: int) -> bool:
         """Whether the servers restart before this repeat; starts are spread evenly over repeats."""
         return repeat * self.starts // self.repeats != (repeat - 1) * self.starts // self.repeats
 

@@ -1,4 +1,4 @@
-"""eval/bench/endpoint.py on this folder's running server."""
+"""Measuring an endpoint: eval/bench/endpoint.py on the running server."""
 
 import json
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ def test_an_endpoint_is_measured_by_its_own_counters(
 
 
 @pytest.mark.engine
-def test_others_who_use_it_are_told(
+def test_other_users_of_the_endpoint_are_reported(
     server: Server,
     target: TargetConfig,
     prompts: list[list[int]],
@@ -77,7 +77,7 @@ def test_others_who_use_it_are_told(
     assert "others use it" in console.export_text()
 
 
-def test_what_is_no_endpoint_is_named(target: TargetConfig, tmp_path) -> None:
+def test_an_address_without_a_server_is_named(target: TargetConfig, tmp_path) -> None:
     with pytest.raises(
         OutriderError,
         match=r"--endpoint http://127\.0\.0\.1:9: .*give the address of a vLLM server",
