@@ -219,7 +219,7 @@ def _judge(
     if teacher.known_C is not None:
         accepted_C = accepted_C * teacher.known_C
     drawn = draft_temperature_C is not None
-    if drawn:
+    if draft_temperature_C is not None:
         sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
         if teacher.known_C is not None:
@@ -248,7 +248,7 @@ def _judge(
             (of_kl_C + of_alpha_C * m_q_C)[:, None]
         )
         dz_CV = q_CV.mul_(rise_CV).addcmul_(goal_CV, of_kl_C[:, None], value=-1)
-    if drawn:
+    if draft_temperature_C is not None:
         dz_CV.div_(draft_temperature_C[:, None])
     if teacher.taught_C is not None:
         loss_C, kl_C = loss_C * teacher.taught_C, kl_C * teacher.taught_C
