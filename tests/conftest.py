@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.serving.engine import runs_on_cpu
 from outrider.serving.vllm_hooks import process_start
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 from tests.fuzzing import register_profile
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ LONGEST_FIRST = (
 """Files and folders that take longer than 15 s, by how long. With two processes the last file to
 start must be a short one."""
 
-# Before torch is imported: forked engines keep the number of threads of the process that starts them.
+# Before torch is imported: forked engines keep the number of threads of this process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if runs_on_cpu() and os.environ["OMP_NUM_THREADS"] == "1":
     os.environ.setdefault(process_start.FORK, "1")

@@ -1,11 +1,12 @@
-"""A random EAGLE-3 head for a target, in the form of the published ones: one layer, a draft vocabulary of its own.
+"""A random EAGLE-3 head for a target, in the published format.
 
     write_eagle3_head(nano_r1, tmp_path / "head")
     write_eagle3_head(nano_r1, tmp_path / "head", mla=True)
 
-Names as in yuhuili/EAGLE3-* and as vLLM's llama_eagle3.py and deepseek_eagle3.py read them: fc over three of the target's states,
-`midlayer`, whose attention takes [embedding ; state], norm, lm_head over the draft vocabulary, d2t with target id = draft id + d2t[draft id].
-The attention is Llama's, or DeepSeek's as the target has it.
+One layer with its own draft vocabulary. Names as in yuhuili/EAGLE3-* and in vLLM's
+llama_eagle3.py and deepseek_eagle3.py: fc over three states of the target, `midlayer`, whose
+attention takes [embedding ; state], norm, lm_head over the draft vocabulary, and d2t with
+target id = draft id + d2t[draft id]. The attention is Llama's or (`mla`) DeepSeek's.
 """
 
 import json
@@ -23,8 +24,11 @@ Linear = Callable[[int, int], torch.Tensor]
 def write_eagle3_head(
     target: Path, directory: Path, seed: int = 0, mla: bool = False, **changed
 ) -> Path:
-    """The directory. The embedding is the target's own, and every second token of the first half of the vocabulary is drafted; `changed`
-    are keys of config.json to write otherwise."""
+    """Writes the head and returns its directory.
+
+    The embedding is the target's. The draft vocabulary is every second token of the first half of
+    the target's. `changed` replace keys of config.json.
+    """
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
     hidden, vocab, intermediate = (

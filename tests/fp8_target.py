@@ -1,8 +1,9 @@
-"""An FP8 copy of a target in DeepSeek's layout: every linear of every layer in 128 x 128 blocks, the rest as it was.
+"""An FP8 copy of a target in DeepSeek's layout: linear layers in blocks of 128 x 128.
 
-    write_fp8_copy(nano_r1, tmp_path / "target")        # nano R1's, or tests/tiny.py's with its two shards
+    write_fp8_copy(nano_r1, tmp_path / "target")
 
-The scales are not what our own quantizing would choose, so that a tensor that was quantized again shows.
+The scales differ from those that our quantization would choose, so that a tensor that was
+quantized again is noticed.
 """
 
 import json

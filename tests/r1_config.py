@@ -1,4 +1,4 @@
-"""The numbers of DeepSeek-R1's published config.json that fix its shape, for tests that need its dimensions and not its weights."""
+"""The shape of DeepSeek-R1 from its published config.json, for tests without its weights."""
 
 R1 = {
     "architectures": ["DeepseekV3ForCausalLM"],

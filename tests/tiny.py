@@ -1,8 +1,8 @@
-"""A random DeepSeek-V3 checkpoint of two layers with an MTP layer, for tests that need the format and not the words.
+"""A random DeepSeek-V3 checkpoint of two layers and an MTP layer.
 
     write_tiny_target(tmp_path / "target", seed=0)
 
-transformers writes the layers under DeepSeek's own names; the MTP layer is one more decoder layer of its, renamed.
+transformers writes the layers under DeepSeek's names; the MTP layer is one more layer, renamed.
 """
 
 import json
@@ -18,7 +18,7 @@ HIDDEN = 64
 
 
 def tiny_config() -> DeepseekV3Config:
-    """Two layers of width 64, one dense and one of 4 experts in 2 groups; attention as MLA has it."""
+    """Two layers of width 64 with MLA: one dense, one of 4 experts in 2 groups."""
     return DeepseekV3Config(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -48,9 +48,9 @@ def tiny_config() -> DeepseekV3Config:
 def write_tiny_target(
     directory: Path, seed: int = 0, layers_in_shards: bool = False, **sizes: int
 ) -> Path:
-    """Writes config.json and the weights in bf16, in one file or (`layers_in_shards`) in two with an index.
+    """Writes config.json and the weights in bf16.
 
-    `sizes` are keys of config.json to take instead of the tiny ones.
+    `layers_in_shards` writes two files and an index. `sizes` replace keys of config.json.
     """
     torch.manual_seed(seed)
     config = tiny_config()

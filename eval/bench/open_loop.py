@@ -19,10 +19,11 @@ import numpy as np
 from outrider.eval.bench.arrivals import customers_arrivals
 from outrider.eval.bench.closed_loop import record_of, warm_up
 from outrider.eval.bench.measurement_cache import Steps
-from outrider.eval.bench.metrics import RATIOS, VARIANTS, Noise, pooled
+from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.results.parts import RATIOS, VARIANTS
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.client import Sampling
 
@@ -53,16 +54,16 @@ def measure_rates(
     sampling = replace(sampling, seed=None)
     for repeat in range(evaluation.rate_repeats):
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:
-            for place, (asked, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
-                names = {variant: _step(mode, asked, rate, repeat, variant) for variant in group}
+            for place, (scenario, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
+                names = {variant: _step(mode, scenario, rate, repeat, variant) for variant in group}
                 if all(map(steps.done, names.values())):
                     continue
                 turn, records = (repeat + place) % len(group), {}
                 for variant in group[turn:] + group[:turn]:
-                    url = warm_up(fleet, variant, load, asked.texts, sampling, evaluation, say)
-                    say(f"{asked.name}, {rate:g} requests/s, {variant}")
+                    url = warm_up(fleet, variant, load, scenario.texts, sampling, evaluation, say)
+                    say(f"{scenario.name}, {rate:g} requests/s, {variant}")
                     records[variant] = _timed_block(
-                        url, load, asked, rate, repeat, sampling, evaluation
+                        url, load, scenario, rate, repeat, sampling, evaluation
                     )
                 for variant, record in records.items():
                     steps.put(names[variant], record)
@@ -84,21 +85,21 @@ def summarise_rates(
     loop is used, a lower bound: near saturation a queue amplifies it.
     """
     blocks = {
-        (asked.name, f"{rate:g}"): {
+        (scenario.name, f"{rate:g}"): {
             variant: [
-                steps.get(_step(mode, asked, rate, repeat, variant))
+                steps.get(_step(mode, scenario, rate, repeat, variant))
                 for repeat in range(evaluation.rate_repeats)
             ]
             for variant in VARIANTS
         }
-        for asked, rate in itertools.product(traffic, evaluation.rates)
+        for scenario, rate in itertools.product(traffic, evaluation.rates)
     }
     noise = {
         name: block_noise(_pairs(own[over], own[under]) for own in blocks.values())
         or closed_loop[name]
         for name, (over, under) in RATIOS.items()
     }
-    table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
+    table: dict[str, dict[str, Any]] = {scenario.name: {} for scenario in traffic}
     for (name, rate), own in blocks.items():
         table[name][rate] = rate_row(own, evaluation, noise)
     return table
@@ -136,7 +137,7 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for start, arrival in zip(block["request_start_s"], block["arrivals_s"], strict=True)
     ]
     return {
-        **pooled(blocks),
+        **pooled(blocks).model_dump(),
         "offered": float(np.mean([offered for offered, _ in seen])),
         "achieved": float(np.mean([achieved for _, achieved in seen])),
         "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,
@@ -175,14 +176,14 @@ def saturated(block: Mapping[str, Any]) -> bool:
     return bool(achieved < KEPT_UP * offered and late >= WAIT_GROWTH * early)
 
 
-def _step(mode: str, asked: Traffic, rate: float, repeat: int, variant: str) -> str:
-    return f"rate_{mode}_{asked.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
+def _step(mode: str, scenario: Traffic, rate: float, repeat: int, variant: str) -> str:
+    return f"rate_{mode}_{scenario.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
 
 
 def _timed_block(
     url: str,
     load: "LoadGenerator",
-    asked: Traffic,
+    scenario: Traffic,
     rate: float,
     repeat: int,
     sampling: Sampling,
@@ -190,9 +191,9 @@ def _timed_block(
 ) -> dict[str, Any]:
     """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
     count = evaluation.rate_requests(rate)
-    arrivals = customers_arrivals(asked.times, count, rate, evaluation.seed + repeat)
-    texts = list(itertools.islice(itertools.cycle(asked.texts), count))
-    block = load.run_timed(url, texts, arrivals.seconds, sampling, asked.max_tokens)
+    arrivals = customers_arrivals(scenario.times, count, rate, evaluation.seed + repeat)
+    texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
+    block = load.run_timed(url, texts, arrivals.seconds, sampling, scenario.max_tokens)
     return {
         **record_of(block),
         "arrivals_s": arrivals.seconds,

@@ -1,11 +1,12 @@
-"""Forked instead of spawned engine processes on a CPU, where they start in 3 s instead of 20.
+"""Forked instead of spawned engine processes on a CPU: a start takes 3 s instead of 20.
 
-vLLM 0.32 spawns its engine core and its worker on a CPU, whatever VLLM_WORKER_MULTIPROC_METHOD is. Each of them then
-imports torch and vLLM again, 8 s of a core. A forked process has them already.
+On a CPU, vLLM 0.32 spawns its engine core and its worker, whatever VLLM_WORKER_MULTIPROC_METHOD
+is. Each of them imports torch and vLLM again, 8 s of a core. A forked process has them already.
 
-Off by default: a forked worker keeps the OpenMP library and the number of threads of the process that starts it, and
-libgomp deadlocks in a child whose parent has run a parallel region. Set OUTRIDER_FORK_ENGINES=1 only where that process
-computes on one thread, as the tests do (OMP_NUM_THREADS=1).
+Off by default: a forked worker keeps the OpenMP library and the number of threads of the process
+that starts it, and libgomp deadlocks in a child whose parent has run a parallel region. Set
+OUTRIDER_FORK_ENGINES=1 only where that process computes on one thread, as the tests do
+(OMP_NUM_THREADS=1).
 """
 
 import importlib

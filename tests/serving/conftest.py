@@ -25,7 +25,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="session")
 def k() -> int:
-    """Tokens that the server drafts a step."""
+    """Drafted tokens per step of the server."""
     return 3
 
 
@@ -53,7 +53,10 @@ def prompts(nano_r1: Path, prompt_texts: list[str]) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def engine(target: TargetConfig) -> Iterator[Engine]:
-    """The recipes' flags, but steps of 96 tokens: prompts of several requests and parts of prompts share a step."""
+    """The recipes' flags with steps of 96 tokens.
+
+    So a step contains prompts of several requests, and parts of prompts.
+    """
     with open_engine(target, EngineConfig(max_num_batched_tokens=96)) as engine:
         yield engine
 

@@ -1,4 +1,4 @@
-"""The target's directory, and what is said when there is none."""
+"""The target's directory, and the errors where there is none."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def test_a_local_checkpoint_is_its_own_directory(tmp_path: Path) -> None:
     assert TargetConfig(model=str(tmp_path)).directory() == tmp_path
 
 
-def test_the_embedded_target_stands_in_the_package() -> None:
+def test_the_embedded_target_is_in_the_package() -> None:
     assert EMBEDDED_TARGETS["nano_r1"].parts[-3:] == ("recipes", "nano_r1", "target")
 
 
@@ -45,11 +45,11 @@ def test_unknown_keys_are_refused() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An FP8 target on a hub of one model, whose commit is 0123abcd; the folder of what has been downloaded of it."""
+    """The download folder of a hub that has one FP8 target, at commit 0123abcd."""
     repository = write_fp8_copy(
         write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "repository"
     )
-    # R1's layers 0 to 60 stand in 160 shards that hold nothing that training reads.
+    # R1's layers 0 to 60 are in 160 shards that contain nothing that training reads.
     index = json.loads((repository / INDEX).read_text())
     others = [
         name

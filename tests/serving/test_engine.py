@@ -1,4 +1,4 @@
-"""One source of flags for the engine, the server and serve.sh."""
+"""Flags of the engine, the server and serve.sh come from one source."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import (
     engine_arguments,
     engine_environment,
-    runs_on_cpu,
     serve_arguments,
-    vllm_version,
 )
 
 
@@ -51,7 +49,7 @@ def test_a_recipe_s_environment_wins() -> None:
     )
 
 
-def test_vllm_parses_the_served_words_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
+def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -73,7 +71,3 @@ def test_vllm_parses_the_served_words_to_the_engine_s_arguments(checkpoint: Targ
     compilation = arguments.pop("compilation_config", {})
     assert {name: getattr(parsed, name) for name in arguments} == arguments
     assert {name: getattr(parsed.compilation_config, name) for name in compilation} == compilation
-
-
-def test_the_version_names_the_platform() -> None:
-    assert runs_on_cpu() == vllm_version().endswith("+cpu")

@@ -1,4 +1,7 @@
-"""A speculator published in FP8 blocks, through vLLM's own loader: every parameter filled, with the weights that replay reads."""
+"""A speculator published in FP8 blocks, loaded by vLLM.
+
+vLLM's loader fills every parameter, with the weights that replay reads.
+"""
 
 import multiprocessing
 from pathlib import Path
@@ -23,7 +26,7 @@ SIDES = {
     "head_dim": 64,
     "v_head_dim": 64,
 }
-"""vLLM fuses gate with up and q_a with kv_a, whose first halves must end at a block's edge, as R1's do."""
+"""vLLM fuses gate with up and q_a with kv_a. The first of each must end at a block's edge."""
 
 
 def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
@@ -45,7 +48,7 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
 
     layer = f"model.layers.{LAYERS}."
     with safe_open(out, framework="pt") as file:
-        assert file.metadata()["missing"] == "", "vLLM wants more than was published"
+        assert file.metadata()["missing"] == "", "vLLM needs more than was published"
         loaded = {
             name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name)
             for name in file.keys()  # noqa: SIM118 (safe_open has no __iter__)

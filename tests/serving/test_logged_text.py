@@ -1,4 +1,4 @@
-"""Sums over a completion, however the engine cuts its prefill into steps; the head is a small random one."""
+"""Sums over a completion are the same for any division of its prefill into steps."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
         torch.testing.assert_close(text.sums_PC, literal(which), atol=1e-3, rtol=1e-5)
 
 
-def test_a_rank_that_keeps_nothing_still_asks_the_head():
+def test_a_rank_that_keeps_nothing_still_calls_the_head():
     text, asked = LoggedText(TOKENS[0], CLAIMS[0]), []
     score_step(
         [Step(text, 0, 0, LENGTH)],
@@ -88,7 +88,7 @@ def test_a_long_completion_is_checked_at_its_head_and_evenly():
     assert checked_positions(0, 3, 50).tolist() == [
         1,
         2,
-    ]  # nothing stands before the first token of all
+    ]  # nothing precedes the first token
 
 
 def test_a_claim_travels_with_a_request():

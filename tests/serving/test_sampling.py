@@ -1,8 +1,9 @@
 """Sampled text is the target's, with and without speculation.
 
-For a token x drawn from p, log p(x) minus its expectation under p has mean zero whatever came before, so over many
-tokens the mean of that difference, in standard errors, is a standard normal. A sampler that is off in temperature or
-top-p at some positions (vLLM 0.32 on a CPU, see plugin.py) is off by tens of standard errors.
+For a token x drawn from p, log p(x) minus its expectation under p has mean zero for any prefix. So
+over many tokens the mean of that difference, in standard errors, is a standard normal. A sampler
+with a wrong temperature or top-p at some positions (vLLM 0.32 on a CPU, see plugin.py) is off by
+tens of standard errors.
 """
 
 from pathlib import Path
@@ -63,7 +64,5 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
         tails.append((log_p_T.exp() < TAIL).float())
         expected_tails.append((p_TV * (p_TV < TAIL)).sum(-1))
     z = torch.cat(surprises).sum() / torch.cat(variances).sum().sqrt()
-    assert z.abs() < 4.5, (
-        f"log-probabilities are {z:.1f} standard errors from what the target expects"
-    )
+    assert z.abs() < 4.5, f"log-probabilities are {z:.1f} standard errors from their expectation"
     assert torch.cat(tails).mean() < torch.cat(expected_tails).mean() + 0.01

@@ -1,4 +1,4 @@
-"""A real `vllm serve`: counted, its drafter exchanged, loaded, bundled, and gone when it should be."""
+"""A real `vllm serve`: counters, drafter exchange, load, bundle, and its end."""
 
 import json
 import os
@@ -42,7 +42,7 @@ TOKENS = 48
 
 @pytest.fixture
 def few_prompts(prompts: list[list[int]]) -> list[list[int]]:
-    """Requests that run one at a time, which alone repeats them bit for bit: 30 ms a step."""
+    """Few, because they run one at a time: only then are responses the same bit for bit."""
     return prompts[:3]
 
 
@@ -80,11 +80,11 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     assert base.drafts > 0
     assert base.draft_tokens == k * base.drafts
     assert base.generation_tokens == sum(len(done.token_ids) for done in first)
-    assert same == base, "loading the same weights changed what is accepted"
+    assert same == base, "the same weights accept other drafts"
     assert back == base
     if (
         base.accepted_tokens > 0.1 * base.draft_tokens
-    ):  # a target with random weights accepts no draft at all
+    ):  # a target with random weights accepts no draft
         assert noise.accepted_tokens < base.accepted_tokens
     assert [done.token_ids for done in first] == [done.token_ids for done in again]
     assert [done.token_ids for done in first] == [done.token_ids for done in drafted_badly], (
@@ -127,12 +127,12 @@ def test_a_block_of_load_is_counted_request_by_request(
         assert result.completed == len(prompts)
         assert result.output_tokens == sum(request.output_tokens for request in result.requests)
         assert result.counters.generation_tokens == result.output_tokens, (
-            "requests of somebody else were counted"
+            "other requests were counted"
         )
         assert 0 < result.ttft_ms.p50 <= result.ttft_ms.p90 <= result.ttft_ms.p99
 
 
-def test_requests_are_sent_at_times_of_their_own(
+def test_each_request_is_sent_at_its_time(
     server: Server, load: LoadGenerator, prompt_texts: list[str]
 ) -> None:
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
@@ -145,16 +145,16 @@ def test_requests_are_sent_at_times_of_their_own(
         assert arrival - 0.05 < start < arrival + 30, (starts, arrivals)
     assert timed.concurrency is None and timed.seconds > arrivals[-1]
     assert max(request.start_s for request in closed.requests) < arrivals[-1], (
-        "the next block has no times of the last one's"
+        "the next block kept the times of the last one"
     )
-    # Our own prompts, ended by the target or at max_tokens, and not vLLM's stand-ins of a timed trace.
+    # Our own prompts, up to the end token or max_tokens, not the random ones of vLLM's traces.
     assert all(0 < request.output_tokens <= 24 for request in timed.requests)
     assert (
         timed.counters.generation_tokens
         == timed.output_tokens
         == sum(r.output_tokens for r in timed.requests)
     )
-    # A step delivers once; what waits for its reader is merged, so there are fewer deliveries than steps, never more.
+    # A step delivers once, and deliveries that wait for a slow reader are merged.
     for block in (timed, closed):
         deliveries = sum(len(request.itl_ms) for request in block.requests)
         assert 0 < deliveries <= block.counters.drafts
@@ -209,7 +209,7 @@ def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
     spawning = os.environ | {process_start.FORK: "0"}  # as users run it
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=spawning) as starter:
         mark = starter.stdout.readline().strip()
-        # The server, the engine's core, its worker, and a resource tracker or two.
+        # The server, the engine core, its worker, and one or two resource trackers.
         assert wait_until(lambda: any("Worker" in process.name() for process in members(mark)), 300)
         starter.kill()
     assert wait_until(lambda: members(mark) == [], 15)

@@ -1,4 +1,4 @@
-"""Whatever speculates becomes the settings that vLLM has for it, and nothing else in the engine changes."""
+"""Each speculator becomes its settings in vLLM; nothing else in the engine changes."""
 
 import json
 
@@ -12,7 +12,7 @@ from outrider.serving.speculator import Speculator
 
 @pytest.fixture
 def directories(tmp_path):
-    """A directory of each kind, as far as its config.json tells."""
+    """A directory of each kind, with config.json only."""
     for name, config in (
         ("mtp", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
         (
@@ -26,7 +26,7 @@ def directories(tmp_path):
     return tmp_path
 
 
-def test_a_name_or_a_directory_says_what_it_is(directories):
+def test_a_name_or_a_directory_identifies_the_kind(directories):
     assert Speculator.named("ngram") == Speculator("ngram") and Speculator.named(
         "none"
     ) == Speculator("none")

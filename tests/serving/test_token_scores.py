@@ -1,4 +1,4 @@
-"""The scores against the sampler's own distribution, and on text that is drawn from it."""
+"""Token scores against the sampler's distribution, and on text drawn from it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Captured states are the right request's, and what transformers computes."""
+"""Captured states belong to their request and are what transformers computes."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def rows(engine: Engine, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
-    """Prompts with the target's own answers: on-policy text of several lengths, longer than one step's 96 tokens."""
+    """Prompts with the target's responses: on-policy, some longer than a step's 96 tokens."""
     outputs = engine.llm.generate(
         [{"prompt_token_ids": prompt} for prompt in prompts],
         SamplingParams(temperature=0.0, max_tokens=160),
@@ -41,9 +41,7 @@ def test_every_row_comes_back_in_order(
     assert [(name, len(hidden_TH)) for name, hidden_TH in captured.items()] == [
         (name, len(ids)) for name, ids in rows
     ]
-    assert max(len(ids) for _, ids in rows) > 96, (
-        "no prompt was prefilled in chunks: this test shows nothing"
-    )
+    assert max(len(ids) for _, ids in rows) > 96, "no prompt was prefilled in chunks"
     assert all(hidden_TH.dtype == torch.bfloat16 for hidden_TH in captured.values())
 
 
@@ -75,7 +73,8 @@ def test_the_served_target_computes_what_transformers_computes(
             served_TH = captured[name].float()
             errors.append((served_TH - expected_TH).norm(dim=-1) / expected_TH.norm(dim=-1))
             cosines.append(torch.cosine_similarity(served_TH, expected_TH, dim=-1))
-    # Seen in bf16: mean error 0.02; a few tokens differ much, where rounding flips the router, so no gate on the worst.
+    # Seen in bf16: mean error 0.02. Where rounding changes the routing, single tokens differ much,
+    # so the largest error has no bound.
     assert torch.cat(errors).mean() < 0.05
     assert torch.cat(cosines).quantile(0.01) > 0.98
 

@@ -1,10 +1,11 @@
-"""The replacement for vLLM's faulty CPU kernel, against a literal loop."""
+"""The replacement of vLLM's faulty CPU kernel, against a literal loop."""
 
 import pytest
 import torch
 
-from outrider.serving.engine import runs_on_cpu
-from outrider.serving.vllm_hooks.plugin import expand, register
+from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
+from outrider.serving.vllm_hooks.plugin import register
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
