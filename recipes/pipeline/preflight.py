@@ -19,7 +19,7 @@ from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds import kind_of, trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -108,7 +108,9 @@ def check_target(
     A dry run needs config.json only.
     """
     speculator = speculator or SpeculatorConfig()
-    base = Path(speculator.base) if speculator.base else None
-    trainable_kind(speculator.kind).check_target(target, base, dry_run)
+    kind = trainable_kind(speculator.kind)
+    base = Path(speculator.base).expanduser() if speculator.base else None
+    warm_start = base if base is not None and kind_of(base) is kind else None
+    kind.check_target(target, warm_start, dry_run)
     if base is not None and (not dry_run or has_weights(target)):
         check_speculator(base, target)
