@@ -112,7 +112,7 @@ def score_step(
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
         tokens.append(text.token_ids[position_N])
-        settings = np.float32([text.claim.temperature, text.claim.top_p])
+        settings = np.array([text.claim.temperature, text.claim.top_p], np.float32)
         sampling.append(np.tile(settings, (len(position_N), 1)))
         owners.append(2 * index + (position_N >= max(text.claim.completion_start, 1) + HEAD))
     if not sum(map(len, rows)):
@@ -127,7 +127,7 @@ def score_step(
     at_once = max(floats // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
-        if keep:
+        if keep and logits_NV is not None:
             scores_NC = token_scores(logits_NV, token_N[part], *sampling_N2[part].unbind(-1))
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):

@@ -14,9 +14,12 @@ from outrider.serving.vllm_hooks.version import vllm_version
 
 def main() -> None:
     """Runs vLLM's command line with this process's arguments."""
-    version = importlib.metadata.version
-    answer = vllm_version()
-    importlib.metadata.version = lambda name: answer if name == "vllm" else version(name)
+    version, installed = importlib.metadata.version, vllm_version()
+
+    def version_of(distribution_name: str) -> str:
+        return installed if distribution_name == "vllm" else version(distribution_name)
+
+    importlib.metadata.version = version_of
     sys.argv[0] = "vllm"
     from vllm.entrypoints.cli.main import main as vllm_main
 

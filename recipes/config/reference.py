@@ -74,9 +74,10 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
 
 def field_docs(section: Section) -> dict[str, str]:
     """The docstring under each field of a model, from its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body
-    docs = {}
-    for field, text in itertools.pairwise(body):
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in itertools.pairwise(definition.body):
         is_text = (
             isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
