@@ -193,7 +193,9 @@ def log_files(path: str | list[str]) -> list[LogFile]:
     entries = [path] if isinstance(path, str) else path
     if not entries:
         raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
-    found = {file.name: file for entry in entries for file in _files_of(entry)}
+    found: dict[str, LogFile] = {}
+    for entry in entries:
+        found |= {file.name: file for file in _files_of(entry)}
     return list(found.values())
 
 

@@ -1,7 +1,7 @@
 """The recipe's task check: a function by its import string, or a file of known answers.
 
-    check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
-    check(prompt_text, completion_text)     # True, False, or None: no known answer
+check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
+check(prompt_text, completion_text)     # True, False, or None: no known answer
 """
 
 import importlib

@@ -197,8 +197,7 @@ class Toy:
         return set(load_file(directory / "model.safetensors"))
 
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in sorted(load_file(directory / "model.safetensors").items()):
-            yield name, tensor
+        yield from sorted(load_file(directory / "model.safetensors").items())
 
     def exchanged(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         return self.tensors(directory)
