@@ -187,7 +187,7 @@ class Engine:
 
     def prefill_logged(
         self, rows: Sequence[LoggedRow], positions: int, batch_tokens: int = 65536
-    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]]]]:
+    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
         """As `prefill`, with the summed scores [2, C] of each row's completion (logged_text.py).
 
         At most about `positions` tokens of a completion are scored.
@@ -261,7 +261,9 @@ class Engine:
     def _generate(
         self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
     ) -> list[Any]:
-        prompts = [{"prompt_token_ids": list(token_ids)} for _, token_ids, *_ in rows]
+        from vllm.inputs import TokensPrompt
+
+        prompts = [TokensPrompt(prompt_token_ids=list(token_ids)) for _, token_ids, *_ in rows]
         return self.llm.generate(prompts, sampling, use_tqdm=False)
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
