@@ -78,13 +78,10 @@ def field_docs(section: Section) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     docs: dict[str, str] = {}
     for field, text in itertools.pairwise(definition.body):
-        is_text = (
-            isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        )
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            docs[field.target.id] = text.value.value
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = str(text.value.value)
     missing = [f"{section.__name__}.{name}" for name in section.model_fields if name not in docs]
     if missing:
         raise SystemExit(f"no docstring under {', '.join(missing)}")
