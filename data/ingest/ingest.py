@@ -219,7 +219,6 @@ def _parts_dir(
     privacy_key: bytes | None,
     target_dir: Path,
 ) -> Path:
-<<<<<<< HEAD
     """The folder of the parts, with those of an interrupted ingest of the same inputs."""
     tokenizer: list[Path] = []
     for pattern in TOKENIZER_FILES:
@@ -234,28 +233,6 @@ def _parts_dir(
     }
     parts_dir = out_dir / PARTS
     resume_or_clear(out_dir / PARTS_INPUTS, inputs, [parts_dir])
-=======
-    """Creates the folder of this ingest's parts; removes those of any other."""
-    tokenizer: list[Path] = []
-    for pattern in TOKENIZER_FILES:
-        tokenizer += filter(Path.is_file, target_dir.glob(pattern))
-    key = value_digest(
-        {
-            "files": [file.identity() for file in files],
-            "traffic": [traffic.format, traffic.model],
-            "privacy": [
-                privacy.model_dump(mode="json"),
-                hashlib.sha256(privacy_key or b"").hexdigest(),
-            ],
-            "target": {path.name: file_digest(path) for path in tokenizer},
-            "version": PARTS_VERSION,
-        }
-    )
-    parts_dir = out_dir / f".parts-{key[:16]}"
-    for other in out_dir.glob(".parts-*"):
-        if other != parts_dir:
-            shutil.rmtree(other)
->>>>>>> dataroom
     parts_dir.mkdir(exist_ok=True, mode=0o700)
     return parts_dir
 
