@@ -59,8 +59,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     *asked, answer = openai_messages(messages, "row.messages")
     request = {key: row[key] for key in REQUEST if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables hold them as text
-    request["messages"] = [
-        {key: value for key, value in message.items() if key != "weight"} for message in asked
-    ]
+    for message in asked:
+        message.pop("weight", None)
+    request["messages"] = asked
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
     return exchanges(request, {"choices": [choice]}, record.place, **logged)

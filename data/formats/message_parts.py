@@ -18,11 +18,10 @@ ROLES = {"human": "user", "ai": "assistant"}
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
     """Converts all messages; one that answers several tool calls becomes several."""
-    return [
-        one
-        for index, message in enumerate(messages)
-        for one in _openai(message, f"{where}[{index}]")
-    ]
+    converted: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        converted += _openai(message, f"{where}[{index}]")
+    return converted
 
 
 def openai_answer(message: Any, where: str) -> dict[str, Any]:

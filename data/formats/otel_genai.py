@@ -12,6 +12,7 @@ an outcome of it, numbered by `choice`.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,11 @@ records = row_records
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(any(outer in row for outer, *_ in OTLP) or _has_genai(row) for row in sample.rows)
+    return any(_is_otlp(row) or _has_genai(row) for row in sample.rows)
+
+
+def _is_otlp(row: dict[str, Any]) -> bool:
+    return any(outer in row for outer, *_ in OTLP)
 
 
 def _has_genai(row: dict[str, Any]) -> bool:
@@ -84,9 +89,8 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for levels in OTLP:
         holders = [row]
         for level in levels:
-            holders = [
-                inner for holder in holders for inner in take(holder, level, list, "OTLP") or ()
-            ]
+            inner = [take(holder, level, list, "OTLP") or () for holder in holders]
+            holders = list(itertools.chain.from_iterable(inner))
             if not all(isinstance(holder, dict) for holder in holders):
                 raise Reject("wrong_type", f"OTLP.{level} holds something that is no object")
         yield from calls_of(holders)
@@ -182,15 +186,14 @@ def _tools(said: dict[str, Any]) -> list[Any] | None:
     tools = unpacked(said, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
-    return [
-        {
-            "type": "function",
-            "function": {key: value for key, value in tool.items() if key != "type"},
-        }
-        if isinstance(tool, dict) and "function" not in tool
-        else tool
-        for tool in tools
-    ]
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or "function" in tool:
+        return tool
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}
 
 
 def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:

@@ -98,12 +98,10 @@ def _refuse_constant(name: str) -> NoReturn:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST):
-        level = [
-            inner
-            for holder in level
-            for inner in (holder.values() if isinstance(holder, dict) else holder)
-            if isinstance(inner, dict | list)
-        ]
+        inner: list[Any] = []
+        for holder in level:
+            inner += holder.values() if isinstance(holder, dict) else holder
+        level = [value for value in inner if isinstance(value, dict | list)]
         if not level:
             return
     raise Reject("nested_too_deeply", f"more than {DEEPEST} levels")

@@ -34,7 +34,8 @@ def prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
             "prompt_not_messages",
             f"{len(prompts)} prompts with {choices} choices: whose is whose is not logged",
         )
-    return [one for one in prompts for _ in range(choices // len(prompts))]
+    each = choices // len(prompts)
+    return [prompts[choice // each] for choice in range(choices)]
 
 
 def completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -> dict[str, Any]:

@@ -80,24 +80,23 @@ def examine(
             "verdict": judge(group, evidence).as_dict(),
         }
 
-    groups = {
-        dimension: {name: rows_N for name, ids in names.items() if len(rows_N := rows(ids))}
-        for dimension, names in slices.items()
-    }
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    for dimension, names in slices.items():
+        of_name = {name: rows(ids) for name, ids in names.items()}
+        groups[dimension] = {name: rows_N for name, rows_N in of_name.items() if len(rows_N)}
     everything = described(np.arange(len(evidence)))
     everything["verdict"] = _localised(evidence, judge(evidence), groups).as_dict()
-    report = {
+    report: dict[str, Any] = {
         "min_on_policy": min_on_policy,
         "z_edges": Z_EDGES,
         "all": everything,
         "parts": {
             part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts
         },
-        "slices": {
-            dimension: {name: described(rows_N) for name, rows_N in names.items()}
-            for dimension, names in groups.items()
-        },
+        "slices": {},
     }
+    for dimension, of_name in groups.items():
+        report["slices"][dimension] = {name: described(rows_N) for name, rows_N in of_name.items()}
     write_json(store.directory / FILE, report, private=True)
     ids = table["sequence_id"][:]
     write_quarantine(

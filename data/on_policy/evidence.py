@@ -5,14 +5,12 @@ variance, whatever precedes it (serving/token_scores.py). That answers three que
 group of sequences:
 
 - Is the mean log-probability that of sampling at the logged temperature? A z-score, per sequence
-and per group.
-
+  and per group.
 - How many tokens would the target hardly sample? One minus their share, beyond the expected share,
-is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
-other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
-(retokenized text). The mean log-probability comes close (0.993), but in it a single odd token, such
-as in a retokenized word, weighs as much as a foreign sentence.
-
+  is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
+  other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
+  (retokenized text). The mean log-probability comes close (0.993), but in it a single odd token,
+  such as in a retokenized word, weighs as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
     evidence = Evidence.of(FeatureStore.open(features), table)
@@ -154,13 +152,10 @@ class Evidence:
         tokens = self.total("fitted")
         if not tokens:
             return None
-        grid = np.array(
-            [float(name.removeprefix("fit_")) for name in self.columns if name.startswith("fit_")]
-        )
-        fits, uncut = (
-            [self.total(f"{kind}_{temperature:g}") for temperature in grid]
-            for kind in ("fit", "uncut")
-        )
+        names = [name for name in self.columns if name.startswith("fit_")]
+        grid = np.array([float(name.removeprefix("fit_")) for name in names])
+        fits = [self.total(f"fit_{temperature:g}") for temperature in grid]
+        uncut = [self.total(f"uncut_{temperature:g}") for temperature in grid]
         best, best_uncut = int(np.argmax(fits)), int(np.argmax(uncut))
         without_top_p = (
             float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
@@ -172,12 +167,8 @@ class Evidence:
 
     def summary(self) -> dict[str, Any]:
         """Shares, means and their expected ranges, as plain values."""
-        error, z_S, own_S, fit = (
-            self.standard_error(),
-            self.z(),
-            self.own_share(),
-            self.fit_temperature(),
-        )
+        error, fit = self.standard_error(), self.fit_temperature()
+        z_S, own_S = self.z(), self.own_share()
         expected = self.share("expected")
         return {
             "sequences": len(self),

@@ -131,7 +131,9 @@ class Finder:
             return []
         # A JSON escape in a text would attach its letter to the value after it.
         plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
-        found = [one for kind in self.kinds for one in self._of_kind(kind, text, plain, before)]
+        found: list[Found] = []
+        for kind in self.kinds:
+            found += self._of_kind(kind, text, plain, before)
         if self.regions:
             found += self._phones(text, plain, before)
         sure = [one for one in found if one.score >= self.min_score and _stands_alone(plain, one)]

@@ -128,10 +128,9 @@ class PrivacyGuard:
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
         replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
-        holds = {
-            name: any(replacements.hold(text) for _, text in texts)
-            for name, texts in fields.items()
-        }
+        holds: dict[str, bool] = {}
+        for name, texts in fields.items():
+            holds[name] = any(replacements.hold(text) for _, text in texts)
         changes: dict[str, Any] = {
             name: replacements.sub(getattr(exchange, name))
             for name in METADATA
@@ -196,7 +195,9 @@ class PrivacyGuard:
     def _completion(self, exchange: Exchange) -> Texts | None:
         if exchange.completion_token_ids is not None and self.decode is not None:
             return [("", self.decode(exchange.completion_token_ids))]
-        texts = [text for name in COMPLETION for text in _texts(getattr(exchange, name))]
+        texts: Texts = []
+        for name in COMPLETION:
+            texts += _texts(getattr(exchange, name))
         return texts or (None if exchange.completion_token_ids is not None else [])
 
     def _find(self, field: str | None, before: str, text: str) -> Iterator[tuple[str, str]]:

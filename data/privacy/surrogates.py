@@ -222,7 +222,7 @@ def _kept(kind: str) -> int:
 
 def _with_check_digits(kind: str, drawn: str) -> str:
     if kind == "CREDIT_CARD":
-        return next(body for body in (drawn[:-1] + digit for digit in string.digits) if _luhn(body))
+        return next(drawn[:-1] + digit for digit in string.digits if _luhn(drawn[:-1] + digit))
     if kind == "IBAN_CODE":
         number = "".join(str(int(character, 36)) for character in drawn[4:] + drawn[:2] + "00")
         return f"{drawn[:2]}{98 - int(number) % 97:02d}{drawn[4:]}"

@@ -65,16 +65,17 @@ class PrivacyTally:
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
         """The counts for `privacy.json`."""
-        by_kind = {
-            kind: {field: self.found[f"{kind}.{field}"] for field in FIELDS}
-            for kind in config.entities
-        }
+        found: dict[str, dict[str, int]] = {}
+        for kind in config.entities:
+            counts = {field: self.found[f"{kind}.{field}"] for field in FIELDS}
+            if any(counts.values()):
+                found[kind] = counts
         return {
             "mode": config.mode,
             "min_score": config.min_score,
             "looked_for": list(config.entities),
             **self.to_json(),
-            "found": {kind: counts for kind, counts in by_kind.items() if any(counts.values())},
+            "found": found,
         }
 
     def write(self, config: PrivacyConfig, path: Path) -> None:

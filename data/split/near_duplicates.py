@@ -14,7 +14,7 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from datasketch import MinHash, MinHashLSH
 
@@ -94,13 +94,29 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    chosen = sorted(
-        random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
-    )
-    counts = Counter(shingle for index in chosen for shingle in shingles_of(prompts[index]))
-    return frozenset(
-        shingle for shingle, count in counts.items() if count > BOILERPLATE_SHARE * len(chosen)
-    )
+    return common_shingles([shingles_of(prompt) for prompt in sampled(prompts)])
+
+
+def sampled(prompts: Sequence[str]) -> list[str]:
+    """At most `PROMPTS_COUNTED` of the prompts, drawn with a fixed seed, in their order."""
+    count = min(len(prompts), PROMPTS_COUNTED)
+    chosen = sorted(random.Random(0).sample(range(len(prompts)), count))
+    return [prompts[index] for index in chosen]
+
+
+def shingle_counts(prompts: Iterable[frozenset[int]]) -> Counter[int]:
+    """Number of prompts with each shingle."""
+    counts: Counter[int] = Counter()
+    for prompt in prompts:
+        counts.update(prompt)
+    return counts
+
+
+def common_shingles(prompts: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Boilerplate: the shingles of more than half of the prompts."""
+    least = BOILERPLATE_SHARE * len(prompts)
+    counts = shingle_counts(prompts)
+    return frozenset(shingle for shingle, count in counts.items() if count > least)
 
 
 def _minhash(shingles: frozenset[int]) -> MinHash:

@@ -13,7 +13,6 @@ named, since their words are the customer's.
     slices = load_slices(run / "split")      # as the split stage named them
 """
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,7 +20,12 @@ from pathlib import Path
 from datasets import Dataset
 
 from outrider.common.files import read_json, write_json
-from outrider.data.split.near_duplicates import BOILERPLATE_SHARE, PROMPTS_COUNTED, shingles_of
+from outrider.data.split.near_duplicates import (
+    common_shingles,
+    sampled,
+    shingle_counts,
+    shingles_of,
+)
 
 FILE = "slices.json"
 FIELDS = ("tenant", "route", "fidelity")
@@ -43,13 +47,11 @@ Slices = dict[str, dict[str, list[str]]]
 def name_slices(table: Dataset) -> Slices:
     """Assigns every sequence to a slice of each dimension; names are sorted by size."""
     ids = table["sequence_id"][:]
-    named = {field: [value or "not logged" for value in table[field]] for field in FIELDS}
-    named["sampling"] = [
-        f"temperature {temperature:g}, top_p {top_p:g}"
-        for temperature, top_p in zip(
-            _rounded(table["temperature"]), _rounded(table["top_p"]), strict=True
-        )
-    ]
+    named: dict[str, list[str]] = {}
+    for field in FIELDS:
+        named[field] = [value or "not logged" for value in table[field]]
+    sampling = zip(_rounded(table["temperature"]), _rounded(table["top_p"]), strict=True)
+    named["sampling"] = [f"temperature {one:g}, top_p {other:g}" for one, other in sampling]
     named["template"] = name_templates(table["prompt_text"][:])
     return {dimension: _grouped(ids, names) for dimension, names in named.items()}
 
@@ -66,28 +68,24 @@ def load_slices(split_dir: Path) -> Slices:
 
 def name_templates(prompts: Sequence[str]) -> list[str]:
     """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt."""
-    chosen = sorted(
-        random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
-    )
-    least = max(MIN_TEMPLATE_SHARE * len(chosen), MIN_TEMPLATE_PROMPTS)
-    cores = _cores([shingles_of(prompts[index]) for index in chosen], least)
+    chosen = [shingles_of(prompt) for prompt in sampled(prompts)]
+    cores = _cores(chosen, max(MIN_TEMPLATE_SHARE * len(chosen), MIN_TEMPLATE_PROMPTS))
     members = [_closest(shingles_of(prompt), cores) for prompt in prompts]
-    order = [
-        core for core, _ in Counter(core for core in members if core is not None).most_common()
-    ]
-    return [
-        "no template" if core is None else f"template {order.index(core) + 1}" for core in members
-    ]
+    sizes = Counter(core for core in members if core is not None)
+    names: dict[int | None, str] = {None: "no template"}
+    for number, (core, _) in enumerate(sizes.most_common(), start=1):
+        names[core] = f"template {number}"
+    return [names[core] for core in members]
 
 
 def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
     """Finds the boilerplate of each template, one after the other."""
-    counts = Counter(shingle for prompt in prompts for shingle in prompt)
+    counts = shingle_counts(prompts)
     common = {shingle for shingle, count in counts.items() if count >= least}
     remaining = [prompt & common for prompt in prompts]
     cores: list[frozenset[int]] = []
     while len(cores) < LARGEST:
-        counts = Counter(shingle for prompt in remaining for shingle in prompt)
+        counts = shingle_counts(remaining)
         # Ties go to the larger hash, so that the same prompts give the same templates.
         count, shingle = max(
             ((count, shingle) for shingle, count in counts.items()), default=(0, 0)
@@ -95,10 +93,7 @@ def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
         if count < least:
             break
         group = [prompt for prompt in remaining if shingle in prompt]
-        shared = Counter(shingle for prompt in group for shingle in prompt)
-        core = frozenset(
-            shingle for shingle, count in shared.items() if count > BOILERPLATE_SHARE * len(group)
-        )
+        core = common_shingles(group)
         # At least some of the group are removed: on average they have more than half of the core.
         remaining = [
             prompt for prompt in remaining if len(prompt & core) < MEMBER_SHARE * len(core)

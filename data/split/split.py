@@ -65,7 +65,10 @@ def split(
 
 def ids_of(parts: Mapping[str, Any]) -> list[str]:
     """Ids of all parts: the sequences that are captured and checked."""
-    return [sequence_id for part in (*PARTS, GENERAL) for sequence_id in parts.get(part, ())]
+    ids: list[str] = []
+    for part in (*PARTS, GENERAL):
+        ids += parts.get(part, ())
+    return ids
 
 
 def divide(
