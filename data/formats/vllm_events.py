@@ -171,9 +171,11 @@ def _continued(event: Event, line: bytes, lines: _Lines) -> Event:
     pieces, size, last, rows = [event.rest], len(line), event.line, 1
     while not _END[event.kind].search(pieces[-1]) and rows < MOST_LINES:
         following = lines.peek()
-        if following is None or following[1] is None or size > LONGEST_LINE:
+        if following is None or size > LONGEST_LINE:
             break
         number, raw = following
+        if raw is None:
+            break
         try:
             text = _COLOR.sub("", raw.decode("utf-8"))
         except UnicodeDecodeError:
