@@ -5,11 +5,11 @@ python benchmarks/table.py runs/resume_screening runs/document_extraction runs/s
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from outrider.common.files import read_json
 from outrider.eval.report.formatting import interval
 from outrider.eval.report.prediction_section import HEAD, predicted_rows
+from outrider.eval.results.parts import VARIANTS
+from outrider.eval.results.report import Results
 
 SERVED = (
     "recipe",
@@ -23,34 +23,32 @@ SERVED = (
 )
 
 
-def served_rows(results: dict[str, Any]) -> list[list[str]]:
+def served_rows(results: Results) -> list[list[str]]:
     """One row per engine mode and concurrency."""
     rows = []
-    for mode, served in results["served"].items():
-        lengths = " / ".join(
-            f"{served['acceptance'][v]['acceptance_length']:.2f}" for v in ("base", "custom")
-        )
-        for concurrency, speed in served["speed"].items():
-            tokens = " / ".join(
-                f"{speed[variant]['tokens_per_s']:.0f}" for variant in ("none", "base", "custom")
-            )
-            ratios = [interval(speed[name]) for name in ("custom_over_base", "custom_over_none")]
+    for mode, served in results.served.items():
+        both = (served.acceptance.base, served.acceptance.custom)
+        lengths = " / ".join(f"{each.acceptance_length:.2f}" for each in both)
+        for concurrency, speed in served.speed.items():
+            speeds = (speed.of(variant).tokens_per_s for variant in VARIANTS)
+            tokens = " / ".join(f"{value:.0f}" for value in speeds)
+            ratios = [interval(speed.custom_over_base), interval(speed.custom_over_none)]
             rows.append(
-                [results["recipe"], str(results["k"]), mode, concurrency, lengths, tokens, *ratios]
+                [results.recipe, str(results.k), mode, concurrency, lengths, tokens, *ratios]
             )
     return rows
 
 
-def predicted(results: dict[str, Any]) -> list[list[str]]:
+def predicted(results: Results) -> list[list[str]]:
     """The report's table, with the recipe's name."""
-    return [[results["recipe"], *row] for row in predicted_rows(results)]
+    return [[results.recipe, *row] for row in predicted_rows(results.predicted)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     args = parser.parse_args()
-    runs = [read_json(run / "evaluation" / "results.json") for run in args.runs]
+    runs = [Results.read(run / "evaluation" / "results.json") for run in args.runs]
     for head, rows_of in ((SERVED, served_rows), (("recipe", *HEAD), predicted)):
         rows = [head, ["---"] * len(head), *(row for results in runs for row in rows_of(results))]
         print(*(f"| {' | '.join(row)} |" for row in rows), "", sep="\n")

@@ -1,6 +1,6 @@
 """Fingerprints of inputs, and results that are reused while their inputs are unchanged.
 
-    inputs = {"log": path_digest(log), "code": code_digest(Path("data")), "settings": {"seed": 0}}
+    inputs = {"log": path_digest(log), "version": 1, "settings": {"seed": 0}}
     kept = Kept(out / "counts.json", inputs)
     kept.changes()             # None: no result yet; []: up to date; else ["settings.seed: 0 -> 1"]
     counts = kept.run(count)   # calls count() unless the result is up to date
@@ -8,7 +8,6 @@
 Unfinished work is kept the same way: `resume_or_clear` deletes it unless it has the same inputs.
 """
 
-import ast
 import dataclasses
 import hashlib
 import json
@@ -71,19 +70,6 @@ def sampled_digest(paths: Iterable[Path]) -> str:
             digest.update(file.read(SAMPLED_BYTES))
             file.seek(max(size - SAMPLED_BYTES, 0))
             digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()
-
-
-def code_digest(*folders: Path) -> str:
-    """Digest of all Python code below `folders`, without comments, docstrings and layout.
-
-    For results that depend on code whose authors would forget to raise a version number.
-    """
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes(), filename=str(path)))
-            digest.update(f"{path.relative_to(folder)}\n{ast.dump(tree)}\n".encode())
     return digest.hexdigest()
 
 
@@ -161,14 +147,6 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
                 path.unlink(missing_ok=True)
         write_json(stamp, digest)
     return resumed
-
-
-class _WithoutDocstrings(ast.NodeTransformer):
-    """Drops strings that are statements: docstrings of modules, classes, functions and fields."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else self.generic_visit(node)
 
 
 def _content_or_status(path: Path) -> str:

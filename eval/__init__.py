@@ -1,1 +1,1 @@
-"""How good it is: exact replay acceptance, vLLM end to end, statistics, gate and report."""
+"""Evaluation: exact replay, measurements in vLLM, statistics, the gate and the report."""

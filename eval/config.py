@@ -1,9 +1,9 @@
-"""How a speculator is judged: what is measured, how long, and what it takes to ship.
+"""The recipe's `eval` and `report` sections: what is measured, how long, and what it takes to ship.
 
 EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio=1.0))
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,8 +18,13 @@ from pydantic import (
 from outrider.eval.bench.scenario_config import ScenarioConfig
 from outrider.speculators.config import ParityConfig
 
+SHIP: Literal["ship"] = "ship"
+DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
+EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}
+"""Verdict -> exit status of the commands; 1 is an error."""
+
 LEAST_ARRIVALS = 6
-"""Requests of an open-loop block; fewer have no trend that could show saturation."""
+"""Least requests of an open-loop block; fewer have no trend that could show saturation."""
 
 
 class GateConfig(BaseModel):
@@ -28,42 +33,50 @@ class GateConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     min_acceptance_ratio: PositiveFloat = 1.0
-    """The low end of the interval of custom / base acceptance length (exact replay, held-out part) must lie above this."""
+    """The interval of custom / base acceptance length (exact replay, held-out part) must lie above
+    this."""
 
     min_speed_ratio: PositiveFloat = 1.0
-    """The low end of the interval of custom / base tokens/s at the lowest concurrency must lie above this in every engine mode."""
+    """The interval of custom / base tokens/s at the lowest concurrency must lie above this in every
+    engine mode."""
 
     max_general_loss: float = Field(0.05, ge=0, lt=1)
-    """Largest loss of acceptance length on general traffic, as a share of the base speculator's: the low end of the interval of
-    custom / base must lie above 1 minus this. Looked at where the recipe has `traffic.general`."""
+    """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
+    custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
-    """Largest share of greedy responses that may differ between speculation and none without a near tie at the first difference."""
+    """Largest share of greedy responses that may differ from those without speculation without a
+    near tie at the first difference."""
 
     near_tie_nats: PositiveFloat = 0.5
-    """A first difference counts as a near tie when the target's log-probabilities of the two tokens lie at most this far apart (nats).
-    bf16 engines that batch differently disagree about such tokens without any speculation."""
+    """A first difference is a near tie when the target's log-probabilities of the two tokens are at
+    most this far apart (nats). bf16 engines that batch differently disagree about such tokens
+    without any speculation."""
 
     max_tail_excess: float = Field(0.01, ge=0, le=1)
-    """Largest excess, over no speculation, of the share of sampled tokens whose probability under the target is below 1e-4. A broken
-    rejection sampler shows here first (0.0015 is usual, a broken one gave 0.089)."""
+    """Largest excess over no speculation of the share of sampled tokens whose probability under the
+    target is below 1e-4. A broken rejection sampler shows here first (0.0015 is usual, a broken one
+    gave 0.089)."""
 
     min_same_text_p: float = Field(0.001, ge=0, lt=1)
-    """Least p-value of the permutation test that sampled responses have the same token frequencies with and without speculation. A
-    lossless speculator falls below it once in 1 / this evaluations."""
+    """Least p-value of the permutation test that sampled responses have the same token frequencies
+    with and without speculation. A lossless speculator falls below it once in 1 / this
+    evaluations."""
 
     max_task_loss: float = Field(0.1, gt=0, lt=1)
-    """Equivalence margin of the task accuracy: the 90 % interval of custom minus none must lie within minus and plus this (two
-    one-sided tests at 5 %). The narrower, the more responses it takes (see `verification_requests`): where every response is solved alike
-    31 for 0.05; where one in four changes sides by chance 68 for 0.1."""
+    """Equivalence margin of the task accuracy: the 90 % interval of custom minus none must lie
+    within minus and plus this (two one-sided tests at 5 %). A narrower margin needs more responses
+    (see `verification_requests`): where every response is solved alike 31 for 0.05; where one in
+    four changes sides by chance 68 for 0.1."""
 
     max_replay_difference: PositiveFloat = 0.02
-    """Largest relative difference between the steps that exact replay predicts and those that the engine counted for the same responses.
-    Beyond it, trainer and engine do not run the same speculator."""
+    """Largest relative difference between the steps that exact replay predicts and those that the
+    engine counted for the same responses. Beyond it, trainer and engine do not run the same
+    speculator."""
 
 
 class CostConfig(BaseModel):
-    """Prices, for what speed is worth. One endpoint is what the evaluation serves; the currency is yours."""
+    """Prices for the report's cost section, per endpoint as measured, in any currency."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -74,21 +87,23 @@ class CostConfig(BaseModel):
     """GPUs of one endpoint, as measured."""
 
     tokens_per_s: PositiveFloat | None = None
-    """Output tokens a second that the customer's endpoints must deliver together; for GPU-hours a month and the days to break even."""
+    """Output tokens/s that the customer's endpoints must deliver together; for GPU-hours per month
+    and the days to break even."""
 
     training_gpu_hours: float | None = Field(None, ge=0)
-    """GPU-hours that capture, training and evaluation took; for the break-even."""
+    """GPU-hours of capture, training and evaluation; for the break-even."""
 
 
 class ReportConfig(BaseModel):
-    """What is shown to people: in reports, on the terminal, in logs and in errors."""
+    """What people are shown: in reports, on the terminal, in logs and in errors."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     samples: bool = False
-    """Whether customer text may be shown: three held-out responses step by step in the report, and messages of unexpected errors that may
-    quote a row. Without it no log line, error or report holds any; with it the report is readable by its owner only, and
-    `privacy.retention: delete_all` is refused."""
+    """Whether customer text may be shown: three held-out responses step by step in the report, and
+    messages of unexpected errors that may quote a row. Without it no log line, error or report
+    holds any; with it only the owner may read the report, and `privacy.retention: delete_all` is
+    refused."""
 
 
 class EvalSection(BaseModel):
@@ -97,147 +112,160 @@ class EvalSection(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step, for base and custom alike. "auto" takes the k that promises the custom speculator the most
-    tokens/s at the lowest concurrency, from the validation part and timed steps of the engine (see eval/prediction/choose_k.py), at most the trained
-    depth."""
+    """Drafted tokens per step, for base and custom alike. "auto" takes the k that gives the custom
+    speculator the most tokens/s at the lowest concurrency, from the validation part and timed steps
+    of the engine (see eval/prediction/choose_k.py), at most the trained depth."""
 
     engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]
-    """Engine modes in which tokens/s are measured. The first one is also used for the verification pass. On a small target the
-    modes tell different stories: a compiled target leaves less to gain."""
+    """Engine modes in which tokens/s are measured. The verification pass runs in the first one. On
+    a small target the modes differ: compiled, it leaves less to gain."""
 
     side_by_side: bool = True
-    """Whether the server without speculation and the one for base and custom are up together, so that short blocks of all three
-    interleave. false where the machine holds one at a time, as R1's does: the servers alternate, once a repeat."""
+    """Whether the server without speculation and the one for base and custom run at the same time,
+    so that short blocks of all three interleave. false where the machine holds one at a time, as
+    R1's does: the servers then alternate, once per repeat."""
 
     concurrency: list[PositiveInt] = [1, 4, 8]
-    """Requests in flight at once, one measurement each. The gate looks at the lowest."""
+    """Requests in flight at once, one measurement each. The gate checks the lowest."""
 
     requests: PositiveInt = 4
-    """Held-out prompts per block; at high concurrency at least two rounds of it. At one request at a time base and custom take turns after each,
-    and every pair narrows their interval; else, on a machine whose speed changes, more short blocks narrow it further than longer ones do."""
+    """Held-out prompts per block; at high concurrency at least two rounds of it. At concurrency 1
+    base and custom alternate by request, and every pair narrows their interval; otherwise, on a
+    machine whose speed changes, more short blocks narrow it further than longer ones do."""
 
     measure: Literal["until_decided", "full"] = "full"
-    """When timed blocks end. `full` measures `repeats` repeats of every engine mode. `until_decided` looks at
-    custom / base at the lowest concurrency after `min_repeats` repeats and after each further one, and stops
-    when its interval lies above or below `gate.min_speed_ratio`. Intervals are wider then, so that they are
-    valid at whichever look the measurement stops (see eval/stats/sequential.py): by 15 % at the first look."""
+    """When timed blocks end. `full` measures `repeats` repeats of every engine mode.
+    `until_decided` looks at custom / base at the lowest concurrency after `min_repeats` repeats and
+    after each further one, and stops when its interval lies above or below `gate.min_speed_ratio`.
+    Its intervals are wider, so that they are valid at whichever look the measurement stops (see
+    eval/stats/sequential.py): by 15 % at the first look."""
 
     repeats: int = Field(4, ge=2)
-    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the most of them
-    with `measure: until_decided`. Speeds are compared within a repeat. The spread of the repeats, over all
-    concurrencies and engine modes together, makes the intervals."""
+    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the
+    maximum with `measure: until_decided`. Speeds are compared within a repeat. The intervals follow
+    from the spread of the repeats, over all concurrencies and engine modes together."""
 
     min_repeats: int = Field(2, ge=2)
     """Repeats before the first look of `measure: until_decided`."""
 
     max_seconds: PositiveFloat | None = None
-    """Time limit of the timed blocks of one engine mode with `measure: until_decided`, in seconds: no repeat
-    starts after it, decided or not. null: none. `measure: full` has no limit."""
+    """Time limit of the timed blocks of one engine mode with `measure: until_decided`, in seconds:
+    no repeat starts after it, decided or not. null: none. `measure: full` has no limit."""
 
     starts: PositiveInt = 1
-    """How often the servers are started for the repeats, at most once each. The same engine started twice is not equally fast; base and custom
-    share one, but their ratios to none are of two, and hold that difference unless several starts are averaged. Each costs the
-    engine's start."""
+    """How often the servers are started for the repeats, at most once each. The same engine started
+    twice is not equally fast. Base and custom share one, but their ratios to none compare two, and
+    include that difference unless several starts are averaged. Each start costs the engine's
+    start-up time."""
 
     max_tokens: PositiveInt = 256
     """Longest measured response in tokens; longer ones are cut, for every variant alike."""
 
     rates: list[PositiveFloat] = []
-    """Open loop: requests a second, one measurement each and for each of `eval.scenarios`, none, base and custom in turn. Requests are sent
-    at the times of the customer's log, their gaps scaled to the rate, whether or not earlier ones are answered. Empty: closed loop only."""
+    """Open loop: requests per second, one measurement each and for each of `eval.scenarios`, none,
+    base and custom in turn. Requests are sent at the times of the customer's log, their gaps scaled
+    to the rate, whether or not earlier ones are answered. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Time over which the requests of one rate are sent, in seconds: rate x rate_seconds of them. The same time at every rate, because a
-    queue needs time to grow before saturation can be seen; a saturated server goes on until all are answered."""
+    """Seconds over which the requests of one rate are sent: rate x rate_seconds of them. The same
+    time at every rate, because a queue needs time to grow before saturation shows; a saturated
+    server runs until all are answered."""
 
     rate_repeats: PositiveInt = 1
-    """Measurements of each rate, scenario and variant; pooled. Other than closed loop's short blocks, each lasts `rate_seconds`. With one,
-    intervals have the closed loop's noise, which is the least that it can be."""
+    """Measurements of each rate, scenario and variant; pooled. Unlike closed loop's short blocks,
+    each lasts `rate_seconds`. With one, intervals use the closed loop's noise, which is a lower
+    bound."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
-    """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt and response, and is measured at
-    every one of `eval.rates` (which must not be empty then). Empty: the rates are measured on the whole held-out part."""
+    """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt
+    and response, and is measured at every one of `eval.rates` (which must then not be empty).
+    Empty: the rates are measured on the whole held-out part."""
 
     verification_requests: PositiveInt = 24
-    """Held-out prompts of the verification pass (lossless check, replay against engine, task accuracy), sent to every variant greedily and
-    at the customer's sampling."""
+    """Held-out prompts of the verification pass (lossless check, replay against engine, task
+    accuracy), sent to every variant greedily and at the customer's sampling."""
 
     verification_max_tokens: PositiveInt = 400
-    """Longest response of the verification pass in tokens. Long enough to finish the task, or task accuracy means nothing."""
+    """Longest response of the verification pass in tokens. It must be long enough to finish the
+    task, or task accuracy means nothing."""
 
     replay_sequences: PositiveInt | None = None
-    """Held-out sequences that exact replay reads; null: all of them. A subset is drawn by seed."""
+    """Most held-out sequences that exact replay reads, drawn by seed; null: all of them."""
 
     replay_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of exact replay. bfloat16 halves time and memory on a GPU; on a CPU float32 is the faster one."""
+    """Arithmetic of exact replay. bfloat16 halves time and memory on a GPU; on a CPU float32 is
+    faster."""
 
     task: str | None = None
-    """Import string `module:function` of a check (prompt_text, completion_text) -> bool | None that says whether a response solved its
-    task; None leaves the response out (a prompt without a known answer). Both texts hold special tokens as text, the completion without
-    the end-of-sequence token. Null: no task accuracy, unless `answers` is set."""
+    """Import string `module:function` of a check (prompt_text, completion_text) -> bool | None:
+    whether a response solved its task; None leaves the response out (a prompt without a known
+    answer). Both texts hold special tokens as text, the completion without the end-of-sequence
+    token. Null: no task accuracy, unless `answers` is set."""
 
     answers: str | None = None
-    r"""Path of known answers, one JSON object of `question` and `answer` a line, as GSM8K has them: instead of `task`, a response whose
-    prompt holds a question is solved where its final answer (the last \boxed{}, else what follows ####, else the last number) is the
-    known one."""
+    r"""Path of known answers instead of `task`: JSON lines of `question` and `answer`, as GSM8K has
+    them. A response whose prompt holds a question is solved where its final answer (the last
+    \boxed{}, else what follows ####, else the last number) is the known one."""
 
     bootstrap_samples: PositiveInt = 2000
     """Resamples of every interval."""
 
     seed: int = 0
-    """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a CPU."""
+    """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded
+    one on a CPU."""
 
     interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
-    """Shares of the custom speculator in averages of its weights with the base's, each replayed on the held-out part (and the general
-    one): what could be had between the two without training again. Empty: none."""
+    """Shares of the custom speculator in averages of its weights with base's, each replayed on the
+    held-out part (and the general one): what averaging gives without further training. Empty:
+    none."""
 
     cost: CostConfig | None = None
-    """Prices; null: no money in the report."""
+    """Prices; null: no cost section in the report."""
 
     gate: GateConfig = GateConfig()
     """What it takes to ship."""
 
     @field_validator("concurrency", "engine_modes")
     @classmethod
-    def _not_empty(cls, value: list) -> list:
+    def _not_empty(cls, value: list[Any]) -> list[Any]:
         if not value:
             raise ValueError("must name at least one value")
         return value
 
     @field_validator("concurrency", "engine_modes", "rates")
     @classmethod
-    def _no_value_twice(cls, value: list) -> list:
+    def _no_value_twice(cls, value: list[Any]) -> list[Any]:
         if len(set(value)) != len(value):
             raise ValueError(f"names a value twice: {value}")
         return value
 
     @model_validator(mode="after")
-    def _one_check(self) -> "EvalConfig":
+    def _one_check(self) -> "EvalSection":
         if self.task is not None and self.answers is not None:
-            raise ValueError(
-                "task and answers are both set; a response is judged by one check, so leave one of them out"
-            )
+            raise ValueError("task and answers are both set; set only one of them")
         return self
 
     @model_validator(mode="after")
-    def _starts_fit(self) -> "EvalConfig":
+    def _starts_fit(self) -> "EvalSection":
         if self.starts > self.repeats:
             raise ValueError(
-                f"eval.starts = {self.starts}, but eval.repeats = {self.repeats}: servers are started anew between repeats; raise "
-                f"eval.repeats to {self.starts} or lower eval.starts"
+                f"eval.starts = {self.starts}, but eval.repeats = {self.repeats}: servers restart "
+                f"between repeats; raise eval.repeats to {self.starts} or lower eval.starts"
             )
         return self
 
     @model_validator(mode="after")
-    def _rates_fit(self) -> "EvalConfig":
+    def _rates_fit(self) -> "EvalSection":
         if self.scenarios and not self.rates:
             raise ValueError(
-                "eval.scenarios are measured at eval.rates, which is empty; name rates, such as eval.rates=[1,2,4,8,16]"
+                "eval.scenarios are measured at eval.rates, which is empty; name rates, such as "
+                "eval.rates=[1,2,4,8,16]"
             )
         if self.rates and (sent := self.rate_requests(min(self.rates))) < LEAST_ARRIVALS:
             raise ValueError(
-                f"eval.rates has {min(self.rates):g}, at which eval.rate_seconds = {self.rate_seconds:g} sends {sent} requests; "
-                f"{LEAST_ARRIVALS} are the least: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
+                f"eval.rates has {min(self.rates):g}, at which eval.rate_seconds = "
+                f"{self.rate_seconds:g} sends {sent} requests; at least {LEAST_ARRIVALS} are "
+                f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
             )
         return self
 
@@ -246,11 +274,11 @@ class EvalSection(BaseModel):
         return max(self.requests, 2 * concurrency)
 
     def restarts_before(self, repeat: int) -> bool:
-        """Whether the servers are started anew before this repeat, the first being 0: starts are spread evenly over the repeats."""
+        """Whether the servers restart before this repeat; starts are spread evenly over repeats."""
         return repeat * self.starts // self.repeats != (repeat - 1) * self.starts // self.repeats
 
     def rate_requests(self, rate: float) -> int:
-        """Requests sent at this rate."""
+        """Number of requests sent at this rate."""
         return round(rate * self.rate_seconds)
 
 

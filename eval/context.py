@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from outrider.common.fingerprint import file_digest
@@ -29,6 +30,8 @@ from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
+from outrider.eval.results.parts import Drafter
+from outrider.eval.results.report import VERSION
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -36,9 +39,10 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 
-VERSION = 8
-"""Version of the measurements and of results.json. Raise it when the same settings measure something
-else, or when the shape of results.json changes."""
+if TYPE_CHECKING:
+    from outrider.data.features.feature_store import FeatureStore
+
+Model = TypeVar("Model", bound=BaseModel)
 
 JUDGED_LATER = {
     "gate": True,
@@ -59,8 +63,9 @@ class EvaluationData:
     sequences: Tables
     """Tables of sequences (`load_sequences`)."""
     parts: Mapping[str, list[str]]
-    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured there)
-    and, where the recipe has general traffic, `general` (what was forgotten is measured there)."""
+    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured
+    there) and, where the recipe has general traffic, `general` (what was forgotten is measured
+    there)."""
     features: Path | None = None
     """The feature store of these sequences. Exact replay reads it."""
     slices: Slices = field(default_factory=dict)
@@ -122,7 +127,7 @@ class EvaluationContext:
     """The recipe's `eval` section."""
     depth: int
     """`speculator.depth`, the largest k."""
-    speculators: Mapping[str, Speculator]
+    speculators: Mapping[Drafter, Speculator]
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
@@ -159,17 +164,37 @@ class EvaluationContext:
             speculator.has_unroll for speculator in self.speculators.values()
         )
 
+    @property
+    def directories(self) -> dict[str, Path]:
+        """Where the weights of base and custom are, of speculators that have some."""
+        return {
+            name: speculator.directory
+            for name, speculator in self.speculators.items()
+            if speculator.directory is not None
+        }
+
     @functools.cached_property
     def weights(self) -> dict[str, str]:
         """SHA-256 of each of the custom speculator's weight files; empty where it has none."""
-        directory = self.speculators["custom"].directory
-        files = sorted(directory.glob("*.safetensors")) if directory else []
-        return {path.name: file_digest(path) for path in files}
+        return self.speculators["custom"].weights()
 
     @functools.cached_property
     def cache(self) -> Steps:
         """The measurements of this evaluation that are done, kept under a digest of its inputs."""
         return Steps(self.folders.out / "steps", self._inputs())
+
+    @functools.cached_property
+    def feature_store(self) -> "FeatureStore":
+        """The target's states of the sequences; exact replay reads them."""
+        from outrider.data.features.feature_store import FeatureStore
+
+        if self.data.features is None:
+            raise ValueError("this evaluation has no feature store")
+        return FeatureStore.open(self.data.features)
+
+    def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
+        """The measurement `name` from the cache, or that of `work`, which is then kept there."""
+        return model.model_validate(self.cache.run(name, lambda: work().model_dump(mode="json")))
 
     def _inputs(self) -> dict[str, Any]:
         """All that the measurements depend on."""

@@ -1,70 +1,61 @@
-"""The end of every evaluation: the verdict, everything written down, and the line that scripts read.
+"""The end of every evaluation: price, verdict, results.json, the report, and the line for scripts.
 
-summary(results)["acceptance_length"]["ratio"]
+conclude(context, findings)["acceptance_length"]["ratio"]
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from outrider.common.files import write_json
-from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.prediction.cost import money
+from outrider.eval.results.parts import DRAFTERS, VARIANTS
+from outrider.eval.results.report import Findings, Results
+from outrider.eval.results.speed import Served
 
 
-def conclude(
-    results: dict[str, Any],
-    evaluation: EvalConfig,
-    run_dir: Path,
-    out_dir: Path,
-    report_dir: Path,
-    private: bool = False,
-) -> dict[str, Any]:
-    """Prices and judges what was measured, writes results.json (`private`: it holds customer text) and the report; returns the line."""
+def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
+    """Prices and judges the findings, and writes results.json and the report."""
     from outrider.eval.report.report import write_report
 
-    results["cost"] = money(results["served"], evaluation.cost) if evaluation.cost else None
-    results["verdict"] = judge(results, evaluation.gate, evaluation.parity)
-    write_json(out_dir / "results.json", results, private=private)
-    return {
-        **summary(results),
-        "report": str(write_report(run_dir, out_dir, report_dir)),
-        "bundle": None,
-    }
+    settings, folders = context.settings, context.folders
+    results = Results(
+        **dict(findings),
+        cost=money(findings.served, settings.cost) if settings.cost else None,
+        verdict=judge(findings, settings.gate, settings.parity),
+    )
+    results.write(folders.out / "results.json")
+    page = write_report(folders.run, folders.out, folders.report)
+    return {**summary(results), "report": str(page), "bundle": None}
 
 
-def summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The contract for scripts; the caller adds `report` and `bundle`."""
-    counted, against = results["counted"], results["verification"]["replay_vs_engine"]
+def summary(results: Results) -> dict[str, Any]:
+    """The line that scripts read; the caller adds `report` and `bundle`."""
+    counted, against = results.counted, results.verification.replay_vs_engine
+    ratio = counted.ratio
     return {
-        "recipe": results["recipe"],
-        "run_dir": results["run_dir"],
-        "verdict": results["verdict"]["verdict"],
-        "reason": results["verdict"]["reason"],
+        "recipe": results.recipe,
+        "run_dir": results.run_dir,
+        "verdict": results.verdict.verdict,
+        "reason": results.verdict.reason,
         "acceptance_length": {
-            "k": results["k"],
-            "base": counted["base"]["acceptance_length"],
-            "custom": counted["custom"]["acceptance_length"],
-            "ratio": counted["ratio"]["value"],
-            "ratio_ci95": [counted["ratio"]["low"], counted["ratio"]["high"]],
+            "k": results.k,
+            "base": counted.base.acceptance_length,
+            "custom": counted.custom.acceptance_length,
+            "ratio": ratio.value,
+            "ratio_ci95": [ratio.low, ratio.high],
         },
-        "tokens_per_s": {
-            mode: {
-                concurrency: {
-                    **{
-                        variant: row[variant]["tokens_per_s"]
-                        for variant in ("none", "base", "custom")
-                    },
-                    "custom_over_base": row["custom_over_base"]["value"],
-                    "custom_over_base_ci95": [
-                        row["custom_over_base"]["low"],
-                        row["custom_over_base"]["high"],
-                    ],
-                }
-                for concurrency, row in measured["speed"].items()
-            }
-            for mode, measured in results["served"].items()
-        },
-        "replay_vs_engine": {v: against[v] for v in ("base", "custom")} if against else None,
+        "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
+        "replay_vs_engine": {name: against.of(name) for name in DRAFTERS} if against else None,
     }
+
+
+def _speeds(served: Served) -> dict[str, dict[str, Any]]:
+    """Concurrency -> tokens/s of every variant, and custom / base."""
+    rows: dict[str, dict[str, Any]] = {}
+    for concurrency, row in served.speed.items():
+        rows[concurrency] = {
+            **{variant: row.of(variant).tokens_per_s for variant in VARIANTS},
+            "custom_over_base": row.custom_over_base.value,
+            "custom_over_base_ci95": [row.custom_over_base.low, row.custom_over_base.high],
+        }
+    return rows

@@ -1,1 +1,1 @@
-"""What to run: the recipe schema, the stages in order, the commands, the shipped recipes and the embedded target."""
+"""Commands, the recipe schema, the stages, the shipped recipes, the embedded target."""

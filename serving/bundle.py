@@ -1,10 +1,12 @@
-"""What leaves the house: a directory that vLLM loads as a speculator, with the command that was evaluated and the evidence.
+"""The export bundle: a directory that vLLM loads as a speculator, with its command and evidence.
 
-    export_bundle(speculator_dir, target, serving, k=3, k_per_batch_size=None, evidence={...}, out_dir="runs/NAME/bundle")
-    verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, expected=2.4, ...)
+    export_bundle(speculator_dir, target, serving, k=3, k_per_batch_size=None, evidence={...},
+                  out_dir="runs/NAME/bundle")
+    verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
 
-`config.json` (the target's) and the MTP layer's safetensors are what `--speculative-config` reads; `serve.sh` starts the
-server with the flags of the evaluation; `bundle.json` holds the K to use, every file's SHA-256 and the evidence.
+`config.json` (the target's) and the speculator's safetensors are what `--speculative-config` reads.
+`serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
+SHA-256 of every file, and the evidence.
 """
 
 import contextlib
@@ -22,13 +24,14 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, serve_arguments
 from outrider.serving.server import Server
+from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.kinds import kind_of
 
 BUNDLE_VERSION = 1
 MANIFEST = "bundle.json"
 _HERE = Path("@HERE@")
-"""Stands for the bundle's own directory until serve.sh knows it."""
+"""Placeholder for the bundle's directory, which serve.sh replaces when it runs."""
 
 
 def export_bundle(
@@ -40,18 +43,20 @@ def export_bundle(
     evidence: dict[str, Any],
     out_dir: str | Path,
 ) -> dict[str, Any]:
-    """Writes the bundle to a local directory (whole or not at all) or an fsspec URL, and returns its manifest.
+    """Writes the bundle to a local directory or an fsspec URL; returns its manifest.
 
-    `evidence` is kept as it is: the recipe's digest, the report's numbers. At a URL, bundle.json is removed first and
-    written last: where it stands, the bundle is whole.
+    A local bundle is published atomically. At a URL, bundle.json is removed first and written last:
+    a bundle with bundle.json is complete. `evidence` (the recipe's digest, the report's figures) is
+    stored unchanged.
     """
     speculator_dir = Path(speculator_dir)
+    kind = kind_of(speculator_dir).name
     weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(
         speculator_dir.glob("*.safetensors.index.json")
     )
     if not weights:
         raise OutriderError(
-            f"{speculator_dir}: no *.safetensors here; train first, or name a speculator's directory"
+            f"{speculator_dir}: no *.safetensors here; train first, or give a speculator's directory"
         )
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         stage = Path(folder) / "bundle"
@@ -59,16 +64,16 @@ def export_bundle(
         for file in [speculator_dir / "config.json", *weights]:
             shutil.copyfile(file, stage / file.name)
         (stage / "serve.sh").write_text(
-            serve_script(target, serving, k, k_per_batch_size), encoding="utf-8"
+            serve_script(target, serving, kind, k, k_per_batch_size), encoding="utf-8"
         )
         (stage / "serve.sh").chmod(0o755)
+        schedule = [list(row) for row in k_per_batch_size or []]
         manifest = {
             "version": BUNDLE_VERSION,
-            "method": kind_of(speculator_dir).name,
+            "method": kind,
             "target": target.model_dump(),
             "num_speculative_tokens": k,
-            "num_speculative_tokens_per_batch_size": [list(row) for row in k_per_batch_size or []]
-            or None,
+            "num_speculative_tokens_per_batch_size": schedule or None,
             "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
             "files": {file.name: file_digest(file) for file in sorted(stage.iterdir())},
@@ -95,10 +100,10 @@ def verify_bundle(
     log_path: Path,
     concurrency: int = 1,
 ) -> dict[str, Any]:
-    """Serves the bundle as its serve.sh would and compares the acceptance length over `prompts` with the evaluated one.
+    """Serves the bundle as serve.sh does and compares its acceptance length with the evaluated one.
 
-    `expected` must come from the same prompts and sampling; `tolerance` is relative. Outside it, or with a file that is
-    not what bundle.json says, an `OutriderError` is raised.
+    `expected` must come from the same prompts and sampling; `tolerance` is relative. A larger
+    difference, or a file that differs from bundle.json, raises an `OutriderError`.
     """
     with _local(location) as directory:
         manifest = _check_files(directory)
@@ -121,9 +126,10 @@ def verify_bundle(
     difference = counters.acceptance_length / expected - 1
     if abs(difference) > tolerance:
         raise OutriderError(
-            f"{location}: served from the bundle, the acceptance length over {len(prompts)} prompts is "
-            f"{counters.acceptance_length:.3f}, {difference:+.1%} from the evaluated {expected:.3f} (tolerance "
-            f"{tolerance:.1%}); the weights or flags in the bundle are not those of the evaluation"
+            f"{location}: served from the bundle, the acceptance length over {len(prompts)} prompts "
+            f"is {counters.acceptance_length:.3f}, {difference:+.1%} from the evaluated "
+            f"{expected:.3f} (tolerance {tolerance:.1%}); the weights or flags in the bundle are not "
+            "those of the evaluation"
         )
     return {
         "prompts": len(prompts),
@@ -138,12 +144,14 @@ def verify_bundle(
 def serve_script(
     target: TargetConfig,
     serving: ServingConfig,
+    kind: str,
     k: int,
     k_per_batch_size: Sequence[tuple[int, int, int]] | None,
 ) -> str:
-    """serve.sh: the evaluated flags and environment; paths are found when it runs."""
+    """serve.sh: the evaluated flags and environment. It finds its own paths when it runs."""
+    speculator = Speculator(kind, _HERE)
     _, *flags = serve_arguments(
-        target, serving.engine, _HERE, k, serving.draft_sample_method, k_per_batch_size
+        target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
     )
     is_hub_id = (
         target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
@@ -153,20 +161,21 @@ def serve_script(
     flags += ["--served-model-name", Path(target.model).name]
     environment = engine_environment(serving.engine)
     preload = environment.pop("LD_PRELOAD", None)
-    del environment[
-        "HF_HUB_OFFLINE"
-    ]  # where the bundle is served, the target may have to be downloaded first
+    del environment["HF_HUB_OFFLINE"]  # the endpoint may have to download the target first
     lines = [
         "#!/usr/bin/env bash",
-        "# Serves the target with this speculator, with the flags that were evaluated. More flags may follow and win, as",
-        "# --enable-prefix-caching, which the evaluation turned off. TARGET names another copy of the target; HOST, PORT,",
-        "# and PYTHON (one that has Outrider installed) work likewise.",
+        "# Serves the target with this speculator and the evaluated flags. Arguments are appended and",
+        "# override them, such as --enable-prefix-caching, which the evaluation turned off. Variables:",
+        "# TARGET (another copy of the target), HOST, PORT, PYTHON (one that has Outrider installed).",
         "set -euo pipefail",
         'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
         'python="${PYTHON:-python3}"',
     ]
     if target.model in EMBEDDED_TARGETS:
-        find = f'from outrider.serving.config import TargetConfig; print(TargetConfig(model="{target.model}").directory())'
+        find = (
+            "from outrider.serving.config import TargetConfig; "
+            f'print(TargetConfig(model="{target.model}").directory())'
+        )
         lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
     else:
         lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
@@ -199,7 +208,8 @@ def _check_files(directory: Path) -> dict[str, Any]:
     manifest = read_json(directory / MANIFEST)
     if manifest.get("version") != BUNDLE_VERSION:
         raise OutriderError(
-            f"{directory / MANIFEST}: version {manifest.get('version')}, but this Outrider reads {BUNDLE_VERSION}; export again"
+            f"{directory / MANIFEST}: version {manifest.get('version')}, but this Outrider reads "
+            f"version {BUNDLE_VERSION}; export again"
         )
     for name, digest in manifest["files"].items():
         if not (directory / name).is_file() or file_digest(directory / name) != digest:
@@ -226,7 +236,7 @@ def _upload(stage: Path, url: str) -> None:
             filesystem.put_file(str(file), f"{root}/{file.name}")
     except OSError as error:
         raise OutriderError(
-            f"{url}: the bundle could not be written ({error}); it is not complete there"
+            f"{url}: the bundle could not be written ({error}); it is incomplete"
         ) from error
 
 
@@ -244,5 +254,5 @@ def _local(location: str | Path) -> Iterator[Path]:
             for name in read_json(Path(folder) / MANIFEST)["files"]:
                 filesystem.get_file(f"{root}/{name}", f"{folder}/{name}")
         except OSError as error:
-            raise OutriderError(f"{location}: no whole bundle there ({error})") from error
+            raise OutriderError(f"{location}: no complete bundle there ({error})") from error
         yield Path(folder)

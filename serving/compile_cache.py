@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.engine import runs_on_cpu
 from outrider.serving.server import Server
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 
 @contextlib.contextmanager

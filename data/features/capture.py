@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import sampled_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.features.self_check import Row, require, self_check
@@ -43,8 +44,6 @@ SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
 State = tuple[str, torch.Tensor, list[list[float]] | None]
 """(sequence id, hidden [T, H], scores)"""
-FINGERPRINT_BYTES = 4 * 2**20
-"""Bytes read from both ends of each weight file: a target's identity without reading terabytes."""
 
 
 def capture(
@@ -66,7 +65,9 @@ def capture(
     _check_streams(spec, kind)
     table = load_sequences(sequences_dir, ids_of(parts))
     source = {
-        "target": _target_fingerprint(target_dir),
+        "target": sampled_digest(
+            [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
+        ),
         "sequences": _rows_digest(_rows(table)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
@@ -278,17 +279,4 @@ def _rows_digest(rows: Iterable[Row | LoggedRow]) -> str:
     for row_id, token_ids, completion_start, *sampling in rows:
         digest.update(f"{row_id} {len(token_ids)} {completion_start} {sampling}\n".encode())
         digest.update(np.asarray(token_ids, dtype="<i4").tobytes())
-    return digest.hexdigest()
-
-
-def _target_fingerprint(target_dir: Path) -> str:
-    """Digest of config.json and of each weight file's name, size and both ends."""
-    digest = hashlib.sha256((target_dir / "config.json").read_bytes())
-    for path in sorted(target_dir.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(FINGERPRINT_BYTES))
-            file.seek(max(size - FINGERPRINT_BYTES, 0))
-            digest.update(file.read(FINGERPRINT_BYTES))
     return digest.hexdigest()

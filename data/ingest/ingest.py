@@ -5,9 +5,9 @@ customer text) and `summary.json` into one folder, each atomically, the summary 
 readable by their owner only.
 
 The main process cuts the log into chunks of records; workers, one per core, make a part of each
-(chunks.py). Parts are kept in `.parts-KEY/` until the table is assembled. KEY is a digest of
-everything they depend on, so that a rerun after an interrupt makes only the missing ones. Memory
-does not grow with the log.
+(chunks.py). Parts are kept in `.parts/` until the table is assembled, with a digest of everything
+they depend on, so that a rerun after an interrupt makes only the missing ones. Memory does not grow
+with the log.
 
     python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
 """
@@ -32,7 +32,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
-from outrider.common.fingerprint import file_digest, value_digest
+from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
@@ -51,6 +51,10 @@ from outrider.data.ingest.tally import Tally
 from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, surrogate_key
 from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
+
+PARTS = ".parts"
+PARTS_INPUTS = ".parts.json"
+"""Folder of the parts, and the digest of everything that they depend on."""
 
 PARTS_VERSION = 1
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
@@ -172,6 +176,7 @@ def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, An
     }
     write_json(out_dir / "summary.json", summary)
     shutil.rmtree(read.parts_dir)
+    (out_dir / PARTS_INPUTS).unlink()
     return summary
 
 
@@ -214,26 +219,20 @@ def _parts_dir(
     privacy_key: bytes | None,
     target_dir: Path,
 ) -> Path:
-    """Creates the folder of this ingest's parts; removes those of any other."""
+    """The folder of the parts, with those of an interrupted ingest of the same inputs."""
     tokenizer: list[Path] = []
     for pattern in TOKENIZER_FILES:
         tokenizer += filter(Path.is_file, target_dir.glob(pattern))
-    key = value_digest(
-        {
-            "files": [file.identity() for file in files],
-            "traffic": [traffic.format, traffic.model],
-            "privacy": [
-                privacy.model_dump(mode="json"),
-                hashlib.sha256(privacy_key or b"").hexdigest(),
-            ],
-            "target": {path.name: file_digest(path) for path in tokenizer},
-            "version": PARTS_VERSION,
-        }
-    )
-    parts_dir = out_dir / f".parts-{key[:16]}"
-    for other in out_dir.glob(".parts-*"):
-        if other != parts_dir:
-            shutil.rmtree(other)
+    inputs = {
+        "files": [file.identity() for file in files],
+        "traffic": [traffic.format, traffic.model],
+        "privacy": privacy.model_dump(mode="json"),
+        "privacy key": hashlib.sha256(privacy_key or b"").hexdigest(),
+        "target": {path.name: path_digest(path) for path in tokenizer},
+        "version": PARTS_VERSION,
+    }
+    parts_dir = out_dir / PARTS
+    resume_or_clear(out_dir / PARTS_INPUTS, inputs, [parts_dir])
     parts_dir.mkdir(exist_ok=True, mode=0o700)
     return parts_dir
 

@@ -22,6 +22,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import store_identity
 from outrider.data.ingest.store_errors import answering
 
 # Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
@@ -147,21 +148,7 @@ class LogFile:
         """Values that change with the content, as far as the store reports any."""
         with answering(f"traffic.path: {self.name}"):
             info = self.filesystem.info(self.path)
-        return [
-            self.name,
-            *(
-                str(info.get(key))
-                for key in (
-                    "size",
-                    "mtime",
-                    "ETag",
-                    "md5Hash",
-                    "blob_id",
-                    "LastModified",
-                    "updated",
-                )
-            ),
-        ]
+        return [self.name, *store_identity(info)]
 
 
 class _Counted(io.RawIOBase):

@@ -11,7 +11,7 @@ from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.open_loop import measure_rates, rates_done
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.context import EvaluationContext, HeldoutRequests
-from outrider.eval.lossless.verification import collect
+from outrider.eval.lossless.outputs import Outputs, collect
 from outrider.serving.load_generator import LoadGenerator
 
 
@@ -21,8 +21,8 @@ class Measured:
 
     blocks: dict[str, list[dict[str, Any]]]
     """Engine mode -> timed blocks (`closed_loop.measure`)."""
-    outputs: dict[str, Any]
-    """Responses and counters of the verification pass (`verification.collect`)."""
+    outputs: Outputs
+    """Responses and counters of the verification pass."""
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
     Each measurement is kept in the context's cache. Servers start only for what is missing there.
     """
     cache, settings, sampling = context.cache, context.settings, requests.sampling
-    blocks = {}
+    blocks: dict[str, list[dict[str, Any]]] = {}
     for mode in settings.engine_modes:
         speed = f"speed_{mode}"
         verify = mode == settings.engine_modes[0] and not cache.done("verification_outputs")
@@ -53,7 +53,7 @@ def serve(
                     context.serving.engine.max_num_seqs,
                     context.say,
                 )
-                cache.put("verification_outputs", outputs)
+                cache.put("verification_outputs", outputs.model_dump(mode="json"))
             if not cache.done(speed):
                 texts, say = requests.timed_texts, context.say
                 cache.put(speed, measure(fleet, load, texts, sampling, settings, say))
@@ -61,4 +61,5 @@ def serve(
                 cache, fleet, load, mode, requests.traffic, sampling, settings, context.say
             )
         blocks[mode] = cache.get(speed)
-    return Measured(blocks, cache.get("verification_outputs"))
+    outputs = Outputs.model_validate(cache.get("verification_outputs"))
+    return Measured(blocks, outputs)

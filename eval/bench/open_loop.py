@@ -19,10 +19,11 @@ import numpy as np
 from outrider.eval.bench.arrivals import customers_arrivals
 from outrider.eval.bench.closed_loop import record_of, warm_up
 from outrider.eval.bench.measurement_cache import Steps
-from outrider.eval.bench.metrics import RATIOS, VARIANTS, Noise, pooled
+from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.results.parts import RATIOS, VARIANTS
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.client import Sampling
 
@@ -136,7 +137,7 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for start, arrival in zip(block["request_start_s"], block["arrivals_s"], strict=True)
     ]
     return {
-        **pooled(blocks),
+        **pooled(blocks).model_dump(),
         "offered": float(np.mean([offered for offered, _ in seen])),
         "achieved": float(np.mean([achieved for _, achieved in seen])),
         "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,

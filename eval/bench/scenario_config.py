@@ -1,4 +1,4 @@
-"""What a usage scenario is: a part of the customer's own requests, by the lengths that were logged.
+"""The config of a usage scenario: held-out requests selected by their logged lengths.
 
 ScenarioConfig(prompt_tokens=(1024, None), response_quantiles=(0.0, 0.5), max_tokens=512)
 """
@@ -13,24 +13,30 @@ Quantiles = tuple[Share, Share]
 
 
 class ScenarioConfig(BaseModel):
-    """Held-out requests whose logged prompt and response both lie in a range. Without a range every length is in it."""
+    """Held-out requests whose logged prompt and response lengths lie in a range.
+
+    Without a range, every length does.
+    """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     prompt_tokens: Tokens | None = None
-    """Least and most tokens of the prompt as the engine sees it, both included; a most of null has no limit."""
+    """Least and most tokens of the prompt as the engine sees it, both included; null:
+    no limit."""
 
     prompt_quantiles: Quantiles | None = None
-    """The same as shares of the held-out part: [0.5, 1.0] is the longer half. Either this or `prompt_tokens`."""
+    """The same as shares of the held-out part: [0.5, 1.0] is the longer half. Either this or
+    `prompt_tokens`."""
 
     response_tokens: Tokens | None = None
-    """Least and most tokens of the logged response, both included; a most of null has no limit."""
+    """Least and most tokens of the logged response, both included; null: no limit."""
 
     response_quantiles: Quantiles | None = None
     """The same as shares of the held-out part. Either this or `response_tokens`."""
 
     max_tokens: PositiveInt | None = None
-    """Longest measured response in tokens; longer ones are cut, for every variant alike. Null: `eval.max_tokens`."""
+    """Longest measured response in tokens; longer ones are cut, for every variant alike. Null:
+    `eval.max_tokens`."""
 
     @model_validator(mode="after")
     def _ranges(self) -> "ScenarioConfig":

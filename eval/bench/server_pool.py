@@ -26,10 +26,10 @@ from types import TracebackType
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.engine import runs_on_cpu
 from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.step_recorder import Step, StepFile
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 PLAIN, SPECULATING = "none", "speculating"
 

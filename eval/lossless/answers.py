@@ -1,10 +1,11 @@
-r"""Was the final answer right? A check of responses against known answers, for arithmetic (GSM8K) and mathematics as R1 writes it.
+r"""Checks final answers of responses against known ones: GSM8K, and mathematics as R1 writes it.
 
-    check = answer_check(Path("gsm8k_test.jsonl"))          # lines of {"question": ..., "answer": "... #### 72"}
-    check(prompt_text, completion_text)                      # True, False, or None: the prompt asks none of these questions
+    check = answer_check(Path("gsm8k_test.jsonl"))   # {"question": ..., "answer": "... #### 72"}
+    check(prompt_text, completion_text)              # True, False, or None: another question
 
-The answer of a response is, after its reasoning, the last \boxed{}, else what follows `####`, else the last number. Numbers are compared as
-numbers (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text without spaces and TeX's dressing.
+The answer of a response is, after its reasoning, the last \boxed{}, else what follows `####`, else
+the last number. Numbers are compared as numbers (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50),
+anything else as text without spaces and TeX markup.
 """
 
 import json
@@ -14,22 +15,24 @@ from fractions import Fraction
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
+from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 Task = Callable[[str, str], bool | None]
 """From (prompt, completion) to solved, not solved, or None: no known answer."""
 
-END_THINK = "</think>"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 
 def answer_check(path: Path) -> Task:
-    """The check against the file's answers; a file that cannot be read as such is an `OutriderError` with its line."""
+    """The check against the file's answers; a file that cannot be read as such is an
+    `OutriderError` with its line."""
     known = {_plain(question): answer for question, answer in _rows(Path(path))}
     if not known:
         raise OutriderError(
-            f"eval.answers = {str(path)!r}: no line in it; each must be an object with question and answer"
+            f"eval.answers = {str(path)!r}: the file is empty; each line must be an object with "
+            "question and answer"
         )
     longest_first = sorted(known, key=len, reverse=True)
 
@@ -38,8 +41,9 @@ def answer_check(path: Path) -> Task:
         asked = next((question for question in longest_first if question in prompt), None)
         if asked is None:
             return None
-        if prompt_text.rstrip().endswith("<think>") and END_THINK not in completion_text:
-            return False  # R1's template opens the reasoning in the prompt: it was cut before it came to an answer
+        if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
+            # R1's template opens the reasoning in the prompt, and the response was cut in it.
+            return False
         given = final_answer(completion_text)
         return given is not None and same_answer(given, known[asked])
 
@@ -47,9 +51,10 @@ def answer_check(path: Path) -> Task:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """What a response answers; None where it has not come to an answer, as one that was cut in its reasoning."""
+    """What a response answers; None where it has not come to an answer, as one that was cut in its
+    reasoning."""
     _, ended, answer = completion_text.rpartition(END_THINK)
-    if not ended and "<think>" in completion_text:
+    if not ended and THINK in completion_text:
         return None
     if (boxed := _last_boxed(answer)) is not None:
         return boxed

@@ -1,23 +1,43 @@
-"""Are responses sampled with and without speculation drawn from the same distribution? A permutation test on token frequencies.
+"""Permutation test: are sampled responses with and without speculation equally distributed?
 
-Given a prompt, both responses are draws from the target if speculation is lossless, so either could have come with the other's label:
-labels are exchanged within prompts at random, and the statistic of the true labels is ranked among those. Nothing is assumed about
-tokens of one response, which depend on each other.
+    same_tokens(without, with_speculation, samples=2000, seed=0).p_value
 
-    same_tokens(without, with_speculation, samples=2000, seed=0)["p_value"]
+If speculation is lossless, both responses to a prompt are draws from the target, so each could
+carry the other's label. The test exchanges labels within prompts and ranks the token counts'
+chi-square distance under the true labels among those under random ones. It assumes nothing about
+the tokens of one response, which depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import permutation_test
 
 from outrider.eval.config import EvalConfig
+from outrider.eval.lossless.outputs import Outputs
+from outrider.eval.results.parts import Drafters
+from outrider.eval.results.verification import SameText
 
 RARE = 10
 """Tokens that occur fewer times in all responses together share one bin."""
+
+
+def same_text(outputs: Outputs, settings: EvalConfig) -> Drafters[SameText]:
+    """Tests base and custom against no speculation, on the sampled responses."""
+    # With fewer permutations than this no p-value could fall below the gate's.
+    samples = max(settings.bootstrap_samples, round(2 / (settings.gate.min_same_text_p or 1)))
+    sampled = outputs.sampled
+
+    def tested(token_ids: list[list[int]]) -> SameText:
+        return same_tokens(sampled.none.token_ids, token_ids, samples=samples, seed=settings.seed)
+
+    return Drafters[SameText](
+        base=tested(sampled.base.token_ids), custom=tested(sampled.custom.token_ids)
+    )
 
 
 def same_tokens(
@@ -26,49 +46,48 @@ def same_tokens(
     *,
     samples: int,
     seed: int,
-) -> dict[str, Any]:
-    """The chi-square distance of the token counts, sum (a - b)^2 / (a + b) over bins, and the share of relabelled draws, the true one
-    included, whose distance is at least as large (`p_value`)."""
+) -> SameText:
+    """The distance of the token counts, sum (a - b)^2 / (a + b) over bins, and its p-value.
+
+    The p-value is exact where there are at most `samples` relabelings.
+    """
     counts_2RB = _counts(without, with_speculation)
     total_B = counts_2RB.sum(axis=(0, 1))
     difference_RB = (counts_2RB[0] - counts_2RB[1]) / np.sqrt(total_B)
-    signs_SR = np.random.default_rng(seed).choice([-1.0, 1.0], size=(samples, len(difference_RB)))
-    distance = float((difference_RB.sum(axis=0) ** 2).sum())
-    drawn_S = ((signs_SR @ difference_RB) ** 2).sum(axis=-1)
-    # Sums in another order differ in their last bits: a relabelling that changes nothing must count as equal.
-    reached = int((drawn_S >= distance * (1 - 1e-9)).sum())
-    return {
-        "prompts": len(difference_RB),
-        "tokens": int(total_B.sum()),
-        "bins": len(total_B),
-        "distance": distance,
-        "p_value": (1 + reached) / (1 + samples),
-    }
+    prompts = len(difference_RB)
 
+    def distance_S(
+        first: NDArray[np.int64], second: NDArray[np.int64], axis: int
+    ) -> NDArray[np.float64]:
+        # A relabeling is which of a prompt's two responses, 0 or 1, has the first label.
+        sign_SR = np.moveaxis(second - first, axis, -1)
+        squared_SB: NDArray[np.float64] = (sign_SR @ difference_RB) ** 2
+        # Sums in another order differ in their last bits. Equal distances must stay equal.
+        return np.round(squared_SB.sum(axis=-1), 9)
 
-def same_text(outputs: dict[str, Any], evaluation: EvalConfig) -> dict[str, Any]:
-    """The permutation test of base and custom against none, on the sampled responses."""
-    sampled = {variant: recorded["token_ids"] for variant, recorded in outputs["sampled"].items()}
-    samples, seed = (
-        max(evaluation.bootstrap_samples, round(2 / (evaluation.gate.min_same_text_p or 1))),
-        evaluation.seed,
+    found = permutation_test(
+        (np.zeros(prompts, np.int64), np.ones(prompts, np.int64)),
+        distance_S,
+        permutation_type="samples",
+        vectorized=True,
+        alternative="greater",
+        n_resamples=samples,
+        rng=np.random.default_rng(seed),
     )
-    return {
-        variant: same_tokens(sampled["none"], sampled[variant], samples=samples, seed=seed)
-        for variant in ("base", "custom")
-    }
+    return SameText(
+        prompts=prompts,
+        tokens=int(total_B.sum()),
+        bins=len(total_B),
+        distance=float(found.statistic),
+        p_value=float(found.pvalue),
+    )
 
 
 def _counts(
     without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
-) -> np.ndarray:
+) -> NDArray[np.float64]:
     """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
-    everything = [
-        token
-        for responses in (without, with_speculation)
-        for response in responses
-        for token in response
-    ]
+    everything = list(itertools.chain(*without, *with_speculation))
     tokens, occurrences = np.unique(np.asarray(everything, np.int64), return_counts=True)
     common = tokens[occurrences >= RARE]
     counts_2RB = np.zeros((2, len(without), len(common) + 1))
@@ -79,4 +98,5 @@ def _counts(
             known = place < len(common)
             known[known] = common[place[known]] == ids[known]
             np.add.at(counts_2RB[side, row], np.where(known, place, len(common)), 1)
-    return counts_2RB[:, :, counts_2RB.sum(axis=(0, 1)) > 0]
+    used_B = counts_2RB.sum(axis=(0, 1)) > 0
+    return counts_2RB[:, :, used_B]

@@ -1,328 +1,336 @@
-"""The verification pass: the same held-out prompts through none, base and custom, greedily and as the customer samples, token for token.
+"""The verification pass: is speculation lossless, and does exact replay predict the engine?
 
-From the responses and the engine's counters around them come four answers: whether speculation changed greedy outputs, whether sampled
-tokens are still the target's, whether tasks are solved as often, and whether exact replay predicts the steps that the engine counted.
-For the last one the target's states of the engine's own outputs are captured, so that replay reads exactly what was served; the engine
-that captures them also drafts, and its drafts are compared with the trainer's (parity.py).
+    verification = verify(context, k, requests.verification, outputs)
 
-    outputs = collect(fleet, prompts, sampling, max_tokens=400, concurrency=8, say=print)
-    findings = examine(outputs, ...)
+From the responses and the engine's counters (eval/lossless/outputs.py) come four answers: whether
+speculation changed greedy outputs, whether sampled tokens are still the target's, whether as many
+tasks are solved, and whether exact replay predicts the steps that the engine counted. For the last
+one the states of the engine's own outputs are captured, so that replay reads exactly what was
+served. The engine that captures them also drafts, and its drafts are compared with the trainer's
+(eval/replay/draft_parity.py). A speculator without an unroll has neither replay nor draft parity.
 """
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext
 from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded, Regime
 from outrider.eval.lossless.task_accuracy import task_of
+from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.replay.draft_parity import compare_each, record_each
-from outrider.eval.replay.replay import replay
-from outrider.serving.client import Sampling, complete
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.eval.replay.replay import StatesByToken, replay
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafter, Drafters, Variant, Variants
+from outrider.eval.results.verification import (
+    BothCurves,
+    BothLengths,
+    EngineFindings,
+    Greedy,
+    Parity,
+    Regimes,
+    ReplayAgainstEngine,
+    SampledText,
+    StepsCompared,
+    Task,
+    Verification,
+)
+from outrider.serving.config import TargetConfig
 
-REGIMES = ("greedy", "sampled")
+if TYPE_CHECKING:
+    pass
 
 
-def collect(
-    fleet: Fleet,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    max_tokens: int,
-    concurrency: int,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Per regime and variant the responses' token ids and what the engine counted meanwhile; `say` hears of each pass."""
-    samplings = {"greedy": Sampling(temperature=0.0, top_p=1.0), "sampled": sampling}
-    outputs: dict[str, Any] = {
-        "samplings": {name: asdict(value) for name, value in samplings.items()}
-    }
-    for regime in REGIMES:
-        outputs[regime] = dict.fromkeys(fleet.variants)
-    for group in fleet.groups:
-        for regime in REGIMES:
-            for variant in group:
-                say(f"verification, {regime}, {variant}")
-                server = fleet.server(variant)
-                before = server.counters()
-                completions = complete(
-                    server.url,
-                    server.model_name,
-                    [prompt.token_ids for prompt in prompts],
-                    samplings[regime],
-                    max_tokens,
-                    concurrency=concurrency,
-                )
-                outputs[regime][variant] = {
-                    "token_ids": [completion.token_ids for completion in completions],
-                    "counters": asdict(server.counters() - before),
-                }
-    return outputs
+def verify(
+    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+) -> Verification:
+    """Every check of the verification pass. What needs an engine is measured once and cached."""
+    found = context.cached(
+        "verification_findings",
+        EngineFindings,
+        lambda: examine(context, k, prompts, outputs),
+    )
+    return Verification(
+        **dict(found),
+        same_text=same_text(outputs, context.settings),
+        task=judge_tasks(outputs, prompts, context.target, context.settings),
+    )
 
 
 def examine(
-    outputs: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    *,
-    target: TargetConfig,
-    serving: ServingConfig,
-    speculators: Mapping[str, Path],
-    k: int,
-    depth: int,
-    evaluation: EvalConfig,
-    scratch: Path,
-) -> dict[str, Any]:
-    """Captures the states of every response and answers all but the tasks' question (`judge_tasks`). `scratch` holds the states meanwhile and is removed.
-    In the same engine both speculators draft `depth` tokens a step, for comparison with the trainer's unroll."""
+    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+) -> EngineFindings:
+    """Captures the states of every response in an engine and checks them.
+
+    The states are customer text in another form: they are removed before this returns.
+    """
+    scratch = context.folders.out / "verification_states"
     try:
-        store, parity = _ask_engine(
-            outputs, prompts, target, serving, speculators, depth, evaluation, scratch
-        )
-        text = _text_findings(outputs, prompts, _Head(target.directory(), store), evaluation)
-        details = {
-            regime: {
-                variant: _predicted_and_counted(
-                    outputs,
-                    regime,
-                    variant,
-                    prompts,
-                    speculators[variant],
-                    target.directory(),
-                    store,
-                    k,
-                    serving,
-                )
-                for variant in ("base", "custom")
-            }
-            for regime in REGIMES
-        }
+        store, parity = ask_engine(context, prompts, outputs, scratch)
+        return findings(context, k, prompts, outputs, store, parity)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return {
-        "requests": len(prompts),
-        "parity": parity,
-        **text,
-        "replay_vs_engine": {
-            variant: _relative(
-                sum(details[regime][variant]["predicted_steps"] for regime in REGIMES),
-                sum(details[regime][variant]["counted_drafts"] for regime in REGIMES),
-            )
-            for variant in ("base", "custom")
-        }
-        | {"details": details},
-    }
 
 
-def examine_text(
-    outputs: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    *,
-    target: TargetConfig,
-    serving: ServingConfig,
-    evaluation: EvalConfig,
-    scratch: Path,
-) -> dict[str, Any]:
-    """The same for speculators that are not computed here: whether the outputs are the target's, and no more."""
+def ask_engine(
+    context: EvaluationContext, prompts: Sequence[Prompt], outputs: Outputs, scratch: Path
+) -> tuple[StatesByToken, Drafters[Parity] | None]:
+    """The states of every response and both speculators' draft parity, from one engine.
+
+    Both speculators draft `depth` tokens per step there, all of which are compared.
+    """
     from outrider.data.features.capture import capture_ids
     from outrider.data.features.feature_store import FeatureStore
-    from outrider.serving.engine import open_engine
+    from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
-    try:
-        with open_engine(target, serving.engine.model_copy(update={"mode": "eager"})) as engine:
-            capture_ids(engine, _rows(outputs, prompts), scratch)
-        heads = _Head(target.directory(), FeatureStore.open(scratch))
-        return {"requests": len(prompts), **_text_findings(outputs, prompts, heads, evaluation)}
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    eager = context.serving.engine.model_copy(update={"mode": "eager"})
+    rows = captured_rows(outputs, prompts)
+    if not context.can_replay:
+        with context.backends.engine(context.target, eager) as engine:
+            capture_ids(engine, rows, scratch)
+        return FeatureStore.open(scratch), None
+    parity = context.settings.parity
+    directories = context.directories
+    asked = [prompt.token_ids for prompt in prompts[: parity.prompts]]
+    with context.backends.engine(
+        context.target, eager, directories["custom"], context.depth, extension=DRAFT_EXTENSION
+    ) as engine:
+        capture_ids(engine, rows, scratch)
+        recordings = record_each(engine, directories, asked, parity)
+    compared = compare_each(
+        recordings,
+        directories,
+        context.target,
+        context.depth,
+        parity,
+        context.settings.replay_dtype,
+    )
+    return FeatureStore.open(scratch), Drafters[Parity].model_validate(compared)
 
 
-def _text_findings(
-    outputs: Mapping[str, Any], prompts: Sequence[Prompt], heads: "_Head", evaluation: EvalConfig
-) -> dict[str, Any]:
-    """Greedy responses compared with those without speculation, and what the target thinks of the sampled tokens."""
-    without = outputs["greedy"]["none"]["token_ids"]
-    greedy = {
-        variant: compare_greedy(
-            without,
-            outputs["greedy"][variant]["token_ids"],
-            lambda response, index, token, other: heads.gap(
-                prompts[response], without[response], index, token, other
-            ),
-            evaluation.gate.near_tie_nats,
-        )
-        for variant in ("base", "custom")
+def findings(
+    context: EvaluationContext,
+    k: int,
+    prompts: Sequence[Prompt],
+    outputs: Outputs,
+    store: StatesByToken,
+    parity: Drafters[Parity] | None,
+) -> EngineFindings:
+    """What follows from the states of every response."""
+    target_dir = context.target.directory()
+    scores = TargetScores(target_dir, store)
+    near_tie_nats = context.settings.gate.near_tie_nats
+    temperature = outputs.samplings["sampled"].temperature
+    counted = {
+        drafter: greedy_acceptance_length(outputs.greedy.of(drafter)) for drafter in DRAFTERS
     }
-    temperature = outputs["samplings"]["sampled"]["temperature"]
-    sampled_text = {
-        variant: text_statistics(
-            [
-                heads.logprobs(prompt, ids, temperature)
-                for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
-            ]
-        )
-        for variant, recorded in outputs["sampled"].items()
-    }
-    return {"greedy": greedy, "sampled_text": sampled_text}
+    return EngineFindings(
+        requests=len(prompts),
+        greedy=Drafters[Greedy](
+            base=_greedy(outputs, "base", prompts, scores, near_tie_nats),
+            custom=_greedy(outputs, "custom", prompts, scores, near_tie_nats),
+        ),
+        greedy_acceptance_length=Drafters[float | None](**counted),
+        sampled_text=Variants[SampledText](
+            none=_sampled_text(outputs.sampled.none, prompts, scores, temperature),
+            base=_sampled_text(outputs.sampled.base, prompts, scores, temperature),
+            custom=_sampled_text(outputs.sampled.custom, prompts, scores, temperature),
+        ),
+        parity=parity,
+        replay_vs_engine=(
+            replay_against_engine(context, k, prompts, outputs, store)
+            if context.can_replay
+            else None
+        ),
+    )
+
+
+def greedy_acceptance_length(recorded: Recorded) -> float | None:
+    """1 + accepted / drafts of a pass; None without drafts."""
+    counters = recorded.counters
+    return 1 + counters.accepted_tokens / counters.drafts if counters.drafts else None
+
+
+def _greedy(
+    outputs: Outputs,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    scores: "TargetScores",
+    near_tie_nats: float,
+) -> Greedy:
+    without = outputs.greedy.none.token_ids
+
+    def gap(response: int, index: int, token: int, other: int) -> float:
+        return scores.gap(prompts[response], without[response], index, token, other)
+
+    return compare_greedy(without, outputs.greedy.of(drafter).token_ids, gap, near_tie_nats)
+
+
+def _sampled_text(
+    recorded: Recorded, prompts: Sequence[Prompt], scores: "TargetScores", temperature: float
+) -> SampledText:
+    return text_statistics(
+        [
+            scores.logprobs(prompt, ids, temperature)
+            for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
+        ]
+    )
 
 
 def judge_tasks(
-    outputs: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    target: TargetConfig,
-    evaluation: EvalConfig,
-) -> dict[str, Any] | None:
-    """Greedy and sampled responses together; a prompt without a known answer is left out."""
-    task = task_of(evaluation)
+    outputs: Outputs, prompts: Sequence[Prompt], target: TargetConfig, settings: EvalConfig
+) -> Task | None:
+    """Task accuracy over greedy and sampled responses; None without a task.
+
+    A prompt without a known answer is left out.
+    """
+    task = task_of(settings)
     if task is None:
         return None
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target.directory())
-    solved: dict[str, list[bool]] = {variant: [] for variant in outputs["greedy"]}
+    solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
     sessions: list[str] = []
     for regime in REGIMES:
         for index, prompt in enumerate(prompts):
-            marks = {}
-            for variant, recorded in outputs[regime].items():
-                ids = recorded["token_ids"][index]
+            marks: dict[Variant, bool | None] = {}
+            for variant in VARIANTS:
+                ids = outputs.of(regime).of(variant).token_ids[index]
                 ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
                 marks[variant] = task(prompt.text, tokenizer.decode(ids))
-            if None not in marks.values():
-                sessions.append(prompt.session)
-                for variant, mark in marks.items():
-                    solved[variant].append(bool(mark))
+            if None in marks.values():
+                continue
+            sessions.append(prompt.session)
+            for variant, mark in marks.items():
+                solved[variant].append(bool(mark))
     if not sessions:
         return None
-    return task_accuracy(solved, sessions, evaluation.gate.max_task_loss)
+    return task_accuracy(solved, sessions, settings.gate.max_task_loss)
 
 
-def _row_id(prompt: Prompt, completion: Sequence[int]) -> str:
-    """The same tokens are captured once, whichever variant wrote them."""
-    return hashlib.sha256(
-        np.asarray([*prompt.token_ids, -1, *completion], np.int32).tobytes()
-    ).hexdigest()
+def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
+    """Id of a captured response: equal tokens are captured once, whichever variant wrote them."""
+    ids = np.asarray([*prompt.token_ids, -1, *completion], np.int32)
+    return hashlib.sha256(ids.tobytes()).hexdigest()
 
 
-def _rows(
-    outputs: Mapping[str, Any], prompts: Sequence[Prompt]
-) -> list[tuple[str, list[int], int]]:
-    """Every response with its prompt, for capture: id, token ids, where the response begins."""
-    rows = {
-        _row_id(prompt, ids): (
-            _row_id(prompt, ids),
-            [*prompt.token_ids, *ids],
-            len(prompt.token_ids),
-        )
-        for regime in REGIMES
-        for recorded in outputs[regime].values()
-        for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
-    }
+def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[tuple[str, list[int], int]]:
+    """Every response with its prompt: id, token ids, start of the response."""
+    rows = {}
+    for regime in REGIMES:
+        for variant in VARIANTS:
+            responses = outputs.of(regime).of(variant).token_ids
+            for prompt, ids in zip(prompts, responses, strict=True):
+                name = row_id(prompt, ids)
+                rows[name] = (name, [*prompt.token_ids, *ids], len(prompt.token_ids))
     return list(rows.values())
 
 
-def _ask_engine(
-    outputs: Mapping[str, Any],
-    prompts: Sequence[Prompt],
-    target: TargetConfig,
-    serving: ServingConfig,
-    speculators: Mapping[str, Path],
-    depth: int,
-    evaluation: EvalConfig,
-    scratch: Path,
-) -> tuple[Any, dict[str, Any]]:
-    """A store of every response's states, and both speculators' draft parity, from one engine."""
-    from outrider.data.features.capture import capture_ids
-    from outrider.data.features.feature_store import FeatureStore
-    from outrider.serving.engine import open_engine
-    from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
-
-    eager = serving.engine.model_copy(update={"mode": "eager"})
-    asked = [prompt.token_ids for prompt in prompts[: evaluation.parity.prompts]]
-    with open_engine(
-        target, eager, speculators["custom"], depth, extension=DRAFT_EXTENSION
-    ) as engine:
-        capture_ids(engine, _rows(outputs, prompts), scratch)
-        recordings = record_each(engine, speculators, asked, evaluation.parity)
-    parity = compare_each(
-        recordings, speculators, target, depth, evaluation.parity, evaluation.replay_dtype
-    )
-    return FeatureStore.open(scratch), parity
-
-
-class _Head:
+class TargetScores:
     """The target's log-probabilities, from captured states."""
 
-    def __init__(self, target_dir: Path, store: Any) -> None:
+    def __init__(self, target_dir: Path, store: StatesByToken) -> None:
         from outrider.speculators.checkpoints.target_ends import load_target_ends
 
         self.store, self.ends = store, load_target_ends(target_dir)
 
-    def logprobs(self, prompt: Prompt, completion: Sequence[int], temperature: float) -> np.ndarray:
-        """Of each token of the completion, at the sampling temperature, before any top-p cut."""
+    def logprobs(
+        self, prompt: Prompt, completion: Sequence[int], temperature: float
+    ) -> NDArray[np.float64]:
+        """Log-probability of each token of the completion, before any top-p cut."""
         import torch
 
-        features = self.store.read(_row_id(prompt, completion))
+        features = self.store.read(row_id(prompt, completion))
         start = features.completion_start
         scaled_TV = self.ends.logits(features.hidden[start - 1 : -1].float()) / (temperature or 1.0)
         token_T = features.token_ids[start:].long()
-        return torch.log_softmax(scaled_TV, dim=-1).gather(-1, token_T[:, None])[:, 0].numpy()
+        log_p_T: torch.Tensor = torch.log_softmax(scaled_TV, dim=-1).gather(-1, token_T[:, None])
+        return log_p_T[:, 0].numpy()
 
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
     ) -> float:
-        """How far apart two candidates for the completion's token `index` are, in nats."""
-        features = self.store.read(_row_id(prompt, completion))
+        """Distance in nats of two candidates for the completion's token `index`."""
+        features = self.store.read(row_id(prompt, completion))
         logits_V = self.ends.logits(features.hidden[features.completion_start + index - 1].float())
         return abs(float(logits_V[token] - logits_V[other]))
 
 
-def _predicted_and_counted(
-    outputs: Mapping[str, Any],
-    regime: str,
-    variant: str,
-    prompts: Sequence[Prompt],
-    speculator: Path,
-    target_dir: Path,
-    store: Any,
+def replay_against_engine(
+    context: EvaluationContext,
     k: int,
-    serving: ServingConfig,
-) -> dict[str, Any]:
-    """Steps: the engine's drafts. Acceptance length in the delivered form, tokens after each response's first over steps; the counters'
-    form, 1 + accepted / drafts, is larger by the drafts accepted past the ends of responses."""
-    recorded, sampling = outputs[regime][variant], outputs["samplings"][regime]
-    rows = [
-        {"sequence_id": _row_id(prompt, ids), "session": prompt.session}
-        for prompt, ids in zip(prompts, recorded["token_ids"], strict=True)
+    prompts: Sequence[Prompt],
+    outputs: Outputs,
+    store: StatesByToken,
+) -> ReplayAgainstEngine:
+    """Steps predicted by exact replay against those the engine counted, for the same responses."""
+
+    def compared(regime: Regime) -> Drafters[StepsCompared]:
+        found = {
+            drafter: _predicted_and_counted(context, k, prompts, outputs, regime, drafter, store)
+            for drafter in DRAFTERS
+        }
+        return Drafters[StepsCompared](**found)
+
+    details = Regimes(greedy=compared("greedy"), sampled=compared("sampled"))
+
+    def together(drafter: Drafter) -> float:
+        both = (details.greedy.of(drafter), details.sampled.of(drafter))
+        predicted = sum(each.predicted_steps for each in both)
+        return predicted / sum(each.counted_drafts for each in both) - 1
+
+    return ReplayAgainstEngine(base=together("base"), custom=together("custom"), details=details)
+
+
+def _predicted_and_counted(
+    context: EvaluationContext,
+    k: int,
+    prompts: Sequence[Prompt],
+    outputs: Outputs,
+    regime: Regime,
+    drafter: Drafter,
+    store: StatesByToken,
+) -> StepsCompared:
+    """Predicted and counted steps of one speculator.
+
+    The engine's steps are its drafts. The delivered form of the acceptance length is tokens after
+    each response's first over steps; the counters' form, 1 + accepted / drafts, is larger by the
+    drafts accepted past the ends of responses.
+    """
+    recorded = outputs.of(regime).of(drafter)
+    counters = recorded.counters
+    rows: list[dict[str, str]] = [
+        {"sequence_id": row_id(prompt, ids), "session": prompt.session}
+        for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
     ]
-    override = Sampling(sampling["temperature"], sampling["top_p"])
-    sums = replay(speculator, target_dir, store, rows, k, serving.draft_sample_method, override)
-    predicted, counted = float(sums.steps_RK[:, k - 1].sum()), recorded["counters"]["drafts"]
-    delivered = float(sums.tokens_R.sum())
-    return {
-        "predicted_steps": predicted,
-        "counted_drafts": counted,
-        "relative_difference": _relative(predicted, counted),
-        "delivered_tokens": delivered,
-        "acceptance_length_delivered": {
-            "replay": delivered / predicted,
-            "engine": delivered / counted,
-        },
-        "acceptance_length_counters": 1 + recorded["counters"]["accepted_tokens"] / counted,
-        "cumulative": {
-            "replay": sums.cumulative(k),
-            "engine": [
-                accepted / counted for accepted in recorded["counters"]["accepted_per_position"]
-            ],
-        },
-    }
-
-
-def _relative(predicted: float, counted: float) -> float:
-    return predicted / counted - 1
+    sums = replay(
+        context.directories[drafter],
+        context.target.directory(),
+        store,
+        rows,
+        k,
+        context.serving.draft_sample_method,
+        outputs.samplings[regime],
+    )
+    predicted, delivered = float(sums.steps_RK[:, k - 1].sum()), float(sums.tokens_R.sum())
+    counted = counters.drafts
+    reached = [accepted / counted for accepted in counters.accepted_per_position]
+    return StepsCompared(
+        predicted_steps=predicted,
+        counted_drafts=counted,
+        relative_difference=predicted / counted - 1,
+        delivered_tokens=delivered,
+        acceptance_length_delivered=BothLengths(
+            replay=delivered / predicted, engine=delivered / counted
+        ),
+        acceptance_length_counters=1 + counters.accepted_tokens / counted,
+        cumulative=BothCurves(replay=sums.cumulative(k), engine=reached),
+    )

@@ -1,55 +1,57 @@
-"""What speed is worth: cost of a million tokens, GPU-hours of a month at the throughput that is wanted, and when the training has paid.
+"""Cost of speed: price per million tokens, GPU-hours per month, break-even of the training.
 
     money(served, CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40))
 
-An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s a token; n tokens/s want n / s such endpoints.
+An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s per token. n tokens/s need
+n / s such endpoints.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from outrider.eval.config import CostConfig
+from outrider.eval.results.parts import VARIANTS, Variants
+from outrider.eval.results.prediction import Cost, Saved
+from outrider.eval.results.speed import Served, SpeedRow
 
 HOURS_A_MONTH = 730
-VARIANTS = ("none", "base", "custom")
 
 
-def money(served: Mapping[str, Any], cost: CostConfig) -> dict[str, Any]:
-    """Per engine mode and concurrency: for each variant `per_million_tokens`, and with `tokens_per_s` given `gpu_hours_a_month`; what
-    custom saves against base and none, as a share and a month; and the break-even of the training against base."""
-    return {
-        mode: {
-            concurrency: _row({variant: row[variant]["tokens_per_s"] for variant in VARIANTS}, cost)
-            for concurrency, row in measured["speed"].items()
+def money(served: Mapping[str, Served], cost: CostConfig) -> dict[str, dict[str, Cost]]:
+    """Cost by engine mode and concurrency."""
+    table: dict[str, dict[str, Cost]] = {}
+    for mode, measured in served.items():
+        table[mode] = {
+            concurrency: cost_of(row, cost) for concurrency, row in measured.speed.items()
         }
-        for mode, measured in served.items()
-    }
+    return table
 
 
-def _row(speeds: Mapping[str, float], cost: CostConfig) -> dict[str, Any]:
-    per_token = {
-        variant: cost.gpus * cost.gpu_hour_price / 3600 / speed for variant, speed in speeds.items()
-    }
-    row: dict[str, Any] = {
-        "per_million_tokens": {variant: 1e6 * price for variant, price in per_token.items()},
-        "saved_share": {
-            under: 1 - per_token["custom"] / per_token[under] for under in ("base", "none")
-        },
-    }
+def cost_of(row: SpeedRow, cost: CostConfig) -> Cost:
+    """Cost at the tokens/s of one concurrency."""
+    speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
+    price_per_s = cost.gpus * cost.gpu_hour_price / 3600
+    per_token = {variant: price_per_s / speed for variant, speed in speeds.items()}
+    hours = saved_hours = None
     if cost.tokens_per_s is not None:
-        hours = {
-            v: HOURS_A_MONTH * cost.gpus * cost.tokens_per_s / speed for v, speed in speeds.items()
-        }
-        row["gpu_hours_a_month"] = hours
-        row["saved_gpu_hours_a_month"] = {
-            under: hours[under] - hours["custom"] for under in ("base", "none")
-        }
-    if cost.training_gpu_hours is not None:
-        saved = per_token["base"] - per_token["custom"]
-        spent = cost.training_gpu_hours * cost.gpu_hour_price
-        row["break_even_tokens"] = spent / saved if saved > 0 else None
+        gpu_hours = HOURS_A_MONTH * cost.gpus * cost.tokens_per_s
+        hours = Variants[float](**{variant: gpu_hours / speed for variant, speed in speeds.items()})
+        saved_hours = Saved(base=hours.base - hours.custom, none=hours.none - hours.custom)
+    break_even = days = None
+    saved = per_token["base"] - per_token["custom"]
+    if cost.training_gpu_hours is not None and saved > 0:
+        break_even = cost.training_gpu_hours * cost.gpu_hour_price / saved
         if cost.tokens_per_s is not None:
-            row["break_even_days"] = (
-                spent / saved / cost.tokens_per_s / 86400 if saved > 0 else None
-            )
-    return row
+            days = break_even / cost.tokens_per_s / 86400
+    return Cost(
+        per_million_tokens=Variants[float](
+            **{variant: 1e6 * price for variant, price in per_token.items()}
+        ),
+        saved_share=Saved(
+            base=1 - per_token["custom"] / per_token["base"],
+            none=1 - per_token["custom"] / per_token["none"],
+        ),
+        gpu_hours_a_month=hours,
+        saved_gpu_hours_a_month=saved_hours,
+        break_even_tokens=break_even,
+        break_even_days=days,
+    )

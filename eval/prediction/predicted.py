@@ -1,111 +1,156 @@
-"""Whether speed could have been foretold: replay's acceptance length and the engine's steps against what was served.
+"""Predicted vs measured throughput: replay's acceptance length and step times against serving.
 
-Twice: with the steps as they were timed before the serving, which is a forecast, and with those of each variant's own blocks, which the measured
-servers recorded, which is an account of it. Where the second is right and the first is not, the machine's speed drifted, before the serving
-or between the blocks; where the second is wrong, the calculation or the acceptance length is.
+    predict_served(speed, blocks, k=4, replayed={"base": base, "custom": custom}, times=times,
+                   prompt_tokens=210)
 
-    predict_served(speed, blocks, k=4, replayed={"base": base, "custom": custom}, times=times, prompt_tokens=210)
+Predicts twice. With step times measured before serving it is a forecast; with the steps that the
+servers recorded in each variant's own blocks it is an account of the measured speed. Where the
+second is right and the first is wrong, the machine's speed drifted before serving or between
+blocks. Where the second is wrong, the calculation or the acceptance length is.
 
-Responses differ in how much they accept: where a few requests decode at once, the last of them has the engine to itself, and one acceptance
-length for all would end them together (documents, eight at once and sixteen in all: 18 % too fast). So each response's steps are drawn.
+Responses differ in how much they accept. Where a few requests decode at once, the last of them has
+the engine to itself, and one acceptance length for all would end them together (documents, eight at
+once and sixteen in all: 18 % too fast). So each response's steps are drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.eval.bench.metrics import RATIOS
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.replay.response_segments import POSITION_NAMES, POSITIONS
+from outrider.eval.results.parts import RATIOS, VARIANTS, Drafter, Estimate, Variant
+from outrider.eval.results.prediction import (
+    PredictedDrafter,
+    PredictedRatio,
+    PredictedRow,
+    PredictedSpeed,
+    PredictedTarget,
+    Prediction,
+    StepMs,
+)
+from outrider.eval.results.speed import SpeedRow
 from outrider.serving.step_times import StepCosts, StepTimes, costs_of
 
-Costs = Mapping[str, StepCosts | None]
-"""By variant."""
+Costs = Mapping[Variant, StepCosts | None]
+Replays = Mapping[Drafter, ReplaySums]
+Blocks = Sequence[Mapping[str, Any]]
 
-DRAWS, NEAR = 16, 10
-"""How often a request's steps are drawn, and the least number of responses that they are drawn from."""
+DRAWS = 16
+"""How often a request's steps are drawn."""
+NEAR = 10
+"""Least number of responses that they are drawn from."""
 
 
 def predict_served(
-    speed: Mapping[str, Mapping[str, Any]],
-    blocks: Sequence[Mapping[str, Any]],
+    speed: Mapping[str, SpeedRow],
+    blocks: Blocks,
     k: int,
-    replayed: Mapping[str, ReplaySums],
+    replayed: Replays,
     times: StepTimes | None,
     prompt_tokens: float,
-) -> dict[str, Any]:
-    """By concurrency of the timed `blocks`, whose `speed` is their summary: tokens/s of none, base and custom, the speculators' speed-up over
-    none, and custom's over base, in which the step times cancel. `replayed` are base and custom; `times` is None where steps of this engine mode
-    were not timed."""
-    variants = ("none", *replayed)
-    surfaces: dict[str, Costs] = {
-        "timed": {
-            variant: times and times.of(0 if variant == "none" else k) for variant in variants
-        },
-        "as_served": {
-            variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
-            for variant in variants
-        },
+) -> dict[str, PredictedRow]:
+    """By concurrency: predicted and measured tokens/s, speed-ups, and step times.
+
+    `speed` summarises the timed `blocks`. `times` is None where steps of this engine mode were not
+    timed. In custom's speed-up over base the step times cancel.
+    """
+    timed: Costs = {
+        variant: times.of(0 if variant == "none" else k) if times else None for variant in VARIANTS
     }
-    table: dict[str, Any] = {}
+    as_served: Costs = {
+        variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
+        for variant in VARIANTS
+    }
+    table = {}
     for concurrency, served in speed.items():
-        size = int(concurrency)
-        speeds = {
-            name: _tokens_per_s(
-                [b for b in blocks if b["concurrency"] == size], k, replayed, costs, prompt_tokens
-            )
-            for name, costs in surfaces.items()
-        }
-        row: dict[str, Any] = {}
-        for variant in variants:
-            predicted = {name: found and found[variant] for name, found in speeds.items()}
-            row[variant] = {
-                "step_ms": {
-                    name: each[variant] and 1000 * each[variant].seconds(size)
-                    for name, each in surfaces.items()
-                },
-                "tokens_per_s": _beside(served[variant]["tokens_per_s"], predicted),
-            }
-        for name, (over, under) in RATIOS.items():
-            predicted = {
-                surface: found and found[over] / found[under] for surface, found in speeds.items()
-            }
-            ratio = _beside(served[name], predicted)
-            if under == "none":
-                row[over]["over_none"] = ratio
-            else:
-                row["custom_over_base"] = ratio
-        table[concurrency] = row
+        own = [block for block in blocks if block["concurrency"] == int(concurrency)]
+        table[concurrency] = _row(
+            int(concurrency),
+            served,
+            timed,
+            as_served,
+            _tokens_per_s(own, k, replayed, timed, prompt_tokens),
+            _tokens_per_s(own, k, replayed, as_served, prompt_tokens),
+        )
     return table
 
 
-def _tokens_per_s(
-    blocks: Sequence[Mapping[str, Any]],
-    k: int,
-    replayed: Mapping[str, ReplaySums],
-    costs: Costs,
-    prompt_tokens: float,
-) -> dict[str, float] | None:
-    """Of each variant, over its blocks; None where the steps of one are not known."""
-    if not all(costs.values()):
-        return None
-    found = {}
-    for variant, cost in costs.items():
-        own, random = (
-            [block for block in blocks if block["variant"] == variant],
-            np.random.default_rng(0),
+def _row(
+    concurrency: int,
+    served: SpeedRow,
+    timed: Costs,
+    as_served: Costs,
+    timed_speeds: Mapping[Variant, float] | None,
+    served_speeds: Mapping[Variant, float] | None,
+) -> PredictedRow:
+    def target(variant: Variant) -> PredictedTarget:
+        measured = served.of(variant).tokens_per_s
+        speed = PredictedSpeed(
+            served=measured,
+            timed=_against(measured, timed_speeds, lambda speeds: speeds[variant]),
+            as_served=_against(measured, served_speeds, lambda speeds: speeds[variant]),
         )
+        step_ms = StepMs(
+            timed=_milliseconds(timed[variant], concurrency),
+            as_served=_milliseconds(as_served[variant], concurrency),
+        )
+        return PredictedTarget(step_ms=step_ms, tokens_per_s=speed)
+
+    def ratio(name: str) -> PredictedRatio:
+        over, under = RATIOS[name]
+        measured: Estimate = served.ratio(name)
+        return PredictedRatio(
+            served=measured,
+            timed=_against(measured.value, timed_speeds, lambda s: s[over] / s[under]),
+            as_served=_against(measured.value, served_speeds, lambda s: s[over] / s[under]),
+        )
+
+    return PredictedRow(
+        none=target("none"),
+        base=PredictedDrafter(**dict(target("base")), over_none=ratio("base_over_none")),
+        custom=PredictedDrafter(**dict(target("custom")), over_none=ratio("custom_over_none")),
+        custom_over_base=ratio("custom_over_base"),
+    )
+
+
+def _against(
+    measured: float,
+    speeds: Mapping[Variant, float] | None,
+    figure: Callable[[Mapping[Variant, float]], float],
+) -> Prediction | None:
+    if speeds is None:
+        return None
+    value = figure(speeds)
+    return Prediction(value=value, difference=value / measured - 1)
+
+
+def _milliseconds(costs: StepCosts | None, concurrency: int) -> float | None:
+    return None if costs is None else 1000 * costs.seconds(concurrency)
+
+
+def _tokens_per_s(
+    blocks: Blocks, k: int, replayed: Replays, costs: Costs, prompt_tokens: float
+) -> dict[Variant, float] | None:
+    """Predicted tokens/s of each variant; None where the step times of one are not known."""
+    found: dict[Variant, float] = {}
+    for variant, cost in costs.items():
+        if cost is None:
+            return None
+        own = [block for block in blocks if block["variant"] == variant]
+        random = np.random.default_rng(0)
         seconds = 0.0
         for block in own:
             later_N = np.maximum(np.asarray(block["request_tokens"]) - 1, 0)
-            drawn_DN = (
-                [later_N]
-                if variant == "none"
-                else _drawn_steps(replayed[variant], k, later_N, random)
-            )
+            if variant == "none":
+                drawn_DN = later_N[None]
+            else:
+                drawn_DN = _drawn_steps(replayed[variant], k, later_N, random)
             loops = [
-                closed_loop_seconds(steps_N, block["concurrency"], cost, prompt_tokens)
+                closed_loop_seconds(steps_N.tolist(), block["concurrency"], cost, prompt_tokens)
                 for steps_N in drawn_DN
             ]
             seconds += float(np.mean(loops))
@@ -114,11 +159,14 @@ def _tokens_per_s(
 
 
 def _drawn_steps(
-    replayed: ReplaySums, k: int, later_N: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
-    """[DRAWS, N] steps for so many tokens after the first. On average as many as tokens at these places of a response take, all responses
-    pooled; each time more or less, as one of replay's responses of about that length needs more or less than those do together (they are
-    drawn as often as they have tokens)."""
+    replayed: ReplaySums, k: int, later_N: NDArray[Any], random: np.random.Generator
+) -> NDArray[np.float64]:
+    """[DRAWS, N] steps for each number of tokens after the first.
+
+    The mean is that of all responses pooled, at these places of a response. Each draw varies as one
+    of replay's responses of about that length varies around them; a response is drawn in proportion
+    to its tokens.
+    """
     tokens_R, steps_R = replayed.tokens_R, replayed.steps_RK[:, k - 1]
     near = min(max(len(tokens_R) // 5, NEAR), len(tokens_R))
     drawn_DN = np.empty((DRAWS, len(later_N)))
@@ -130,30 +178,20 @@ def _drawn_steps(
     return drawn_DN * _mean_steps(replayed, k, later_N)
 
 
-def _mean_steps(replayed: ReplaySums, k: int, later_N: np.ndarray) -> np.ndarray:
-    """[N] for responses of so many tokens after the first: a response that is cut, or a short one, is all beginning."""
-    from outrider.eval.replay.response_segments import POSITION_NAMES, POSITIONS
+def _mean_steps(replayed: ReplaySums, k: int, later_N: NDArray[Any]) -> NDArray[np.float64]:
+    """[N] mean steps for each number of tokens after the first.
 
+    Acceptance depends on the position in the response: a short or cut response is all beginning.
+    """
     pooled = replayed.steps_RK[:, k - 1].sum() / replayed.tokens_R.sum()
-    begins = (0, *(end - 1 for end in POSITIONS))  # the first token has no step of its own
+    begins = (0, *(end - 1 for end in POSITIONS))  # the first token has no step
+    regions = list(replayed.regions)
     mean_N = np.zeros(len(later_N))
     for begin, end, name in zip(begins, (*begins[1:], np.inf), POSITION_NAMES, strict=True):
-        place = list(replayed.regions).index(name) if name in replayed.regions else None
-        tokens = 0.0 if place is None else replayed.region_tokens_RG[:, place].sum()
-        rate = replayed.region_steps_RGK[:, place, k - 1].sum() / tokens if tokens else pooled
+        rate = pooled
+        if name in regions:
+            place = regions.index(name)
+            if tokens := replayed.region_tokens_RG[:, place].sum():
+                rate = replayed.region_steps_RGK[:, place, k - 1].sum() / tokens
         mean_N += np.clip(later_N - begin, 0, end - begin) * rate
     return mean_N
-
-
-def _beside(
-    served: float | Mapping[str, Any], predicted: Mapping[str, float | None]
-) -> dict[str, Any]:
-    """`served`, which may be an estimate, and each prediction with how far from it it is."""
-    measured = served["value"] if isinstance(served, Mapping) else served
-    return {
-        "served": served,
-        **{
-            name: value and {"value": value, "difference": value / measured - 1}
-            for name, value in predicted.items()
-        },
-    }

@@ -1,10 +1,10 @@
-"""Parts of a response that are drafted with unlike success: its reasoning and its answer, its beginning and its end.
-
-A region is a set of anchors. The step that starts at an anchor is the region's, and so is the token after the anchor; over the
-regions of a dimension, steps and tokens sum to the response's.
+"""Regions of a response: reasoning and answer, and positions from the start.
 
     regions = Regions.of_target(target_dir)
-    regions.members(token_ids_T, completion_start)     # [A, G] bool: which of the response's A anchors belong to region g
+    regions.members(token_ids_T, completion_start)     # [A, G] bool: is anchor a in region g?
+
+A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
+the token after the anchor. Over the regions of a dimension, steps and tokens sum to the response's.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """
@@ -33,19 +33,22 @@ NAMES: tuple[tuple[str, str], ...] = (
 """(dimension, name) of the G regions."""
 
 OPENING_TOKENS = 4
-"""A prompt that opens the reasoning has `<think>` among so many of its last tokens."""
+"""A prompt that opens the reasoning has `<think>` among this many of its last tokens."""
 
 
 @dataclass(frozen=True)
 class Regions:
-    """The ids that bound a target's reasoning; None where it has no such token, and then everything is answer."""
+    """Token ids that delimit a target's reasoning.
+
+    An id is None where the target has no such token; everything is then answer.
+    """
 
     think: int | None
     end_think: int | None
 
     @classmethod
     def of_target(cls, target_dir: Path) -> "Regions":
-        """As the target's tokenizer numbers them."""
+        """The ids in the target's tokenizer."""
         from tokenizers import Tokenizer
 
         path = Path(target_dir) / "tokenizer.json"
@@ -55,22 +58,20 @@ class Regions:
         return cls(tokenizer.token_to_id(THINK), tokenizer.token_to_id(END_THINK))
 
     def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
-        """[A, G] bool; a token is reasoning up to and with `</think>`."""
-        next_A = torch.arange(
-            1, len(token_ids_T) - completion_start
-        )  # the token after each anchor, in the response
+        """[A, G] bool; reasoning includes `</think>`."""
+        # Index in the response of the token after each anchor.
+        next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
         first_A, early_A = next_A < POSITIONS[0], next_A < POSITIONS[1]
         return torch.stack([~answer_A, answer_A, first_A, early_A & ~first_A, ~early_A], dim=1)
 
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
-        """Index in the response; -1 where nothing of it is reasoning."""
+        """Index in the response; -1 where it has no reasoning."""
         response_T = token_ids_T[completion_start:]
         if self.end_think is not None and len(closed := (response_T == self.end_think).nonzero()):
             return int(closed[0])
         opening = token_ids_T[max(0, completion_start - OPENING_TOKENS) : completion_start].tolist()
-        opened = self.think is not None and (
-            self.think in opening or (len(response_T) > 0 and int(response_T[0]) == self.think)
-        )
-        # A response that was cut before `</think>` reasons to its end; an empty reasoning that the prompt closed does not.
+        starts = len(response_T) > 0 and int(response_T[0]) == self.think
+        opened = self.think is not None and (self.think in opening or starts)
+        # A response cut before `</think>` is all reasoning, unless the prompt closed it.
         return len(response_T) if opened and self.end_think not in opening else -1

@@ -1,8 +1,9 @@
-"""The report's charts as SVG: drawn by Vega-Lite when the report is written, so the page needs no script and no network.
-
-Colours are CSS variables of the page, so that the same drawing serves light, dark and paper.
+"""The report's charts as SVG.
 
     acceptance_chart(results)      # "<svg ...>"
+
+Vega-Lite draws them when the report is written, so the page needs no script and no network. Colours
+are CSS variables of the page: one drawing serves light, dark and print.
 """
 
 import itertools
@@ -12,34 +13,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+from scipy.stats import norm
 
-VARIANTS = ["none", "base", "custom"]
+from outrider.eval.report.drift import Point
+from outrider.eval.results.acceptance import Slice
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters
+from outrider.eval.results.report import Results
+from outrider.eval.results.speed import RateRow, SpeedRow
+
+ORDER = list(VARIANTS)
 COLOURS = {variant: f"var(--{variant})" for variant in VARIANTS}
 INK, LINE = "var(--soft)", "var(--line)"
 FONT = "system-ui, sans-serif"
 
 
-def acceptance_chart(results: Mapping[str, Any]) -> str:
-    """Share of steps whose drafts up to a position were all accepted: bars counted by the engine, ticks from exact replay where there is one."""
-    replayed = results["replay"]["cumulative"] if results["replay"] else {}
-    rows = [
-        {"position": str(position), "variant": variant, "engine": engine, "replay": replay}
-        for variant in ("base", "custom")
-        for position, (engine, replay) in enumerate(
-            itertools.zip_longest(
-                results["counted"][variant]["cumulative"], replayed.get(variant, [])
-            ),
-            start=1,
-        )
-    ]
+def acceptance_chart(results: Results) -> str:
+    """Share of steps whose drafts up to a position were all accepted.
+
+    Bars are counted by the engine; ticks are from exact replay, where it is measured.
+    """
+    replayed = results.replay
+    rows = []
+    for drafter in DRAFTERS:
+        engine = results.counted.of(drafter).cumulative
+        replay = replayed.cumulative.of(drafter) if replayed else []
+        for position, (counted, exact) in enumerate(itertools.zip_longest(engine, replay), start=1):
+            rows.append(
+                {"position": str(position), "variant": drafter, "engine": counted, "replay": exact}
+            )
     base = alt.Chart(_data(rows)).encode(
         x=alt.X("position:N", title="draft position", axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("variant:N", sort=VARIANTS),
+        xOffset=alt.XOffset("variant:N", sort=ORDER),
     )
     scale = alt.Scale(domain=[0, 1])
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
         y=alt.Y("engine:Q", title=None, scale=scale, axis=_percent()),
-        color=_colour(["base", "custom"]),
+        color=_colour(list(DRAFTERS)),
     )
     ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(
         y=alt.Y("replay:Q", scale=scale)
@@ -47,10 +56,14 @@ def acceptance_chart(results: Mapping[str, Any]) -> str:
     return _svg((bars + ticks if replayed else bars).properties(width=340, height=210))
 
 
-def speed_chart(speed: Mapping[str, Any]) -> str:
-    """Tokens a second by concurrency, all requests together."""
+def speed_chart(speed: Mapping[str, SpeedRow]) -> str:
+    """Tokens/s by concurrency, all requests together."""
     rows = [
-        {"concurrency": concurrency, "variant": variant, "speed": row[variant]["tokens_per_s"]}
+        {
+            "concurrency": concurrency,
+            "variant": variant,
+            "speed": row.of(variant).tokens_per_s,
+        }
         for concurrency, row in speed.items()
         for variant in VARIANTS
     ]
@@ -64,49 +77,51 @@ def speed_chart(speed: Mapping[str, Any]) -> str:
                 sort=list(speed),
                 axis=alt.Axis(labelAngle=0),
             ),
-            xOffset=alt.XOffset("variant:N", sort=VARIANTS),
+            xOffset=alt.XOffset("variant:N", sort=ORDER),
             y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
-            color=_colour(VARIANTS),
+            color=_colour(ORDER),
         )
     )
     return _svg(chart.properties(width=340, height=210))
 
 
-def rate_chart(rates: Mapping[str, Any]) -> str:
-    """A request's own tokens a second by requests sent a second; hollow where the rate overran the server."""
-    rows = [
-        {
-            "rate": rate,
-            "variant": v,
-            "speed": row[v]["request_tokens_per_s"],
-            "saturated": row[v]["saturated"],
-        }
-        for rate, row in rates.items()
-        for v in VARIANTS
-    ]
+def rate_chart(rates: Mapping[str, RateRow]) -> str:
+    """Tokens/s of a request by requests per second; hollow where the rate overran the server."""
+    rows = []
+    for rate, row in rates.items():
+        for variant in VARIANTS:
+            block = row.of(variant)
+            speed, saturated = block.request_tokens_per_s, block.saturated
+            rows.append({"rate": rate, "variant": variant, "speed": speed, "saturated": saturated})
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("rate:N", title="requests a second", sort=list(rates), axis=alt.Axis(labelAngle=0)),
+        x=alt.X(
+            "rate:N", title="requests per second", sort=list(rates), axis=alt.Axis(labelAngle=0)
+        ),
         y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
-        color=_colour(VARIANTS),
+        color=_colour(ORDER),
     )
     points = base.mark_point(size=50, strokeWidth=2).encode(
-        fill=alt.condition("datum.saturated", alt.value("var(--card)"), _colour(VARIANTS).to_dict())
+        fill=alt.condition("datum.saturated", alt.value("var(--card)"), _colour(ORDER).to_dict())
     )
     return _svg((base.mark_line(strokeWidth=2.5) + points).properties(width=340, height=210))
 
 
-def burst_chart(rates: Mapping[str, Any]) -> str:
-    """Tokens that one delivery brings, by requests sent a second: points over all tokens, rules from the 10th to the 90th percentile of
-    the requests."""
-    rows = [
-        {"rate": rate, "variant": variant, **row[variant]["tokens_per_delivery"]}
-        for rate, row in rates.items()
-        for variant in VARIANTS
-    ]
+def burst_chart(rates: Mapping[str, RateRow]) -> str:
+    """Tokens per delivery by requests per second.
+
+    Points are over all tokens, rules from the 10th to the 90th percentile of the requests.
+    """
+    rows = []
+    for rate, row in rates.items():
+        for variant in VARIANTS:
+            burst = row.of(variant).tokens_per_delivery
+            rows.append({"rate": rate, "variant": variant, **burst.model_dump()})
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X("rate:N", title="requests a second", sort=list(rates), axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("variant:N", sort=VARIANTS),
-        color=_colour(VARIANTS),
+        x=alt.X(
+            "rate:N", title="requests per second", sort=list(rates), axis=alt.Axis(labelAngle=0)
+        ),
+        xOffset=alt.XOffset("variant:N", sort=ORDER),
+        color=_colour(ORDER),
     )
     rules = base.mark_rule(strokeWidth=2).encode(
         y=alt.Y("p10:Q", title=None, axis=alt.Axis(tickCount=5)), y2="p90:Q"
@@ -115,13 +130,12 @@ def burst_chart(rates: Mapping[str, Any]) -> str:
     return _svg((rules + points).properties(width=340, height=210))
 
 
-def length_chart(results: Mapping[str, Any]) -> str:
-    """Acceptance length by the number of drafts, exact replay; the chosen k is marked."""
-    rows = [
-        {"k": k, "variant": variant, "length": length}
-        for variant in ("base", "custom")
-        for k, length in enumerate(results["replay"]["by_k"][variant], start=1)
-    ]
+def length_chart(by_k: Drafters[list[float]], k: int) -> str:
+    """Acceptance length by the number of drafts, exact replay; a rule marks the chosen k."""
+    rows = []
+    for drafter in DRAFTERS:
+        for drafts, length in enumerate(by_k.of(drafter), start=1):
+            rows.append({"k": drafts, "variant": drafter, "length": length})
     x = alt.X(
         "k:Q",
         title="drafted tokens k",
@@ -133,28 +147,23 @@ def length_chart(results: Mapping[str, Any]) -> str:
         .encode(
             x=x,
             y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)),
-            color=_colour(["base", "custom"]),
+            color=_colour(list(DRAFTERS)),
         )
     )
-    chosen = (
-        alt.Chart(_data([{"k": results["k"]}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
-    )
+    chosen = alt.Chart(_data([{"k": k}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
     return _svg((chosen + lines).properties(width=340, height=210))
 
 
-def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Acceptance length of custom / base in each slice: a point with its 95 % interval; the line at 1 parts gain from loss."""
-    rows = [
-        {
-            "slice": f"{dimension}: {row['name']}",
-            "ratio": row["ratio"]["value"],
-            "low": row["ratio"]["low"] or row["ratio"]["value"],
-            "high": row["ratio"]["high"] or row["ratio"]["value"],
-        }
-        for dimension, rows in slices.items()
-        for row in rows
-    ]
-    # Names stand above their lines and not beside them: on a phone there is no room for both.
+def slice_chart(slices: Mapping[str, Sequence[Slice]]) -> str:
+    """Acceptance length of custom / base in each slice, with its 95 % interval; a rule marks 1."""
+    rows = []
+    for dimension, its_slices in slices.items():
+        for one in its_slices:
+            ratio = one.ratio
+            low, high = ratio.low or ratio.value, ratio.high or ratio.value
+            name = f"{dimension}: {one.name}"
+            rows.append({"slice": name, "ratio": ratio.value, "low": low, "high": high})
+    # Names are above their lines: on a phone there is no room next to them.
     y = alt.Y("slice:N", sort=None, axis=None)
     base = alt.Chart(_data(rows)).encode(y=y)
     title = "acceptance length, custom / base"
@@ -176,23 +185,19 @@ def slice_chart(slices: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return _svg((even + spans + points + names).properties(width=340, height=36 * len(rows)))
 
 
-def history_chart(points: Sequence[Mapping[str, Any]]) -> str:
+def history_chart(points: Sequence[Point]) -> str:
     """Acceptance length of base and custom over the runs, with intervals."""
-    rows = [
-        {
-            "run": f"{number}. {point['run']}",
-            "variant": variant,
-            **{part: point[name][part] for part in ("value", "low", "high")},
-        }
-        for number, point in enumerate(points, start=1)
-        for variant, name in (("base", "base"), ("custom", "acceptance_length"))
-    ]
+    rows = []
+    for number, point in enumerate(points, start=1):
+        for drafter, length in (("base", point.base), ("custom", point.acceptance_length)):
+            figures = {"value": length.value, "low": length.low, "high": length.high}
+            rows.append({"run": f"{number}. {point.run}", "variant": drafter, **figures})
     axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(
             "run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis
         ),
-        color=_colour(["base", "custom"]),
+        color=_colour(list(DRAFTERS)),
     )
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     lines = base.mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5).encode(y=y)
@@ -201,7 +206,10 @@ def history_chart(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Acceptance length on the validation part while training, at the trained depth; None without two evaluations."""
+    """Acceptance length on the validation part during training, at the trained depth.
+
+    None with fewer than two evaluations.
+    """
     rows = [
         {"step": line["step"], "length": line["validation_acceptance_length"][-1]}
         for line in metrics
@@ -225,20 +233,22 @@ def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def z_chart(on_policy: Mapping[str, Any]) -> str:
-    """How the sequences' z are spread: bars as counted, ticks as a standard normal has it."""
-    counts, edges = on_policy["all"]["z"]["histogram"], [-math.inf, *on_policy["z_edges"], math.inf]
+    """Distribution of the sequences' z: bars as counted, ticks of a standard normal."""
+    counts = on_policy["all"]["z"]["histogram"]
+    edges = [-math.inf, *on_policy["z_edges"], math.inf]
+    total = max(sum(counts), 1)
     rows = [
         {
             "from": f"{low:g}" if math.isfinite(low) else "less",
-            "share": count / max(sum(counts), 1),
-            "normal": (math.erf(high / 2**0.5) - math.erf(low / 2**0.5)) / 2,
+            "share": count / total,
+            "normal": float(norm.cdf(high) - norm.cdf(low)),
         }
         for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True)
     ]
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(
             "from:N",
-            title="standard errors from what is expected",
+            title="standard errors from the expected value",
             sort=None,
             axis=alt.Axis(labelAngle=0),
         )
@@ -251,7 +261,7 @@ def z_chart(on_policy: Mapping[str, Any]) -> str:
 
 
 def histogram_chart(bins: Sequence[Sequence[int]]) -> str:
-    """How many sequences have so many tokens; bins of [least, most, count], named by the least."""
+    """Sequences by number of tokens; bins of [least, most, count], labeled by the least."""
     rows = [{"least": f"{least:,}", "count": count} for least, _, count in bins]
     chart = (
         alt.Chart(_data(rows))
@@ -269,16 +279,16 @@ def histogram_chart(bins: Sequence[Sequence[int]]) -> str:
     return _svg(chart.properties(width=340, height=150))
 
 
-def _data(rows: list[dict[str, Any]]) -> alt.Data:
-    return alt.Data(values=rows)
+def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
+    return alt.Data(values=list(rows))
 
 
-def _colour(variants: list[str]) -> alt.Color:
+def _colour(variants: Sequence[str]) -> alt.Color:
     return alt.Color(
         "variant:N",
         legend=None,
-        sort=VARIANTS,
-        scale=alt.Scale(domain=variants, range=[COLOURS[v] for v in variants]),
+        sort=ORDER,
+        scale=alt.Scale(domain=list(variants), range=[f"var(--{each})" for each in variants]),
     )
 
 

@@ -1,39 +1,37 @@
-"""Runs side by side as one page: workloads, speculators over time, and every figure; offline, as the report is.
+"""The page of compared runs: workloads, drift and every figure side by side; offline.
 
-write_page(Path("runs.html"), names=names_of(runs), workloads=workloads(runs), series=over_time(runs), rows=rows, notes=notes)
+write_page(Path("runs.html"), compare(runs))
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.common.files import publish
 from outrider.eval.report.charts import history_chart
+from outrider.eval.report.compare import Comparison, figure_text
 from outrider.eval.report.drift import TITLE, table
 from outrider.eval.report.formatting import environment
 from outrider.eval.report.tables import WORKLOAD_HEAD, workload_cells
 
 
-def write_page(
-    path: Path,
-    names: Sequence[str],
-    workloads: Sequence[Mapping[str, Any]],
-    series: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
-    notes: Sequence[str],
-) -> None:
-    """`workloads`, `series` (`over_time`), `rows` and `notes` (`side_by_side`) are what eval/report/compare.py makes of the runs called `names`."""
+def write_page(path: Path, compared: Comparison) -> None:
+    """Publishes the page at `path`."""
+    figures = []
+    for row in compared.figures:
+        figures.append([row.figure, *(figure_text(value) for value in row.values)])
     page = (
         environment()
         .get_template("compare.html.j2")
         .render(
-            names=names,
+            names=compared.names,
             workload_head=WORKLOAD_HEAD,
-            workloads=[workload_cells(row) for row in workloads],
-            series=[(one["weights"], history_chart(one["points"]), table(one)) for one in series],
+            workloads=[workload_cells(row) for row in compared.workloads],
+            series=[
+                (series.weights, history_chart(series.points), table(series))
+                for series in compared.history
+            ],
             title=TITLE,
-            rows=rows,
-            notes=notes,
+            figures=figures,
+            notes=compared.notes,
         )
     )
     with publish(path) as temporary:

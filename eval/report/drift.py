@@ -1,68 +1,37 @@
-"""The same speculator on newer and newer traffic: does what it gains hold, or does it drift away?
+"""Drift: does the same speculator keep its gain on newer traffic?
 
-    history([Path("runs/march"), Path("runs/april")], reports)      # one series a speculator that several runs evaluated
+    history(["march", "april"], runs)      # a series for each speculator of several runs
 
-A speculator is known by the digest of its weights. Acceptance lengths are exact replay's, each on its run's own held-out responses, which
-are different ones, so a change is judged as one of independent samples: the log of the ratio to the first run, with the standard errors
-that the runs' own intervals over sessions say (half their width in logs over 1.96), and as many comparisons as there are later runs
-(Bonferroni). Against base tells two things apart: where the acceptance of both falls the traffic has become harder to draft, where
-custom's falls against base's the speculator no longer fits it.
+A speculator is identified by the digest of its weights. Acceptance lengths are exact replay's, each
+on its run's own held-out responses, so runs are independent samples. A change is judged by the log
+of the ratio to the first run. Its standard errors come from the runs' intervals over sessions (half
+their width in logs over 1.96), and Bonferroni's correction counts the later runs. The ratio to base
+separates two causes: where the acceptance of both falls, the traffic has become harder to draft;
+where custom's falls against base's, the speculator no longer fits it.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+from scipy.stats import norm
 
 from outrider.data.ingest.traffic_facts import date
-from outrider.eval.report.formatting import interval
+from outrider.eval.report.formatting import Interval, interval
+from outrider.eval.report.past_run import PastEstimate, PastReplay, PastRun
+from outrider.eval.results.report import HeldoutTime
 
-Z = 1.959964
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Z = float(norm.isf(0.025))
+
 LEVEL = 0.05
-"""A change is beyond chance below this p-value, shared among the later runs of a series."""
+"""A change is significant below this p-value, shared among the later runs of a series."""
 
-FIGURES = {"acceptance_length": "custom", "over_base": "ratio"}
-"""What is followed, and where it stands in a report's `replay`."""
-
-
-def history(names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A series for every speculator that two runs or more have evaluated: `weights` (SHA-256), and in order of time `points` (`_point`). In
-    order of the held-out traffic's time where every run has logged one, else as given."""
-    series: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
-    for name, report in zip(names, reports, strict=True):
-        if weights := report.get("speculator", {}).get("weights_sha256"):
-            series[weights].append((name, report))
-    return [
-        {"weights": weights, "points": _points(_in_time(runs))}
-        for weights, runs in series.items()
-        if len(runs) > 1
-    ]
-
-
-def heldout_time(heldout: Any) -> dict[str, float] | None:
-    """Unix seconds of the first and the last held-out request; None where the log has no times."""
-    if "time" not in heldout.column_names:
-        return None
-    times = [time for time in heldout["time"] if time is not None]
-    return {"first": min(times), "last": max(times)} if times else None
-
-
-def table(series: Mapping[str, Any]) -> list[list[str]]:
-    """Rows for a person: run, time, k, responses, acceptance of base and custom, custom / base, what changed since the first."""
-    return [
-        [
-            point["run"],
-            point["time"],
-            str(point["k"]),
-            f"{point['sequences']:,} / {point['sessions']:,}",
-            *(interval(point[name]) for name in ("base", "acceptance_length", "over_base")),
-            point["reading"],
-        ]
-        for point in series["points"]
-    ]
-
-
-TITLE = [
+TITLE = (
     "run",
     "held-out traffic until",
     "k",
@@ -70,88 +39,182 @@ TITLE = [
     "base",
     "custom",
     "custom / base",
-    "since the first",
-]
+    "since the first run",
+)
 
 
-def change(
-    first: Mapping[str, float], later: Mapping[str, float], comparisons: int
-) -> dict[str, Any]:
-    """later / first with its 95 % interval, the two-sided p-value of no change, and whether it is beyond chance among so many comparisons;
-    for estimates of independent samples with `value`, `low` and `high`, all above 0."""
+class Change(BaseModel):
+    """A figure of a later run over the first run's."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    beyond_chance: bool
+
+
+class Changes(BaseModel):
+    """The two figures that are followed."""
+
+    acceptance_length: Change
+    over_base: Change
+
+
+class Point(BaseModel):
+    """One run of a series."""
+
+    run: str
+    time: str
+    k: int | None
+    sequences: int
+    sessions: int
+    base: PastEstimate
+    acceptance_length: PastEstimate
+    over_base: PastEstimate
+    change: Changes | None = None
+    """Since the first run; null for the first and for one that cannot be compared with it"""
+    reading: str = ""
+    """The change in words"""
+
+
+class Series(BaseModel):
+    """The runs that evaluated one speculator."""
+
+    weights: str
+    """SHA-256"""
+    points: list[Point]
+
+
+def history(names: Sequence[str], runs: Sequence[PastRun]) -> list[Series]:
+    """A series for every speculator that two runs or more have evaluated.
+
+    Runs are ordered by the time of their held-out traffic where every run has one, else as given.
+    """
+    by_weights: dict[str, list[tuple[str, PastRun]]] = defaultdict(list)
+    for name, run in zip(names, runs, strict=True):
+        if run.speculator and run.speculator.weights_sha256 and run.replay:
+            by_weights[run.speculator.weights_sha256].append((name, run))
+    return [
+        Series(weights=weights, points=_points(_in_time(own)))
+        for weights, own in by_weights.items()
+        if len(own) > 1
+    ]
+
+
+def heldout_time(heldout: "Dataset") -> HeldoutTime | None:
+    """When the first and the last held-out request were logged; None without logged times."""
+    if "time" not in heldout.column_names:
+        return None
+    times = [time for time in heldout["time"] if time is not None]
+    return HeldoutTime(first=min(times), last=max(times)) if times else None
+
+
+def table(series: Series) -> list[list[str]]:
+    """The rows of a series, under TITLE."""
+    return [
+        [
+            point.run,
+            point.time,
+            str(point.k),
+            f"{point.sequences:,} / {point.sessions:,}",
+            interval(point.base),
+            interval(point.acceptance_length),
+            interval(point.over_base),
+            point.reading,
+        ]
+        for point in series.points
+    ]
+
+
+def change(first: PastEstimate, later: PastEstimate, comparisons: int) -> Change:
+    """later / first with its 95 % interval and the two-sided p-value of no change.
+
+    The estimates are of independent samples and above 0. `comparisons` shares LEVEL.
+    """
     error = math.hypot(_log_error(first), _log_error(later))
-    shift = math.log(later["value"] / first["value"])
-    p = math.erfc(abs(shift) / error / math.sqrt(2)) if error else float(shift == 0)
-    return {
-        "value": math.exp(shift),
-        "low": math.exp(shift - Z * error),
-        "high": math.exp(shift + Z * error),
-        "p_value": p,
-        "beyond_chance": p < LEVEL / comparisons,
-    }
+    shift = math.log(later.value / first.value)
+    p = 2 * float(norm.sf(abs(shift) / error)) if error else float(shift == 0)
+    return Change(
+        value=math.exp(shift),
+        low=math.exp(shift - Z * error),
+        high=math.exp(shift + Z * error),
+        p_value=p,
+        beyond_chance=p < LEVEL / comparisons,
+    )
 
 
-def _log_error(estimate: Mapping[str, float]) -> float:
-    return math.log(estimate["high"] / estimate["low"]) / (2 * Z)
+def _log_error(estimate: PastEstimate) -> float:
+    return math.log(estimate.high / estimate.low) / (2 * Z)
 
 
-def _in_time(runs: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
-    if all(report.get("heldout_time") for _, report in runs):
-        return sorted(runs, key=lambda run: run[1]["heldout_time"]["last"])
-    return runs
+def _in_time(runs: list[tuple[str, PastRun]]) -> list[tuple[str, PastRun]]:
+    lasts = [run.heldout_time.last for _, run in runs if run.heldout_time]
+    if len(lasts) < len(runs):
+        return runs
+    order = sorted(range(len(runs)), key=lambda place: lasts[place])
+    return [runs[place] for place in order]
 
 
-def _points(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Per run `run`, `time` (text), `k`, `sequences`, `sessions`, the estimates `base`, `acceptance_length` and `over_base`, `change` of the
-    latter two since the first run (None: the first itself, or one that cannot be compared with it) and a `reading` of it."""
+def _points(runs: Sequence[tuple[str, PastRun]]) -> list[Point]:
     _, first = runs[0]
     points = []
-    for name, report in runs:
-        replayed = report["replay"]
-        point: dict[str, Any] = {
-            "run": name,
-            "time": date(report["heldout_time"]["last"])
-            if report.get("heldout_time")
-            else "not logged",
-            "k": report["k"],
-            "sequences": replayed["sequences"],
-            "sessions": replayed["sessions"],
-            "base": replayed["base"],
-            **{figure: replayed[where] for figure, where in FIGURES.items()},
-            "change": None,
-        }
-        if other := [
-            what
-            for what in ("k", "sampling", "draft_sample_method")
-            if report.get(what) != first.get(what)
-        ]:
-            point["reading"] = f"not comparable, another {other[0]}"
-        elif report is first:
-            point["reading"] = ""
-        else:
-            point["change"] = {
-                figure: change(first["replay"][where], replayed[where], len(runs) - 1)
-                for figure, where in FIGURES.items()
-            }
-            point["reading"] = _reading(point["change"])
+    for name, run in runs:
+        found = _replay(run)
+        other = _difference(first, run)
+        changed = None
+        if other is None and run is not first:
+            changed = _changes(_replay(first), found, len(runs) - 1)
+        point = Point(
+            run=name,
+            time=date(run.heldout_time.last) if run.heldout_time else "not logged",
+            k=run.k,
+            sequences=found.sequences,
+            sessions=found.sessions,
+            base=found.base,
+            acceptance_length=found.custom,
+            over_base=found.ratio,
+            change=changed,
+            reading=f"not comparable, another {other}" if other else _reading(changed),
+        )
         points.append(point)
     return points
 
 
-def _reading(changed: Mapping[str, Mapping[str, Any]]) -> str:
-    over_base, length = changed["over_base"], changed["acceptance_length"]
-    if over_base["beyond_chance"]:
-        text = (
-            "drifts away: it gains less over base"
-            if over_base["value"] < 1
-            else "gains more over base"
-        )
+def _replay(run: PastRun) -> PastReplay:
+    if run.replay is None:
+        raise ValueError("a run without exact replay is in no series")
+    return run.replay
+
+
+def _difference(first: PastRun, run: PastRun) -> str | None:
+    """The first setting in which two runs differ so that they cannot be compared."""
+    if run.k != first.k:
+        return "k"
+    if run.sampling != first.sampling:
+        return "sampling"
+    return "draft_sample_method" if run.draft_sample_method != first.draft_sample_method else None
+
+
+def _changes(first: PastReplay, later: PastReplay, comparisons: int) -> Changes:
+    return Changes(
+        acceptance_length=change(first.custom, later.custom, comparisons),
+        over_base=change(first.ratio, later.ratio, comparisons),
+    )
+
+
+def _reading(changed: Changes | None) -> str:
+    if changed is None:
+        return ""
+    over_base, length = changed.over_base, changed.acceptance_length
+    if over_base.beyond_chance:
+        less = over_base.value < 1
+        text = "drifts away: it gains less over base" if less else "gains more over base"
         return f"{text} ({_times(over_base)})"
-    if length["beyond_chance"]:
-        harder = "harder" if length["value"] < 1 else "easier"
+    if length.beyond_chance:
+        harder = "harder" if length.value < 1 else "easier"
         return f"the traffic is {harder} to draft, for base as well ({_times(length)})"
-    return f"no change beyond chance ({_times(over_base)})"
+    return f"no significant change ({_times(over_base)})"
 
 
-def _times(estimate: Mapping[str, float]) -> str:
-    return f"× {estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+def _times(estimate: Interval) -> str:
+    return f"× {estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -1,17 +1,33 @@
-"""What every page is made with: the templates, and how figures are spelled.
+"""How every page spells figures, and the environment of its templates.
 
 environment().get_template("report.html.j2").render(...)
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def environment() -> Any:
-    """Jinja2 over the templates here: everything escaped, an unknown name an error."""
+class Interval(Protocol):
+    """A figure with an interval, perhaps of unknown ends."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def low(self) -> float | None: ...
+
+    @property
+    def high(self) -> float | None: ...
+
+
+def environment() -> "Environment":
+    """Jinja2 with the templates of this package: everything is escaped, unknown names are
+    errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -25,7 +41,7 @@ def environment() -> Any:
         "number": number,
         "percent": percent,
         "interval": interval,
-        "signed": lambda v: f"{v:+.2%}",
+        "signed": signed,
     }
     return environment
 
@@ -36,12 +52,17 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share, as per cent of one decimal."""
+    """A share as percent with one decimal."""
     return f"{value:.1%}"
 
 
-def interval(estimate: Mapping[str, float]) -> str:
-    """An estimate with its interval, where it has one."""
-    if estimate["low"] is None:
-        return f"{estimate['value']:.2f}"
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+def signed(value: float) -> str:
+    """A difference as percent with sign and two decimals."""
+    return f"{value:+.2%}"
+
+
+def interval(estimate: Interval) -> str:
+    """An estimate with its interval, if it has one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -1,6 +1,6 @@
-"""Writes docs/report.schema.json and docs/report.md, every key of report.json, from the models of report_schema.py.
+"""Generates docs/report.schema.json and docs/report.md from the models in eval/results/.
 
-python -m outrider.eval.report.schema_reference      # a test says when they are out of date
+python -m outrider.eval.report.schema_reference      # a test fails when they are out of date
 """
 
 import json
@@ -8,33 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import publish
-from outrider.eval.report import schema_figures as report_figures
-from outrider.eval.report.schema import schema
+from outrider.eval.results import parts
+from outrider.eval.results.report import Report
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
+HEAD = """# report.json
+
+<!-- Generated from the models in eval/results/ by
+`python -m outrider.eval.report.schema_reference`. -->
+
+The keys of `runs/NAME/report.json`. The same as JSON Schema is in
+[report.schema.json](report.schema.json). [evaluation.md](evaluation.md) explains each figure.
+Shares are between 0 and 1; keys name the unit of times.
+"""
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of report.json, draft 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Report.model_json_schema(mode="serialization"),
+    }
+
 
 def page() -> str:
-    """The keys as Markdown: `Report` first, then each object in the order in which it is met."""
+    """The keys as Markdown: `Report` first, then each object in order of first use."""
     definitions = (whole := schema()).pop("$defs")
     lines = [HEAD, *_table("report.json", whole)]
     for name in _in_order(whole, definitions, []):
-        # What a generic model says of itself is not said of its kinds.
-        said = (
-            definitions[name].get("description")
-            or getattr(report_figures, name.partition("_")[0]).__doc__
-        )
-        lines += ["", f"## {_title(name)}", "", said, "", *_table(name, definitions[name])]
+        # The docstring of a generic model is not part of its parametrized models.
+        described = definitions[name].get("description")
+        text = described or getattr(parts, name.partition("_")[0]).__doc__
+        lines += ["", f"## {_title(name)}", "", " ".join(text.split()), ""]
+        lines += _table(name, definitions[name])
     return "\n".join(lines) + "\n"
-
-
-HEAD = """# report.json
-
-<!-- Written by `python -m outrider.eval.report.schema_reference` from the models in eval/report/schema.py; change those. -->
-
-What stands in `runs/NAME/report.json`; the same as JSON Schema is [report.schema.json](report.schema.json). What each figure means is in
-[evaluation.md](evaluation.md). Shares are between 0 and 1, times in the unit that the key names.
-"""
 
 
 def _table(name: str, described: dict[str, Any]) -> list[str]:
@@ -68,11 +76,17 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def _in_order(value: Any, definitions: dict[str, Any], met: list[str]) -> list[str]:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    name = value["$ref"].rpartition("/")[2] if isinstance(value, dict) and "$ref" in value else None
-    if name and name not in met:
-        met.append(name)
-        _in_order(definitions[name], definitions, met)
+    """Names of the objects below `value` in order of first use, appended to `met`."""
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner = list(value.values())
+        if "$ref" in value:
+            name = value["$ref"].rpartition("/")[2]
+            if name not in met:
+                met.append(name)
+                _in_order(definitions[name], definitions, met)
+    elif isinstance(value, list):
+        inner = value
     for one in inner:
         _in_order(one, definitions, met)
     return met

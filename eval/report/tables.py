@@ -1,116 +1,27 @@
-"""The field's two tables: usage scenarios by request rate, of one run; and workloads side by side, of several.
+"""Two tables: usage scenarios by request rate of one run, and workloads of several runs.
 
-python -m outrider.eval.report.tables runs/usage_scenarios                                        # scenarios x rates x none/base/custom
-python -m outrider.eval.report.tables runs/document_extraction runs/social_chat runs/resume_screening     # and the workloads
+    python -m outrider.eval.report.tables runs/usage_scenarios        # scenarios x rates x variants
+    python -m outrider.eval.report.tables runs/extraction runs/social_chat     # + workloads
 
-Rows for machines come first (`scenario_rows`, `workload_rows`), and every form is written from them: Markdown here, the report's
-section and the terminal's table elsewhere. The same code writes them for nano R1 and for R1.
+Every form is written from the rows (`scenario_rows`, `workload_rows`): Markdown here, the report's
+section and the terminal's table elsewhere. The same code serves nano R1 and R1.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from outrider.common.files import read_json
-from outrider.eval.bench.metrics import RATIOS, VARIANTS
 from outrider.eval.report.formatting import interval
+from outrider.eval.report.past_run import PastEstimate, PastRateRow, PastRun
+from outrider.eval.results.parts import DRAFTERS, RATIOS, VARIANTS
+from outrider.eval.results.speed import RateRow
 
-FIGURES = ("tokens_per_s", "request_tokens_per_s", "acceptance_length", "achieved", "saturated")
 SATURATED = "\\*"
-"""Behind tokens/s of a variant that the rate overran; escaped for Markdown."""
-
-
-def scenario_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each engine mode, scenario and rate: `none`, `base` and `custom` with FIGURES, and the ratios of a request's
-    tokens/s, the speed-up."""
-    return [
-        {
-            "mode": mode,
-            "scenario": scenario,
-            "rate": float(rate),
-            **{variant: {name: row[variant][name] for name in FIGURES} for variant in VARIANTS},
-            **{name: row[name] for name in RATIOS},
-        }
-        for mode, scenarios in (results.get("rates") or {}).items()
-        for scenario, rates in scenarios.items()
-        for rate, row in rates.items()
-    ]
-
-
-def workload_rows(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each run (`reports`: its name -> its report) and engine mode, at the run's lowest concurrency: the three ratios of
-    tokens/s, and `saved_share`, what custom saves of none's GPU time at equal throughput.
-
-    n tokens/s want n / s endpoints that deliver s each (eval/prediction/cost.py), so custom needs none / custom of none's GPU time and saves
-    1 - none / custom; negative where it is slower.
-    """
-    rows = []
-    for name, report in reports.items():
-        for mode, measured in report["served"].items():
-            concurrency = min(measured["speed"], key=int)
-            row = measured["speed"][concurrency]
-            over_none = row["custom_over_none"]
-            saved = {end: 1 - 1 / over_none[end] for end in ("value", "low", "high")}
-            ratios = {ratio: row[ratio] for ratio in RATIOS}
-            rows.append(
-                {
-                    "workload": name,
-                    "mode": mode,
-                    "concurrency": int(concurrency),
-                    **ratios,
-                    "saved_share": saved,
-                }
-            )
-    return rows
-
-
-def scenario_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Markdown, a table for each engine mode."""
-    lines: list[str] = []
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        head = [
-            "scenario",
-            "requests/s",
-            *(f"tokens/s, {v}" for v in VARIANTS),
-            *(f"a request's, {v}" for v in VARIANTS),
-        ]
-        head += [
-            "acceptance, base",
-            "acceptance, custom",
-            "custom / base",
-            "custom / none",
-            "base / none",
-        ]
-        lines += ["", f"Usage scenarios, {mode} mode", "", *_table(head)]
-        lines += [_line(scenario_cells(row)) for row in rows if row["mode"] == mode]
-    if any(row[variant]["saturated"] for row in rows for variant in VARIANTS):
-        lines += [
-            "",
-            f"{SATURATED} saturated: it answers fewer requests a second than come, and those behind wait longer.",
-        ]
-    return lines[1:]
-
-
-def scenario_cells(row: Mapping[str, Any]) -> list[str]:
-    """One row's texts, without the engine mode."""
-    return [
-        row["scenario"].replace("_", " "),
-        f"{row['rate']:g}",
-        *(
-            f"{row[v]['tokens_per_s']:.0f}{SATURATED if row[v]['saturated'] else ''}"
-            for v in VARIANTS
-        ),
-        *(f"{row[v]['request_tokens_per_s']:.0f}" for v in VARIANTS),
-        *(f"{row[v]['acceptance_length']:.2f}" for v in ("base", "custom")),
-        *(interval(row[ratio]) for ratio in RATIOS),
-    ]
-
-
-def workload_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Markdown."""
-    return [*_table(list(WORKLOAD_HEAD)), *(_line(workload_cells(row)) for row in rows)]
-
+"""Marks tokens/s of a variant that the rate overran; escaped for Markdown."""
 
 WORKLOAD_HEAD = (
     "workload",
@@ -118,22 +29,136 @@ WORKLOAD_HEAD = (
     "base / none",
     "custom / base",
     "custom / none",
-    "saved of none's GPU time",
+    "none's GPU time saved",
 )
 
 
-def workload_cells(row: Mapping[str, Any]) -> list[str]:
-    """One row's texts, under WORKLOAD_HEAD."""
-    saved = row["saved_share"]
-    return [
-        row["workload"],
-        f"{row['mode']}, at {row['concurrency']}",
-        *(
-            interval(row[ratio])
-            for ratio in ("base_over_none", "custom_over_base", "custom_over_none")
-        ),
-        f"{saved['value']:.0%} [{saved['low']:.0%}, {saved['high']:.0%}]",
+class ScenarioRow(NamedTuple):
+    """One engine mode, scenario and rate."""
+
+    mode: str
+    scenario: str
+    rate: float
+    figures: RateRow | PastRateRow
+
+
+class SavedShare(BaseModel):
+    """The share of none's GPU time that custom saves at equal throughput.
+
+    n tokens/s need n / s endpoints that deliver s each (eval/prediction/cost.py), so custom needs
+    none / custom of none's GPU time and saves 1 - none / custom; negative where it is slower.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, over_none: PastEstimate) -> "SavedShare":
+        """From custom's ratio of tokens/s to none."""
+        low, high = 1 - 1 / over_none.low, 1 - 1 / over_none.high
+        return cls(value=1 - 1 / over_none.value, low=low, high=high)
+
+
+class WorkloadRow(BaseModel):
+    """One run and engine mode at the run's lowest concurrency."""
+
+    workload: str
+    mode: str
+    concurrency: int
+    custom_over_base: PastEstimate
+    custom_over_none: PastEstimate
+    base_over_none: PastEstimate
+    saved_share: SavedShare
+
+
+def scenario_rows(
+    measured: Mapping[str, Mapping[str, Mapping[str, RateRow | PastRateRow]]] | None,
+) -> list[ScenarioRow]:
+    """A row for each engine mode, scenario and rate of a report's `rates`."""
+    rows = []
+    for mode, scenarios in (measured or {}).items():
+        for scenario, rates in scenarios.items():
+            for rate, figures in rates.items():
+                rows.append(ScenarioRow(mode, scenario, float(rate), figures))
+    return rows
+
+
+def workload_rows(runs: Mapping[str, PastRun]) -> list[WorkloadRow]:
+    """A row for each run and engine mode."""
+    rows = []
+    for name, run in runs.items():
+        for mode, measured in run.served.items():
+            concurrency = min(measured.speed, key=int)
+            ratios = measured.speed[concurrency]
+            row = WorkloadRow(
+                workload=name,
+                mode=mode,
+                concurrency=int(concurrency),
+                saved_share=SavedShare.of(ratios.custom_over_none),
+                **{ratio: ratios.ratio(ratio) for ratio in RATIOS},
+            )
+            rows.append(row)
+    return rows
+
+
+def scenario_lines(rows: Sequence[ScenarioRow]) -> list[str]:
+    """Markdown, one table for each engine mode."""
+    head = [
+        "scenario",
+        "requests/s",
+        *(f"tokens/s, {variant}" for variant in VARIANTS),
+        *(f"per request, {variant}" for variant in VARIANTS),
+        *(f"acceptance, {drafter}" for drafter in DRAFTERS),
+        *(f"{over} / {under}" for over, under in RATIOS.values()),
     ]
+    lines: list[str] = []
+    for mode in dict.fromkeys(row.mode for row in rows):
+        lines += ["", f"Usage scenarios, {mode} mode", "", *_table(head)]
+        lines += [_line(scenario_cells(row)) for row in rows if row.mode == mode]
+    if any(_saturated(row) for row in rows):
+        lines += [
+            "",
+            f"{SATURATED} saturated: the server completes fewer requests per second than arrive, "
+            "and waiting times grow.",
+        ]
+    return lines[1:]
+
+
+def scenario_cells(row: ScenarioRow) -> list[str]:
+    """The cells of one row, without the engine mode."""
+    figures = row.figures
+    blocks = [figures.of(variant) for variant in VARIANTS]
+    return [
+        row.scenario.replace("_", " "),
+        f"{row.rate:g}",
+        *(f"{block.tokens_per_s:.0f}{SATURATED if block.saturated else ''}" for block in blocks),
+        *(f"{block.request_tokens_per_s:.0f}" for block in blocks),
+        *(f"{figures.of(drafter).acceptance_length:.2f}" for drafter in DRAFTERS),
+        *(interval(figures.ratio(name)) for name in RATIOS),
+    ]
+
+
+def workload_lines(rows: Sequence[WorkloadRow]) -> list[str]:
+    """Markdown."""
+    return [*_table(WORKLOAD_HEAD), *(_line(workload_cells(row)) for row in rows)]
+
+
+def workload_cells(row: WorkloadRow) -> list[str]:
+    """The cells of one row, under WORKLOAD_HEAD."""
+    saved = row.saved_share
+    return [
+        row.workload,
+        f"{row.mode}, concurrency {row.concurrency}",
+        interval(row.base_over_none),
+        interval(row.custom_over_base),
+        interval(row.custom_over_none),
+        f"{saved.value:.0%} [{saved.low:.0%}, {saved.high:.0%}]",
+    ]
+
+
+def _saturated(row: ScenarioRow) -> bool:
+    return any(row.figures.of(variant).saturated for variant in VARIANTS)
 
 
 def _table(head: Sequence[str]) -> list[str]:
@@ -144,9 +169,15 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-if __name__ == "__main__":
-    named = {Path(run).resolve().name: read_json(Path(run) / "report.json") for run in sys.argv[1:]}
-    for name, report in named.items():
-        if rows := scenario_rows(report):
+def main() -> None:
+    runs = {}
+    for path in map(Path, sys.argv[1:]):
+        runs[path.resolve().name] = PastRun.model_validate(read_json(path / "report.json"))
+    for name, run in runs.items():
+        if rows := scenario_rows(run.rates):
             print(f"\n## {name}\n", *scenario_lines(rows), sep="\n")
-    print("\n## Workloads\n", *workload_lines(workload_rows(named)), sep="\n")
+    print("\n## Workloads\n", *workload_lines(workload_rows(runs)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

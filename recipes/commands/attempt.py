@@ -68,7 +68,7 @@ def print_summary(
     bundle: str | None = None,
 ) -> int:
     """Prints the JSON object of a run and returns the exit status of its verdict."""
-    from outrider.eval.gate import EXIT_CODES
+    from outrider.eval.config import EXIT_CODES
 
     found = results.get(judged) or (run.result_of(judged) if "export" in results else {})
     if bundle is None and "export" in results:

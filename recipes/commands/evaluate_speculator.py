@@ -110,34 +110,20 @@ def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
                 console.print,
             )
     print_endpoint(results, console)
-    print_json({"recipe": recipe.name, **results})
+    print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
     return 0
 
 
-def _compare(compared: tuple[Path, ...], html: Path | None) -> int:
+def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
     from rich.console import Console
 
-    from outrider.eval.report.compare import (
-        names_of,
-        over_time,
-        print_comparison,
-        print_history,
-        print_workloads,
-        side_by_side,
-        workloads,
-    )
+    from outrider.eval.report.compare import compare, print_comparison
     from outrider.eval.report.compare_page import write_page
 
-    (rows, notes), table = side_by_side(compared), workloads(compared)
-    series, console = over_time(compared), Console(stderr=True)
-    print_comparison(rows, notes, compared, console)
-    print_workloads(table, console)
-    print_history(series, console)
+    compared, console = compare(runs), Console(stderr=True)
+    print_comparison(compared, console)
     if html is not None:
-        write_page(html, names_of(compared), table, series, rows, notes)
+        write_page(html, compared)
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
-    runs = [str(run) for run in compared]
-    print_json(
-        {"runs": runs, "figures": rows, "workloads": table, "notes": notes, "history": series}
-    )
+    print_json(compared.model_dump(mode="json"))
     return 0

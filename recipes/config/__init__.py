@@ -1,1 +1,1 @@
-"""The recipe schema and how a recipe is loaded and checked."""
+"""The schema of recipes; loading and checking them."""

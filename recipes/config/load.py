@@ -93,7 +93,8 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
 
 
 def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
-    """`section.key=value`, `--section.key=value` and `--section.key value` as (keys, value, as written)."""
+    """`section.key=value`, `--section.key=value` and `--section.key value` as (keys, value, as
+    written)."""
     parsed = []
     remaining = list(words)
     while remaining:

@@ -1,9 +1,9 @@
-"""The recipe: everything that a run is told, in the order in which the stages read it.
-
-The sections belong to the folders that use them; here they are only put together, and rules that span two of them checked.
-docs/recipes.md is generated from the docstrings (`python -m outrider.recipes.config.reference`).
+"""The recipe: all settings of a run, in the order in which the stages read them.
 
     Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
+
+Each section is defined in the room that reads it. Here they are combined, and rules that span two
+of them are checked. docs/recipes.md is generated from the docstrings (`make reference`).
 """
 
 import re
@@ -18,66 +18,70 @@ from outrider.training.config import TrainingConfig
 
 
 class ExportConfig(BaseModel):
-    """What leaves the run."""
+    """The export bundle: how it is verified and where it is copied."""
 
     model_config = ConfigDict(extra="forbid")
 
     verify: bool = True
-    """Load the bundle in vLLM as an endpoint would, and compare its acceptance with the evaluated one, before it is published."""
+    """Before publishing the bundle, load it in vLLM as an endpoint would, and compare its
+    acceptance with the evaluated one."""
 
     tolerance: float = Field(default=0.03, gt=0, lt=1)
-    """Largest relative difference between the bundle's acceptance length and the evaluated one, over the same prompts, greedily.
-    bf16 engines that batch differently part at near ties, so not quite 0."""
+    """Largest relative difference between the bundle's acceptance length and the evaluated one, on
+    the same prompts with greedy decoding. Not 0, because bf16 engines that batch differently decide
+    near ties differently."""
 
     k_per_batch_size: bool = False
-    """Whether the exported serve.sh drafts as many tokens as were best for the number of requests at hand
-    (`num_speculative_tokens_per_batch_size`) rather than the evaluation's one k. Speeds were served with the one k."""
+    """Whether the exported serve.sh drafts the best number of tokens for the current batch size
+    (`num_speculative_tokens_per_batch_size`) instead of the evaluation's single k. Speeds were
+    measured with the single k."""
 
     to: str | None = None
-    """A directory or an fsspec URL (`s3://...`) to which the verified bundle is copied as well. Null: it stays in the run
-    directory. `export-speculator --to` names one without changing the recipe."""
+    """A directory or an fsspec URL (`s3://...`) to copy the verified bundle to. null: it stays in
+    the run directory. `export-speculator --to` copies it without changing the recipe."""
 
 
 class Recipe(BaseModel):
-    """One customer's speculator: from which traffic, for which target, trained and judged how."""
+    """One customer's speculator: its target, its traffic, its training and evaluation."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    """Name of the run; its directory is runs/NAME. Default: the recipe file's name without its ending."""
+    """Name of the run; its directory is runs/NAME. Default: the recipe's file name without
+    suffix."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
-    """The model whose tokens are drafted ahead of."""
+    """The model whose decoding is sped up."""
 
     traffic: TrafficConfig
     """The customer's logs."""
 
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
-    """What is personal in them, and how long they are kept."""
+    """Personal data in the logs, and retention."""
 
     split: SplitConfig = Field(default_factory=SplitConfig)
-    """Which of the traffic trains, chooses and judges."""
+    """Training, validation and held-out parts of the traffic."""
 
     capture: CaptureConfig = Field(default_factory=CaptureConfig)
     """The target's hidden states over the traffic."""
 
     speculator: SpeculatorConfig = Field(default_factory=SpeculatorConfig)
-    """What is trained."""
+    """The drafter: its kind, depth, trained weights, and how it drafts."""
 
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    """How it is trained."""
+    """Loss, optimizer, batches, processes and checkpoints."""
 
     serving: ServingSection = Field(default_factory=ServingSection)
-    """The engine in which it is captured, measured and served."""
+    """The engine of capture, evaluation and serving."""
 
     eval: EvalSection = Field(default_factory=EvalSection)
-    """How it is judged, and what it takes to ship."""
+    """Measurements, and the gate for shipping."""
 
     report: ReportConfig = Field(default_factory=ReportConfig)
-    """What people are shown."""
+    """Content of the report."""
 
     export: ExportConfig = Field(default_factory=ExportConfig)
-    """What leaves the run."""
+    """The export bundle."""
 
     def speculative_serving(self) -> ServingConfig:
         """`serving`, and how the speculator drafts."""
@@ -93,7 +97,7 @@ class Recipe(BaseModel):
     def _is_a_directory_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(
-                "it names a directory: letters, digits, `.`, `_` and `-` only, a letter or digit first"
+                "it names a directory: letters, digits, `.`, `_` and `-`, first a letter or digit"
             )
         return name
 
@@ -101,8 +105,8 @@ class Recipe(BaseModel):
     def _drafts_what_it_was_trained_for(self) -> "Recipe":
         if isinstance(self.eval.k, int) and self.eval.k > self.speculator.depth:
             raise ValueError(
-                f"eval.k = {self.eval.k} drafts deeper than speculator.depth = {self.speculator.depth} was trained; "
-                "raise speculator.depth or lower eval.k"
+                f"eval.k = {self.eval.k} drafts deeper than speculator.depth = "
+                f"{self.speculator.depth} was trained; raise speculator.depth or lower eval.k"
             )
         return self
 
@@ -111,8 +115,9 @@ class Recipe(BaseModel):
         widest, seats = max(self.eval.concurrency), self.serving.engine.max_num_seqs
         if widest > seats:
             raise ValueError(
-                f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: requests would queue, and the queue "
-                f"be measured; raise serving.engine.max_num_seqs to {widest} or lower eval.concurrency"
+                f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: the "
+                "measurement would include a queue; raise serving.engine.max_num_seqs to "
+                f"{widest} or lower eval.concurrency"
             )
         return self
 
@@ -120,7 +125,8 @@ class Recipe(BaseModel):
     def _shows_nothing_that_it_deletes(self) -> "Recipe":
         if self.report.samples and self.privacy.retention == "delete_all":
             raise ValueError(
-                "report.samples = true puts customer text into the report, which privacy.retention = delete_all does not delete; "
-                "set report.samples: false or a privacy.retention of keep or delete_features"
+                "report.samples = true puts customer text into the report, which "
+                "privacy.retention = delete_all does not delete; set report.samples: false or a "
+                "privacy.retention of keep or delete_features"
             )
         return self

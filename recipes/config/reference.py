@@ -1,6 +1,7 @@
 """Writes docs/recipes.md, every key of a recipe, from the docstrings of the configuration.
 
-python -m outrider.recipes.config.reference            # `make reference`; a test says when the page is out of date
+python -m outrider.recipes.config.reference      # `make reference`; a test fails if it is out of
+date
 """
 
 import ast
@@ -25,12 +26,13 @@ HEAD = """# Recipes
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
-A recipe is a YAML file. What it does not say has the default given here; a key that does not exist is an error. `extends:` names
-another recipe, a path beside it or a shipped name: sections are merged key by key, lists and values replaced. Any key can be set on
-the command line, `training.epochs=3` or `--training.epochs 3`, with a value in YAML. `--dry-run` writes the whole recipe with every
-key filled in to `runs/NAME/recipe.resolved.yaml`.
+A recipe is a YAML file. Keys that it leaves out have the defaults below; an unknown key is an
+error. `extends:` names another recipe, by a path relative to this one or by a shipped name:
+sections are merged key by key, lists and values replaced. Any key can be set on the command line,
+as `training.epochs=3` or `--training.epochs 3`, with a YAML value. `--dry-run` writes the recipe
+with every key filled in to `runs/NAME/recipe.resolved.yaml`.
 
-Relative paths in `traffic.path` and `target.model` are looked for beside the recipe that names them, then where the command starts.
+Relative paths are relative to the recipe that contains them, else to the current directory.
 
 """
 
@@ -50,18 +52,15 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
         parts.append(f"## `{prefix}`\n")
         parts.append(f"{inspect.cleandoc(section.__doc__ or '')}\n")
     docs = field_docs(section)
-    inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
-    named = {
-        name: child
-        for name, field in section.model_fields.items()
-        if (child := _named_section(field.annotation))
-    }
-    plain = [name for name in section.model_fields if inner[name] is None]
+    fields = section.model_fields
+    inner = {name: _section_of(field.annotation) for name, field in fields.items()}
+    named = {name: _named_section(field.annotation) for name, field in fields.items()}
+    plain = [name for name in fields if inner[name] is None]
     if plain:
         parts.append("| key | type | default | |\n|---|---|---|---|")
         for name in plain:
             key = f"{prefix}.{name}" if prefix else name
-            field = section.model_fields[name]
+            field = fields[name]
             text = " ".join(docs[name].split()).replace("|", "\\|")
             parts.append(f"| `{key}` | {_type(field)} | {_default(field)} | {text} |")
         parts.append("")
@@ -69,11 +68,12 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
         if child:
             _write_section(f"{prefix}.{name}" if prefix else name, child, parts)
     for name, child in named.items():
-        _write_section(f"{prefix}.{name}.NAME", child, parts)
+        if child:
+            _write_section(f"{prefix}.{name}.NAME", child, parts)
 
 
 def field_docs(section: Section) -> dict[str, str]:
-    """The string that stands under each field of a model, from its source."""
+    """The docstring under each field of a model, from its source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body
     docs = {}
     for field, text in itertools.pairwise(body):
@@ -91,18 +91,15 @@ def field_docs(section: Section) -> dict[str, str]:
 
 
 def _section_of(annotation: typing.Any) -> Section | None:
-    return (
-        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    )
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_section else None
 
 
 def _named_section(annotation: typing.Any) -> Section | None:
-    """Of sections by names of the recipe's own."""
-    return (
-        _section_of(typing.get_args(annotation)[1])
-        if typing.get_origin(annotation) is dict
-        else None
-    )
+    """The section type of a field whose section names the recipe chooses, as in eval.scenarios."""
+    if typing.get_origin(annotation) is not dict:
+        return None
+    return _section_of(typing.get_args(annotation)[1])
 
 
 def _type(field: FieldInfo) -> str:
@@ -132,13 +129,8 @@ def _type_name(annotation: typing.Any) -> str:
         return "section"
     if origin in (list, dict):
         return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
-    return (
-        "null"
-        if annotation is type(None)
-        else {"str": "text", "bool": "`true` or `false`"}.get(
-            annotation.__name__, annotation.__name__
-        )
-    )
+    names = {"NoneType": "null", "str": "text", "bool": "`true` or `false`"}
+    return names.get(annotation.__name__, annotation.__name__)
 
 
 def _default(field: FieldInfo) -> str:

@@ -1,1 +1,1 @@
-"""What a run would do and cost, before anything is spent."""
+"""What a run would do and cost, for `train-speculator --dry-run`."""

@@ -1,13 +1,15 @@
-"""What training a recipe takes, from config.json alone: parameters, memory by part, the cheapest layout that fits, disk, hours.
+"""Cost of training, from config.json alone: parameters, memory, layouts that fit, disk, time.
 
-    price(run, recipe, gpu_bytes=None)      # one object, made for JSON; price_page.py prints it
+    price(run, recipe, gpu_bytes=None)      # one JSON object; training_cost_page.py prints it
 
-Memory is training/sizing/memory.py's, for the largest row that the ingested traffic gives; before the ingest, for one sequence that fills a
-row. It is judged on the GPUs that are here or that `--gpu-memory` names. Where there is none, on this machine's memory; and where
-that does not do, on GPUs of an assumed size.
+Memory (training/sizing/memory.py) is computed for the largest row of the ingested traffic; before
+the ingest, for one sequence that fills a row. It is compared with the GPUs of this machine or the
+size that `--gpu-memory` gives. Without a GPU, it is compared with this machine's memory, and if
+that is too small, with GPUs of an assumed size.
 """
 
 import dataclasses
+import itertools
 import os
 import shutil
 import subprocess
@@ -21,7 +23,7 @@ import psutil
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.dry_run.plan import capture_cost, traffic_tokens, training_cost
+from outrider.recipes.dry_run.estimates import capture_cost, traffic_tokens, training_cost
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
@@ -30,37 +32,37 @@ from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
 ASSUMED_GPU = 141e9
-"""An H200's bytes, where nothing is known."""
+"""Memory of an H200 in bytes, assumed where none is known."""
 
 USABLE = 0.95
-"""Of a device's memory: allocators fragment, and others use some."""
+"""Usable share of a device's memory; fragmentation and other processes take the rest."""
 
 MOST_PROCESSES = 64
-"""Where the search for a layout ends."""
+"""Largest number of processes in the search for a layout."""
 
 FP8_BYTES = 1 + 4 / 128**2
-"""Of a weight in FP8 blocks with their scales."""
+"""Bytes of a weight in FP8 blocks, scales included."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What training may use: one GPU's memory, or with `shared` a machine's, which all processes share."""
+    """Memory that training may use: of one GPU, or of a machine (`shared` by all processes)."""
 
     bytes: int
     source: str
     shared: bool = False
 
     def needed(self, plan: MemoryPlan) -> int:
-        """Of it, by this plan."""
+        """Bytes of it that the plan needs."""
         return plan.host_bytes(plan.processes) if self.shared else plan.peak()[1]
 
     def fits(self, plan: MemoryPlan) -> bool:
-        """With room to spare."""
+        """Whether the plan fits into the usable share."""
         return self.needed(plan) <= USABLE * self.bytes
 
 
 def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> dict[str, Any]:
-    """Everything as one object; `gpu_bytes` is what the command line says of a GPU's memory."""
+    """The whole estimate as one object. `gpu_bytes` is a GPU's memory from the command line."""
     target = local_target(recipe)
     config, source = _config(recipe, target)
     if config is None:
@@ -116,7 +118,10 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
 
 
 def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
-    """config.json and where it is from; of a hub's model that is not here, that file alone is fetched. None, and why."""
+    """The target's config.json and its place; None and the reason where it is unreachable.
+
+    Of a hub model that is not on this machine, only config.json is downloaded.
+    """
     if target is not None:
         return read_json(target / "config.json"), target / "config.json"
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
@@ -128,7 +133,7 @@ def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None,
 
 
 def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[RowShape, bool]:
-    """The row of an epoch that keeps most for backward, and whether it was made up."""
+    """The row of an epoch that keeps most for backward, and whether it is assumed."""
     row_tokens = recipe.training.row_tokens
     if run.read_record("ingest") is None or not run.sequences.exists():
         return RowShape.full(row_tokens), True
@@ -140,13 +145,11 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[
     lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
     ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
     samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)
-    rows = [
-        RowShape.of_sequences((samples[index].length, samples[index].targets(0)) for index in row)
-        for step in plan_epoch(
-            samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0
-        )
-        for row in step
-    ]
+    steps = plan_epoch(samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0)
+    rows = []
+    for row in itertools.chain.from_iterable(steps):
+        packed = [samples[index] for index in row]
+        rows.append(RowShape.of_sequences((each.length, each.targets(0)) for each in packed))
     if not rows:
         return RowShape.full(row_tokens), True
 
@@ -157,7 +160,7 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """The recipe's layout on the memory at hand, and the cheapest that fits."""
+    """The recipe's layout on each candidate memory, and the cheapest layout that fits it."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         fits, needed = memory.fits(here), memory.needed(here)
@@ -182,9 +185,11 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
 
 
 def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
-    """Fewest processes, then the lowest ZeRO stage. One process gains nothing by sharding."""
+    """The layout with fewest processes, then lowest ZeRO stage; sharding needs two processes."""
     most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
-    for processes in (n for n in range(1, min(most, rows_per_step) + 1) if rows_per_step % n == 0):
+    for processes in range(1, min(most, rows_per_step) + 1):
+        if rows_per_step % processes:
+            continue
         for stage in (1, 2, 3) if processes > 1 else (1,):
             tried = dataclasses.replace(
                 plan, processes=processes, zero_stage=stage, rows_each=rows_per_step // processes
@@ -195,7 +200,7 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
 
 
 def _largest_that_fits(plan: MemoryPlan, memory: Memory) -> int | None:
-    """Tokens of the largest full row, in steps of 256, that this layout has room for; None: not even 256."""
+    """Tokens of the largest full row that fits, in steps of 256; None if 256 do not fit."""
     for tokens in range(plan.row_tokens // 256 * 256, 0, -256):
         if memory.fits(dataclasses.replace(plan, row=RowShape.full(tokens), row_tokens=tokens)):
             return tokens
@@ -203,15 +208,15 @@ def _largest_that_fits(plan: MemoryPlan, memory: Memory) -> int | None:
 
 
 def memories(gpu_bytes: int | None = None) -> list[Memory]:
-    """What to judge on, the nearest first."""
+    """Memories to compare with, in order of preference."""
     if gpu_bytes is not None:
-        return [Memory(gpu_bytes, "a GPU as --gpu-memory has it")]
+        return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
     if found := _smallest_gpu():
         return [found]
     host = Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True)
     return [
         host,
-        Memory(int(ASSUMED_GPU), "a GPU, assumed (none here; --gpu-memory GB names another)"),
+        Memory(int(ASSUMED_GPU), "an assumed GPU (none found; --gpu-memory GB sets another size)"),
     ]
 
 
@@ -220,12 +225,8 @@ def _smallest_gpu() -> Memory | None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    found = (
-        [line.split(", ", 1) for line in answer.stdout.strip().splitlines()]
-        if answer.returncode == 0
-        else []
-    )
-    if not found:
+    if answer.returncode != 0 or not answer.stdout.strip():
         return None
+    found = [line.split(", ", 1) for line in answer.stdout.strip().splitlines()]
     mebibytes, name = min(found, key=lambda gpu: int(gpu[0]))
     return Memory(int(mebibytes) * 2**20, f"{name}, found here")

@@ -1,22 +1,23 @@
-"""The price of a recipe for people: on stderr, within 80 columns.
+"""The training cost of a recipe as tables on stderr, within 80 columns.
 
 print_price(price(run, recipe), Console(stderr=True))
 """
 
+import itertools
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from outrider.recipes.dry_run.plan import bytes_text, duration
+from outrider.recipes.dry_run.estimates import bytes_text, duration
 
 
 def print_price(found: dict[str, Any], console: Console) -> None:
-    """Parameters, disk and time, then memory as often as it was judged."""
+    """Prints parameters, disk and time, then memory for each device it was compared with."""
     if "parameters" not in found:
         console.print(f"no price: {found['missing']}", markup=False, highlight=False)
         return
-    table = Table(title="what it takes", title_justify="left", show_header=False, width=80)
+    table = Table(title="cost", title_justify="left", show_header=False, width=80)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     parameters, features = found["parameters"], found["features"]
@@ -40,7 +41,7 @@ def print_price(found: dict[str, Any], console: Console) -> None:
         )
     else:
         table.add_row(
-            "states on disk", f"{per_token}; how many tokens is not known before the ingest"
+            "states on disk", f"{per_token}; the number of tokens is unknown before the ingest"
         )
     for stage in ("capture", "training"):
         spent = found[stage]
@@ -49,7 +50,7 @@ def print_price(found: dict[str, Any], console: Console) -> None:
                 stage, f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s"
             )
         else:
-            table.add_row(stage, f"time unknown: {stage}.tokens_per_s states no rate")
+            table.add_row(stage, f"time unknown: {stage}.tokens_per_s gives no rate")
     console.print(table)
     *before, last = found["memory"]
     for judged in before:
@@ -67,17 +68,13 @@ def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console)
     table.add_column("part", overflow="fold")
     for phase in judged["phases"]:
         table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
-    for part in dict.fromkeys(part for parts in judged["phases"].values() for part in parts):
-        values = (parts.get(part) for parts in judged["phases"].values())
-        table.add_row(
-            part.replace("_", " "),
-            *(bytes_text(value) if value else "" for value in values),
-            end_section=False,
-        )
+    phases = judged["phases"].values()
+    for part in dict.fromkeys(itertools.chain.from_iterable(phases)):
+        sizes = [parts.get(part) for parts in phases]
+        cells = [bytes_text(size) if size else "" for size in sizes]
+        table.add_row(part.replace("_", " "), *cells, end_section=False)
     table.add_section()
-    table.add_row(
-        "together", *(bytes_text(sum(parts.values())) for parts in judged["phases"].values())
-    )
+    table.add_row("total", *(bytes_text(sum(parts.values())) for parts in phases))
     console.print(table)
     kind = (
         "one sequence that fills it, assumed"
@@ -105,7 +102,8 @@ def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console)
         say.append("no layout fits: lower training.row_tokens or speculator.depth")
     if not judged["shared_by_processes"]:
         say.append(
-            f"host memory beside the GPUs: {bytes_text(judged['host_bytes'])} for {judged['processes']} processes on one node"
+            f"host memory besides the GPUs: {bytes_text(judged['host_bytes'])}"
+            f" for {judged['processes']} processes on one node"
         )
     console.print("\n".join(say), markup=False, highlight=False, width=80)
 

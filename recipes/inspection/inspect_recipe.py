@@ -1,9 +1,9 @@
-"""What a recipe's log holds and what learning from it would cost, for `inspect-traffic`.
-
-Nothing is kept: the log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked), unless the run of
-the recipe has ingested it already and nothing has changed since.
+"""What a recipe's log contains and what training on it would cost, for `inspect-traffic`.
 
     found, samples = inspect_recipe(recipe, run, rows_per_file=None, samples=2)
+
+The log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked),
+unless the recipe's run has an up-to-date ingest of it.
 """
 
 import os
@@ -21,7 +21,7 @@ from outrider.data.ingest.printable import printable
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.mask_view import marked
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.dry_run.plan import capture_cost
+from outrider.recipes.dry_run.estimates import capture_cost
 from outrider.recipes.pipeline.preflight import check_traffic, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.registry import STAGES
@@ -30,9 +30,9 @@ from outrider.recipes.pipeline.stages.registry import STAGES
 def inspect_recipe(
     recipe: Recipe, run: RunDirectory, rows_per_file: int | None, samples: int
 ) -> tuple[dict[str, Any], list[Text]]:
-    """What was found, made for JSON and without customer text; and a few sequences to look at, which are nothing but that."""
+    """The findings as JSON without customer text, and a few sequences, which are customer text."""
     check_traffic(recipe)
-    # The import of transformers would say that there is no torch, which a tokenizer does without.
+    # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
         target = local_target(recipe)
@@ -61,7 +61,7 @@ def _is_ingested(recipe: Recipe, run: RunDirectory) -> bool:
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
-    """Of the capture: of what the split keeps, or of everything where there can be no split."""
+    """Cost of the capture: of what the split keeps, or of everything without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
     cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
@@ -76,7 +76,7 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
 
 
 def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
-    """Sequences that are evenly spread over the log."""
+    """`count` sequences, evenly spread over the log."""
     if not count:
         return []
     from tokenizers import Tokenizer
@@ -85,8 +85,9 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
     table = load_sequences(sequences_dir)
     shown = []
     for row in table.select(np.linspace(0, len(table) - 1, count, dtype=int)):
-        title = f"sequence {row['sequence_id']}: {row['fidelity']}, finish_reason {row['finish_reason']}, "
-        title += f"temperature {row['temperature']:g}, tenant {printable(row['tenant']) or 'not logged'}\n"
+        title = f"sequence {row['sequence_id']}: {row['fidelity']}, "
+        title += f"finish_reason {row['finish_reason']}, temperature {row['temperature']:g}, "
+        title += f"tenant {printable(row['tenant']) or 'not logged'}\n"
         sequence = marked(tokenizer, row["token_ids"], row["completion_start"])
         shown.append(Text.assemble((title, "bold"), sequence))
     return shown

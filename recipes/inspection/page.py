@@ -1,4 +1,4 @@
-"""What `inspect-traffic` found, as a person reads it in a terminal.
+"""The findings of `inspect-traffic` as tables and histograms for a terminal.
 
 print_inspection(found, Console())
 """
@@ -17,22 +17,19 @@ from outrider.data.ingest.traffic_facts import counted, date, facts
 from outrider.data.split.split import PARTS
 
 BAR = 24
-"""Characters of a histogram's longest bar."""
+"""Characters of the longest bar of a histogram."""
 
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
-    """The page; names that a log gave are printed as text, never obeyed."""
-    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {found['rows']:,} rows, {found['exchanges']:,} exchanges"
+    """Prints the page. Names from the log are printed as plain text, never as markup."""
+    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {found['rows']:,} rows, "
+    title += f"{found['exchanges']:,} exchanges"
     console.print(Text(title, "bold"), soft_wrap=True)
     if found["rows_per_file"]:
-        limit = f"--first: no more than the first {found['rows_per_file']:,} rows of each file were read. All below is of these alone, "
-        console.print(
-            Text(
-                limit
-                + "cost and split too; an exchange of several rows may be cut off at the end.",
-                "yellow",
-            )
-        )
+        limit = f"--first: only the first {found['rows_per_file']:,} rows of each file were read. "
+        limit += "All figures are of these rows, cost and split included; an exchange of several "
+        limit += "rows may be cut off at the end."
+        console.print(Text(limit, "yellow"))
     if found["ingested_in"]:
         console.print(
             Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
@@ -76,12 +73,10 @@ def _rejects(found: Mapping[str, Any]) -> Table:
 
 
 def _split(split: Mapping[str, Any]) -> Table:
-    left_out = (
-        ", ".join(f"{reason} {count:,}" for reason, count in split["left_out"].items()) or "nothing"
-    )
-    caption = f"left out: {left_out}"
+    left_out = [f"{reason} {count:,}" for reason, count in split["left_out"].items()]
+    caption = f"left out: {', '.join(left_out) or 'nothing'}"
     if not split["prompts_compared"]:
-        caption += "; prompts were not compared, so near-identical ones are still to come off"
+        caption += "; prompts were not compared, so near duplicates are still included"
     table = _table("split", caption=caption, caption_justify="left")
     for column in ("", "sessions", "sequences", "tokens", "trained on", "from"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -123,6 +118,5 @@ def _capture(found: Mapping[str, Any]) -> str:
     predicted = found["predicted"]
     of = "what the split keeps" if found["split"] else "everything"
     rate = ", the rate of the embedded target on 2 cores" if predicted["tokens_per_s"] else ""
-    return f"{predicted['text']}{rate}; of {of}" + (
-        "" if rate else "; no rate is known for this target, so no time"
-    )
+    unknown = "" if rate else "; no rate is known for this target, so no time"
+    return f"{predicted['text']}{rate}; of {of}{unknown}"

@@ -1,1 +1,1 @@
-"""The stages of a run, their processes and the run directory."""
+"""The stages of a run, their processes, and the run directory."""

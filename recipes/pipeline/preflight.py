@@ -19,7 +19,7 @@ from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds import kind_of, trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -73,8 +73,8 @@ def _check_paths(key: str, paths: list[str]) -> None:
         names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
         embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
         raise OutriderError(
-            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor to "
-            "the current directory; give a log, a folder of logs or a URL, in the recipe or as "
+            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor "
+            "to the current directory; give a log, a folder of logs or a URL, in the recipe or as "
             f"traffic.{key}=... on the command line (included: {', '.join(embedded) or 'none'})"
         )
 
@@ -87,8 +87,8 @@ def _check_privacy(recipe: Recipe) -> None:
         return
     if not Path(privacy.key_file).expanduser().is_file():
         raise OutriderError(
-            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe "
-            "nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
+            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
+            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
             "leave the key out to get a new one for the run"
         )
 
@@ -108,7 +108,9 @@ def check_target(
     A dry run needs config.json only.
     """
     speculator = speculator or SpeculatorConfig()
-    base = Path(speculator.base) if speculator.base else None
-    trainable_kind(speculator.kind).check_target(target, base, dry_run)
+    kind = trainable_kind(speculator.kind)
+    base = Path(speculator.base).expanduser() if speculator.base else None
+    warm_start = base if base is not None and kind_of(base) is kind else None
+    kind.check_target(target, warm_start, dry_run)
     if base is not None and (not dry_run or has_weights(target)):
         check_speculator(base, target)

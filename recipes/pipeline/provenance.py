@@ -1,4 +1,4 @@
-"""How a run came about: command line, versions, commit, hardware. Never a secret: the environment passes an allow list.
+"""Provenance of a run: command line, versions, commit, hardware; no secrets.
 
 write_json(run / "provenance.json", provenance(sys.argv, (Path("resume_screening.yaml"),)))
 """
@@ -30,7 +30,7 @@ DISTRIBUTIONS = (
     "safetensors",
 )
 
-# Names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY begin like their harmless neighbours.
+# An allow list of names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY are secret.
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "LD_PRELOAD",
@@ -46,7 +46,7 @@ ENVIRONMENT = (
 
 
 def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
-    """What a reader needs in order to do the same again."""
+    """Everything that is needed to repeat the run."""
     return {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command_line": [without_credentials(word) for word in command_line],
@@ -61,7 +61,7 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide what a run computes."""
+    """Versions of the installed packages that determine what a run computes."""
     found = {}
     for name in DISTRIBUTIONS:
         try:
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores that this process may use, memory, GPUs."""
+    """Processor, usable cores, memory, GPUs."""
     gpus = []
     if shutil.which("nvidia-smi"):
         query = [
@@ -92,7 +92,7 @@ def hardware() -> dict[str, Any]:
 
 
 def without_credentials(text: str) -> str:
-    """A command line's word without the user part and the query of its URLs, which may hold keys."""
+    """The text without user part and query of its URLs, which may contain keys."""
     text = re.sub(r"(://)[^/@\s]+@", r"\1***@", text)
     return re.sub(r"(://[^?\s]+)\?\S+", r"\1?***", text)
 
@@ -107,16 +107,13 @@ def _processor() -> str:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the checkout that this package runs from; None when it is not one."""
+    """Commit of the checkout that this package runs from; None outside a checkout."""
     if not shutil.which("git"):
         return None
     here = ["git", "-C", str(Path(__file__).resolve().parent)]
-    commit = subprocess.run(
-        [*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    commit = subprocess.run([*here, "rev-parse", "HEAD"], **settings)
     if commit.returncode != 0:
         return None
-    status = subprocess.run(
-        [*here, "status", "--porcelain"], capture_output=True, text=True, check=False
-    )
+    status = subprocess.run([*here, "status", "--porcelain"], **settings)
     return {"commit": commit.stdout.strip(), "changed_files": len(status.stdout.splitlines())}

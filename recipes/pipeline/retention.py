@@ -1,7 +1,9 @@
-"""Retention: after the export, `privacy.retention` deletes what was made of the customer's text; a later run says so.
+"""Retention: deletes copies of the customer's text after the export, by `privacy.retention`.
 
-retain(run, recipe.privacy.retention)        # deletes, and notes it in retention.json
-deletion_of(run, run.features)               # "2026-08-01, privacy.retention = delete_features", or None
+    retain(run, recipe.privacy.retention)   # deletes, and records it in retention.json
+    deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
+
+Later runs read retention.json to tell deleted outputs from missing ones.
 """
 
 import datetime
@@ -12,19 +14,19 @@ from outrider.common.files import read_json, write_json
 from outrider.recipes.pipeline.run_dir import RunDirectory
 
 COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
-"""What stays of the traffic and of its states: it holds no text. Without the quarantine nobody could say what was measured."""
+"""Files that are kept because they hold no text. quarantine.json is part of what was measured."""
 
 
 def retain(run: RunDirectory, retention: str) -> list[str]:
-    """Deletes what the recipe says, and returns the paths, relative to the run directory. What is gone already is no matter."""
+    """Deletes what the recipe asks for; returns the paths, relative to the run directory."""
     doomed = [path for path in _held(run, retention) if _text(path)]
     if not doomed:
         return []
     names = [str(path.relative_to(run.root)) for path in doomed]
     earlier = read_json(_note(run))["deleted"] if _note(run).is_file() else {}
-    told = f"{datetime.date.today().isoformat()}, privacy.retention = {retention}"
-    # Noted first: whoever is interrupted here is told the same, and the next run deletes the rest.
-    write_json(_note(run), {"deleted": earlier | dict.fromkeys(names, told)})
+    why = f"{datetime.date.today().isoformat()}, privacy.retention = {retention}"
+    # Recorded first: after an interruption the next run deletes the rest.
+    write_json(_note(run), {"deleted": earlier | dict.fromkeys(names, why)})
     for path in doomed:
         for text in _text(path):
             shutil.rmtree(text) if text.is_dir() else text.unlink()
@@ -34,18 +36,22 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
 
 
 def deletion_of(run: RunDirectory, path: Path) -> str | None:
-    """When and by which setting `path` was deleted; None when it stands there, or was not deleted by retention."""
+    """Date and setting by which retention deleted `path`; None if it did not."""
     if path.exists() or not _note(run).is_file():
         return None
     deleted = read_json(_note(run))["deleted"]
-    return next(
-        (told for name, told in deleted.items() if path.is_relative_to(run.root / name)), None
-    )
+    for name, why in deleted.items():
+        if path.is_relative_to(run.root / name):
+            return str(why)
+    return None
 
 
 def _text(path: Path) -> list[Path]:
-    """What of a file, or of a directory's entries, is not mere counts."""
-    entries = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    """The file, or the directory's entries, without those that hold only counts."""
+    if path.is_dir():
+        entries = sorted(path.iterdir())
+    else:
+        entries = [path] if path.exists() else []
     return [entry for entry in entries if entry.name not in COUNTS]
 
 

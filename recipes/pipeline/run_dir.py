@@ -1,14 +1,16 @@
-"""The run directory: where a run keeps what it made, who is using it, and how it came about.
+"""The run directory: artifacts of the stages, their records, logs, and a lock.
 
 run = RunDirectory.of(recipe, runs=Path("runs"))
 with run.locked():
     run.begin_attempt(recipe, files, command_line)
 
 runs/NAME/
-    recipe.resolved.yaml   every key with its value          provenance.json   command line, versions, commit, hardware
-    stages/STAGE.json      digests of inputs, results        logs/attempt_N/   one log a stage
+    recipe.resolved.yaml   every key with its value
+    provenance.json        command line, versions, commit, hardware
+    stages/STAGE.json      inputs and result of a stage
+    logs/attempt_N/        one log per stage
     retention.json         what was deleted after the export
-    traffic/ split/ features/ training/ speculator/ evaluation/ bundle/        the artifacts
+    traffic/ split/ features/ training/ speculator/ evaluation/ bundle/    the artifacts
     metrics.jsonl  report.html  report.json  report.md
 """
 
@@ -32,7 +34,7 @@ from outrider.recipes.pipeline.provenance import provenance
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run. Everything below `root` may be deleted; the next run makes it again."""
+    """Paths of one run. Everything below `root` may be deleted; the next run writes it again."""
 
     root: Path
 
@@ -53,12 +55,12 @@ class RunDirectory:
 
     @property
     def general(self) -> Path:
-        """Output of ingest for general traffic, where a recipe names some; as `traffic`."""
+        """Output of ingest for general traffic, if the recipe names any; laid out as `traffic`."""
         return self.traffic / "general"
 
     @property
     def tables(self) -> list[Path]:
-        """Every table of token sequences that there is, the customer's first."""
+        """All tables of token sequences, the customer's first."""
         general = self.general / "sequences"
         return [self.sequences, general] if general.is_dir() else [self.sequences]
 
@@ -69,7 +71,7 @@ class RunDirectory:
 
     @property
     def features(self) -> Path:
-        """Output of capture: raw customer text in another form, treat it so."""
+        """Output of capture. As confidential as the text: states reveal it."""
         return self.root / "features"
 
     @property
@@ -84,12 +86,12 @@ class RunDirectory:
 
     @property
     def evaluation(self) -> Path:
-        """What evaluate measured, and its servers' logs."""
+        """Output of evaluate and the logs of its servers."""
         return self.root / "evaluation"
 
     @property
     def other_evaluation(self) -> Path:
-        """The same of a speculator from elsewhere, with its report."""
+        """Output of evaluate_other, with its report."""
         return self.root / "evaluation_of_other"
 
     @property
@@ -99,36 +101,34 @@ class RunDirectory:
 
     @property
     def resolved_recipe(self) -> Path:
-        """The recipe with every key filled in; the stages' processes read it."""
+        """The recipe with every key filled in, as the stages read it."""
         return self.root / "recipe.resolved.yaml"
 
     def stage_record(self, stage: str) -> Path:
-        """What stage left: digests of its inputs, its result."""
+        """The record of a stage: its inputs and its result."""
         return self.root / "stages" / f"{stage}.json"
 
     def attempt(self) -> Path:
-        """The log directory of the attempt under way, or of the last one."""
-        numbers = [
-            int(path.name.removeprefix("attempt_")) for path in self.root.glob("logs/attempt_*")
-        ]
-        return self.root / "logs" / f"attempt_{max(numbers, default=0)}"
+        """The log directory of the current attempt, or of the last one."""
+        names = [path.name for path in self.root.glob("logs/attempt_*")]
+        number = max((int(name.removeprefix("attempt_")) for name in names), default=0)
+        return self.root / "logs" / f"attempt_{number}"
 
     def begin_attempt(
         self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]
     ) -> None:
-        """Opens logs/attempt_N+1 and writes the resolved recipe and the provenance."""
+        """Creates logs/attempt_N+1 and writes the resolved recipe and the provenance."""
         number = int(self.attempt().name.removeprefix("attempt_")) + 1
         logs = self.root / "logs" / f"attempt_{number}"
-        logs.mkdir(
-            parents=True, mode=0o700
-        )  # what libraries write into a log is not ours to answer for
+        # Private: libraries may log anything.
+        logs.mkdir(parents=True, mode=0o700)
         self.write_resolved(recipe)
         story = provenance(command_line, files)
         write_json(self.root / "provenance.json", story)
         write_json(logs / "provenance.json", story)
 
     def write_resolved(self, recipe: Recipe) -> None:
-        """Publishes recipe.resolved.yaml, readable by its owner only: paths and environments may hold what is nobody's business."""
+        """Publishes recipe.resolved.yaml. Private: paths and environments may be confidential."""
         text = yaml.safe_dump(
             recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
         )
@@ -137,30 +137,34 @@ class RunDirectory:
             temporary.write_text(text, encoding="utf-8")
 
     def read_resolved(self) -> Recipe:
-        """The recipe that the attempt under way follows."""
+        """The recipe of the current attempt."""
         return Recipe.model_validate(
             yaml.safe_load(self.resolved_recipe.read_text(encoding="utf-8"))
         )
 
     def read_record(self, stage: str) -> dict[str, Any] | None:
-        """A stage's record, None when it has not finished yet."""
+        """A stage's record, None if it has not finished yet."""
         path = self.stage_record(stage)
         return read_json(path) if path.is_file() else None
 
     def result_of(self, stage: str) -> dict[str, Any]:
-        """A stage's result, empty when it has not finished yet."""
+        """A stage's result, empty if it has not finished yet."""
         record = self.read_record(stage)
         return record["result"] if record else {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the directory for this process; a second one is told who holds it. The kernel frees it when the holder dies."""
+        """Locks the directory. A second process gets an error that names the holder.
+
+        The kernel releases the lock when the holder dies.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file = (self.root / ".lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise OutriderError(
-                f"{self.root}: cannot write here ({error.strerror}); name another place with --runs DIR"
+                f"{self.root}: cannot write here ({error.strerror}); use another place with "
+                "--runs DIR"
             ) from None
         with file:
             try:
@@ -169,8 +173,9 @@ class RunDirectory:
                 file.seek(0)
                 holder = json.loads(file.read() or "{}")
                 raise OutriderError(
-                    f"{self.root}: in use by process {holder.get('pid', 'unknown')} since {holder.get('since', 'unknown')}; "
-                    "wait for it, end it, or run elsewhere with --runs DIR"
+                    f"{self.root}: in use by process {holder.get('pid', 'unknown')} since "
+                    f"{holder.get('since', 'unknown')}; wait for it, end it, or use another place "
+                    "with --runs DIR"
                 ) from None
             file.truncate(0)
             now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -81,12 +81,12 @@ def _compiling(
     run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options
 ) -> AbstractContextManager[None]:
     """Compiles for the evaluation in the background, if a stage before it has work to do."""
-    from outrider.serving.compile_cache import compiling
-
     earlier = itertools.takewhile(lambda name: name != "evaluate", wanted)
     if all(stage_of(name).state(run, recipe, options).done for name in earlier):
         return contextlib.nullcontext()
-    return compiling(recipe.target, recipe.serving, run.attempt() / "compile.log")
+    from outrider.serving.compile_cache import compiling
+
+    return compiling(recipe.target, recipe.speculative_serving(), run.attempt() / "compile.log")
 
 
 def _require_needed(stage: Stage, run: RunDirectory, results: Results) -> None:

@@ -3,8 +3,8 @@
     stage_of("capture").state(run, recipe, {})      # done, or why it runs
     stage_of("capture").perform(run, recipe, {})    # in its own process: stage_process.py
 
-A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe, the
-artifacts of the stages it needs, the target, the log, and the version of its code.
+A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
+the artifacts of the stages it needs, the target, the log, and the version of its code.
 """
 
 import dataclasses
@@ -95,8 +95,8 @@ class Stage:
         for path in self.reads(run):
             if deleted := deletion_of(run, path):
                 raise OutriderError(
-                    f"{self.name} must run ({'; '.join(reasons)}), but its input {path} was deleted "
-                    f"after the export ({deleted}). To compute it again from the logs, set "
+                    f"{self.name} must run ({'; '.join(reasons)}), but its input {path} was "
+                    f"deleted after the export ({deleted}). To compute it again from the logs, set "
                     "privacy.retention=keep in the recipe or on the command line and leave out "
                     "--stages. To leave it deleted, undo the change or use another --name"
                 )

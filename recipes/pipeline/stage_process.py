@@ -2,10 +2,10 @@
 
     python -m outrider.recipes.pipeline.stage_process capture runs/resume_screening
 
-Descriptors 1 and 2 are the stage's log, for this process and all that it starts. Loggers are bound to
-the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A user's
-mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other error is a
-traceback in the log; it quotes customer text only if `report.samples` allows it.
+Descriptors 1 and 2 are the stage's log, for this process and all that it starts. Loggers are bound
+to the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A
+user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
+error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
 """
 
 import errno

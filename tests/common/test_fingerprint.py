@@ -13,7 +13,6 @@ from outrider.common.fingerprint import (
     ABSENT,
     Kept,
     changes,
-    code_digest,
     path_digest,
     resume_or_clear,
     sampled_digest,
@@ -69,18 +68,6 @@ def test_sampled_digest_reads_both_ends_and_no_time(tmp_path: Path, monkeypatch)
     assert sampled_digest([Path(copied)]) != longer
     os.utime(weights, (1, 1))
     assert sampled_digest([weights]) == longer
-
-
-def test_code_digest_ignores_docstrings_comments_and_layout(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text('"""Old."""\n\ndef f(x):\n    """Old."""\n    return x + 1\n')
-    first = code_digest(tmp_path)
-    module.write_text('"""New."""\n# why\n\n\ndef f(x):\n    return (\n        x + 1)\n')
-    assert code_digest(tmp_path) == first
-    module.write_text('"""New."""\n\ndef f(x):\n    return x + 2\n')
-    changed = code_digest(tmp_path)
-    module.rename(tmp_path / "other.py")
-    assert len({first, changed, code_digest(tmp_path)}) == 3
 
 
 def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: Path) -> None:

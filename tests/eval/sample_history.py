@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from outrider.eval.report.compare import over_time, print_history, side_by_side, workloads
+from outrider.eval.report.compare import compare, print_comparison
 from outrider.eval.report.compare_page import write_page
 from tests.eval.sample_results import sample_results
 
@@ -21,7 +21,7 @@ def estimate(value, spread=SPREAD):
 
 def report(time, base, custom, **other):
     """A report of one evaluation, as far as history reads it, `time` in days."""
-    whole = json.loads(json.dumps(sample_results())) | {
+    whole = sample_results().model_dump(mode="json") | {
         "heldout_time": {"first": 0.0, "last": 1.76e9 + 86400 * time}
     }
     whole["replay"] |= {
@@ -44,10 +44,7 @@ def write_sample_history(folder):
         runs.append(folder / name)
         runs[-1].mkdir()
         (runs[-1] / "report.json").write_text(json.dumps(whole))
-    rows, notes = side_by_side(runs)
-    series, console = over_time(runs), Console(record=True, width=200)
-    print_history(series, console)
-    write_page(
-        folder / "compared.html", [run.name for run in runs], workloads(runs), series, rows, notes
-    )
+    compared, console = compare(runs), Console(record=True, width=200)
+    print_comparison(compared, console)
+    write_page(folder / "compared.html", compared)
     return folder / "compared.html", console.export_text()

@@ -8,23 +8,54 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.bench.metrics import counted_acceptance, counted_passes, noise_of, summarise
+from outrider.eval.bench.counted import counted_acceptance, counted_passes
+from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
-from outrider.eval.context import VERSION
-from outrider.eval.evaluate import _replay_results
 from outrider.eval.gate import judge
 from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.prediction.choose_k import choose_k
 from outrider.eval.prediction.predicted import predict_served
+from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
+from outrider.eval.results.acceptance import OnPolicy
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variants
+from outrider.eval.results.prediction import PromptCost
+from outrider.eval.results.report import (
+    VERSION,
+    Findings,
+    HeldoutTime,
+    RequestSampling,
+    Results,
+    Samples,
+    SpeculatorIdentity,
+)
+from outrider.eval.results.speed import Lengths, RateRow, Scenario, Served
+from outrider.eval.results.verification import (
+    BothCurves,
+    BothLengths,
+    DepthParity,
+    EngineFindings,
+    Parity,
+    Regimes,
+    ReplayAgainstEngine,
+    SameText,
+    StepsCompared,
+    Verification,
+)
+from outrider.serving.client import Sampling
+from outrider.serving.counters import SpeculationCounters
+from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
+COUNTERS = ("drafts", "accepted_tokens", "accepted_per_position")
+SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
 TIMES = StepTimes(
@@ -131,26 +162,20 @@ def queued_block(
     }
 
 
-def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, Any]:
-    """Two scenarios at rates of which a server without speculation, that serves 4 a second, sustains all but the last."""
-    return {
-        scenario: {
-            f"{rate:g}": rate_row(
-                {
-                    variant: [
-                        queued_block(
-                            rate, length * 2.0 / BURSTS[variant] ** 0.5, burst=BURSTS[variant]
-                        )
-                    ]
-                    for variant in BURSTS
-                },
-                EVALUATION,
-                QUIET,
-            )
-            for rate in rates
-        }
-        for scenario, length in (("long_in_long_out", 0.8), ("long_in_short_out", 0.3))
-    }
+def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[str, RateRow]]:
+    """Two scenarios at rates that a server without speculation, which serves 4 per second, sustains
+    except for the last."""
+    table: dict[str, dict[str, RateRow]] = {}
+    for scenario, length in (("long_in_long_out", 0.8), ("long_in_short_out", 0.3)):
+        table[scenario] = {}
+        for rate in rates:
+            blocks = {
+                variant: [queued_block(rate, length * 2.0 / burst**0.5, burst=burst)]
+                for variant, burst in BURSTS.items()
+            }
+            row = rate_row(blocks, EVALUATION, QUIET)
+            table[scenario][f"{rate:g}"] = RateRow.model_validate(row)
+    return table
 
 
 def sample_replay(acceptance: float) -> ReplaySums:
@@ -167,7 +192,7 @@ def sample_replay(acceptance: float) -> ReplaySums:
     return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
 
 
-def sample_examples(text: str = "word") -> dict[str, Any]:
+def sample_examples(text: str = "word") -> Samples:
     """One response of eight tokens, in three steps for base and two for custom; `text` is its first token."""
     kinds = {
         "base": ["first", "accepted", "own", "accepted", "accepted", "own", "accepted", "accepted"],
@@ -192,7 +217,7 @@ def sample_examples(text: str = "word") -> dict[str, Any]:
         ]
         count = steps[variant][-1]
         example[variant] = {"steps": count, "acceptance_length": 7 / count, "shown": shown}
-    return {"k": K, "head": 4, "examples": [example]}
+    return Samples.model_validate({"k": K, "head": 4, "examples": [example]})
 
 
 SLICES = {
@@ -205,135 +230,160 @@ SLICES = {
 """Two tenants, the second with three sessions; and a dimension of a single slice."""
 
 
-def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> dict[str, Any]:
-    """Drafts of trainer and engine compared."""
-    depth = {
-        "n": 200,
-        "agreement": agreement,
-        "near_ties": 0.002,
-        "difference": difference,
-        "gap": 0.1,
-    }
-    return {
-        "steps": 200,
-        "agreement": agreement,
-        "near_ties": 0.002,
-        "difference": difference,
-        "per_depth": [depth] * DEPTH,
-    }
+def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> Parity:
+    """Draft parity of one speculator."""
+    depth = DepthParity(n=200, agreement=agreement, near_ties=0.002, difference=difference, gap=0.1)
+    return Parity(
+        steps=200,
+        agreement=agreement,
+        near_ties=0.002,
+        difference=difference,
+        per_depth=[depth] * DEPTH,
+    )
 
 
-def sample_results(custom_speed: float = 1.4) -> dict[str, Any]:
-    """As evaluate() writes it."""
-    base, custom = sample_replay(0.6), sample_replay(0.8)
-    blocks = {
-        mode: sample_blocks(custom_speed, speed)
-        for mode, speed in (("eager", 1.0), ("compiled", 2.3))
-    }
-    passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
+def sample_engine_findings() -> EngineFindings:
+    """What the engine's outputs showed: lossless, and replay agrees."""
     random = np.random.default_rng(2)
-    marks = (random.random(48) < 0.9).tolist()
-    detail = {
-        "predicted_steps": 1503.2,
-        "counted_drafts": 1500,
-        "relative_difference": 0.0021,
-        "delivered_tokens": 4000.0,
-        "acceptance_length_delivered": {"replay": 4000 / 1503.2, "engine": 4000 / 1500},
-        "acceptance_length_counters": 2.69,
-        "cumulative": {"replay": [0.8, 0.6, 0.4], "engine": [0.8, 0.6, 0.4]},
-    }
-    results = {
-        "version": VERSION,
-        "recipe": "resume_screening",
-        "run_dir": "runs/resume_screening",
-        "target": "nano_r1",
-        "speculator": {"kind": "mtp", "in_words": "an MTP layer", "weights_sha256": "ab" * 32},
-        "not_measured": {},
-        "own_text": {
-            "own": True,
-            "cause": "own",
-            "text": "as likely as the target's own samples",
-            "sequences": 120,
-        },
-        "heldout_time": {"first": 1.76e9, "last": 1.7601e9},
-        "k": K,
-        "choice": {
-            **choose_k(custom.acceptance_length(), TIMES.step_s),
-            "prompt_token_ms": {"none": 0.1, "drafting": 0.12},
-            "source": "steps of the eager engine, measured",
-            "requested": "auto",
-            "sequences": 120,
-        },
-        "sampling": {"temperature": 0.6, "top_p": 0.95},
-        "draft_sample_method": "greedy",
-        "replay": _replay_results(base, custom, K, EVALUATION),
-        "general": None,
-        "interpolation": [],
-        "slices": sliced(base, custom, K, SLICES, samples=200, seed=0),
-        "counted": counted_acceptance(
-            [one for mode in passes.values() for one in mode], EVALUATION
+    random.random(48)
+    detail = StepsCompared(
+        predicted_steps=1503.2,
+        counted_drafts=1500,
+        relative_difference=0.0021,
+        delivered_tokens=4000.0,
+        acceptance_length_delivered=BothLengths(replay=4000 / 1503.2, engine=4000 / 1500),
+        acceptance_length_counters=2.69,
+        cumulative=BothCurves(replay=[0.8, 0.6, 0.4], engine=[0.8, 0.6, 0.4]),
+    )
+    details = Drafters[StepsCompared](base=detail, custom=detail)
+    greedy = compare_greedy(
+        [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
+    )
+    return EngineFindings(
+        requests=24,
+        greedy=Drafters(base=greedy, custom=greedy),
+        greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
+        sampled_text=Variants(
+            **{
+                variant: text_statistics([random.normal(-0.4, 0.2, 100) for _ in range(24)])
+                for variant in VARIANTS
+            }
         ),
-        "served": {
-            mode: {
-                "speed": summarise(measured, EVALUATION, noise_of(blocks)),
-                "acceptance": counted_acceptance(passes[mode], EVALUATION),
-            }
-            for mode, measured in blocks.items()
-        },
-        "rates": {"compiled": sample_rates()},
-        "scenarios": {
-            name: {
-                "requests": 40,
-                "heldout": 200,
-                "prompt_tokens": {"p10": 180, "p50": 205, "p90": 220},
-                "response_tokens": {"p10": 170, "p50": 200, "p90": 250},
-                "max_tokens": 256,
-            }
-            for name in ("long_in_long_out", "long_in_short_out")
-        },
-        "verification": {
-            "requests": 24,
-            "parity": {variant: sample_parity() for variant in ("base", "custom")},
-            "greedy": {
-                variant: compare_greedy(
-                    [[1, 2], [1, 2]] * 12,
-                    [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]],
-                    lambda *_: 0.1,
-                    0.5,
-                )
-                for variant in ("base", "custom")
-            },
-            "sampled_text": {
-                v: text_statistics([random.normal(-0.4, 0.2, 100) for _ in range(24)])
-                for v in ("none", "base", "custom")
-            },
-            "same_text": {
-                v: {"prompts": 24, "tokens": 5000, "bins": 40, "distance": 31.5, "p_value": 0.4}
-                for v in ("base", "custom")
-            },
-            "task": task_accuracy(
-                {v: marks for v in ("none", "base", "custom")},
-                [str(i) for i in range(48)],
-                margin=0.1,
-            ),
-            "replay_vs_engine": {
-                "base": 0.0021,
-                "custom": -0.003,
-                "details": {
-                    regime: {"base": detail, "custom": detail} for regime in ("greedy", "sampled")
-                },
-            },
-        },
-        "settings": EVALUATION.model_dump(mode="json"),
-    }
-    results["samples"] = None
-    results["cost"] = None
-    replayed = {"base": base, "custom": custom}
-    results["predicted"] = {
-        mode: predict_served(
-            served["speed"], blocks[mode], K, replayed, TIMES if mode == "eager" else None, 200
+        parity=Drafters(base=sample_parity(), custom=sample_parity()),
+        replay_vs_engine=ReplayAgainstEngine(
+            base=0.0021, custom=-0.003, details=Regimes(greedy=details, sampled=details)
+        ),
+    )
+
+
+def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
+    """The verification pass: two tokens per prompt, and the counters of the last block."""
+    recorded = {}
+    for block in blocks:
+        counters = SpeculationCounters(
+            draft_tokens=0,
+            generation_tokens=block["output_tokens"],
+            **{name: block["counters"][name] for name in COUNTERS},
         )
-        for mode, served in results["served"].items()
+        recorded[block["variant"]] = Recorded(token_ids=[[1, 2]] * prompts, counters=counters)
+    samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
+    passes = Variants[Recorded](**recorded)
+    return Outputs(samplings=samplings, greedy=passes, sampled=passes)
+
+
+def served_measurements(
+    custom_speed: float, blocks: list[dict[str, Any]] | None = None, prompts: int = 3
+) -> dict[str, Any]:
+    """What an evaluation in eager mode measures in servers, as it is cached."""
+    blocks = blocks or sample_blocks(custom_speed)
+    return {
+        "speed_eager": blocks,
+        "verification_outputs": sample_outputs(blocks, prompts).model_dump(mode="json"),
+        "verification_findings": sample_engine_findings().model_dump(mode="json"),
     }
-    results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
-    return results
+
+
+def sample_verification() -> Verification:
+    """The whole verification pass."""
+    marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
+    same = SameText(prompts=24, tokens=5000, bins=40, distance=31.5, p_value=0.4)
+    sessions = [str(i) for i in range(48)]
+    return Verification(
+        **dict(sample_engine_findings()),
+        same_text=Drafters(base=same, custom=same),
+        task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions, margin=0.1),
+    )
+
+
+def sample_findings(custom_speed: float = 1.4) -> Findings:
+    """All that evaluate() measures."""
+    base, custom = sample_replay(0.6), sample_replay(0.8)
+    replays = {"base": base, "custom": custom}
+    blocks = {"eager": sample_blocks(custom_speed), "compiled": sample_blocks(custom_speed, 2.3)}
+    passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
+    served = {
+        mode: Served(
+            speed=summarise(measured, EVALUATION, noise_of(blocks)),
+            acceptance=counted_acceptance(passes[mode], SPECULATORS, K, EVALUATION),
+        )
+        for mode, measured in blocks.items()
+    }
+    scenario = Scenario(
+        requests=40,
+        heldout=200,
+        prompt_tokens=Lengths(p10=180, p50=205, p90=220),
+        response_tokens=Lengths(p10=170, p50=200, p90=250),
+        max_tokens=256,
+    )
+    return Findings(
+        version=VERSION,
+        recipe="resume_screening",
+        run_dir="runs/resume_screening",
+        target="nano_r1",
+        speculator=SpeculatorIdentity(
+            kind="mtp", in_words="an MTP layer", weights_sha256="ab" * 32
+        ),
+        not_measured={},
+        own_text=OnPolicy(own=True, cause="own", text="on-policy", sequences=120),
+        heldout_time=HeldoutTime(first=1.76e9, last=1.7601e9),
+        k=K,
+        choice=choose_k(
+            custom.acceptance_length(),
+            TIMES.step_s,
+            prompt_token_ms=PromptCost(none=0.1, drafting=0.12),
+            source="steps of the eager engine, timed",
+            sequences=120,
+        ),
+        sampling=RequestSampling(temperature=0.6, top_p=0.95),
+        draft_sample_method="greedy",
+        replay=replay_figures(replays, K, EVALUATION),
+        general=None,
+        interpolation=[],
+        slices=sliced(base, custom, K, SLICES, samples=200, seed=0),
+        counted=counted_acceptance(
+            [*passes["eager"], *passes["compiled"]], SPECULATORS, K, EVALUATION
+        ),
+        served=served,
+        rates={"compiled": sample_rates()},
+        scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
+        verification=sample_verification(),
+        predicted={
+            mode: predict_served(
+                row.speed, blocks[mode], K, replays, TIMES if mode == "eager" else None, 200
+            )
+            for mode, row in served.items()
+        },
+        samples=None,
+        settings=EVALUATION.model_dump(mode="json"),
+    )
+
+
+def judged(findings: Findings) -> Results:
+    """Results without prices."""
+    verdict = judge(findings, EVALUATION.gate, EVALUATION.parity)
+    return Results(**dict(findings), cost=None, verdict=verdict)
+
+
+def sample_results(custom_speed: float = 1.4) -> Results:
+    """As evaluate() writes it."""
+    return judged(sample_findings(custom_speed))

@@ -11,10 +11,11 @@ from typing import Any
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.tally import PrivacyTally
 from outrider.eval.config import CostConfig
-from outrider.eval.evaluate import _replay_results
 from outrider.eval.prediction.cost import money
+from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.report import write_report
+from outrider.eval.results.acceptance import Mixture
 from tests.eval.sample_results import EVALUATION, K, sample_examples, sample_replay, sample_results
 
 
@@ -84,17 +85,21 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     """Writes the inputs of a whole report into `run`, and the report; `text` is the first token of the example response."""
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
-    results["cost"] = money(results["served"], cost)
-    results["settings"]["cost"] = cost.model_dump(mode="json")
     base, custom = sample_replay(0.6), sample_replay(0.8)
-    results["general"] = _replay_results(base, sample_replay(0.59), K, EVALUATION)
+    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, K, EVALUATION)
     shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
-    results["interpolation"] = sweep(
-        shares, K, {"heldout": base, "general": base}, lambda share, part: custom
+    mixtures = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
+    results = results.model_copy(
+        update={
+            "cost": money(results.served, cost),
+            "settings": results.settings | {"cost": cost.model_dump(mode="json")},
+            "general": general,
+            "interpolation": [Mixture.model_validate(row) for row in mixtures],
+            "samples": sample_examples(text),
+        }
     )
-    results["samples"] = sample_examples(text)
     files = {
-        "evaluation/results.json": results,
+        "evaluation/results.json": results.model_dump(mode="json"),
         "provenance.json": {
             "command_line": ["train-speculator", "--recipe", "resume_screening.yaml", "x" * 300],
             "started": "2026-03-01T10:00:00+00:00",

@@ -1,20 +1,26 @@
 """What cannot be replayed is judged on what the engine counted, and the report says what was not checked."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.eval import counted as module
-from outrider.eval.bench.measure import Measured
+from outrider.eval.bench.counted import CountedPass, counted_acceptance
 from outrider.eval.config import EvalConfig
-from outrider.eval.counted import delivered_acceptance, evaluate_counted
-from outrider.eval.report.schema import Report
+from outrider.eval.context import (
+    Backends,
+    EvaluationContext,
+    EvaluationData,
+    EvaluationFolders,
+)
+from outrider.eval.evaluate import evaluate
+from outrider.eval.results.report import Report, Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
+from tests.eval.sample_results import EVALUATION, sample_blocks, served_measurements
 from tests.tiny import write_tiny_target
 
 
@@ -36,29 +42,23 @@ def simulated(script):
     return counters(tokens, len(drafted), reached)
 
 
-def test_steps_without_a_draft_are_steps(tmp_path):
-    script = [2, None, 0, None, 1, 2, None, None]
-    mtp = Speculator("mtp", tmp_path)
-    passes = [
-        (f"{n}", {"base": (simulated([1, 0, 2]), 1), "custom": (simulated(script), 1)})
-        for n in range(2)
-    ]
-    found = delivered_acceptance(
-        passes, {"base": mtp, "custom": Speculator("ngram")}, 2, EVALUATION
-    )
-    assert (
-        found["custom"]["acceptance_length"] == pytest.approx((8 + 5) / 8)
-        and found["custom"]["steps"] == 16
-    )
-    assert found["base"]["acceptance_length"] == pytest.approx(6 / 3)
-    assert found["ratio"]["value"] == pytest.approx(13 / 8 / 2)
-    assert found["custom"]["cumulative"] == pytest.approx([3 / 8, 2 / 8])
-    none = [("0", {"base": (simulated([1, 0, 2]), 1), "custom": (counters(9), 1)})]
-    found = delivered_acceptance(none, {"base": mtp, "custom": Speculator("none")}, 2, EVALUATION)
-    assert found["custom"]["acceptance_length"] == 1.0 and found["custom"]["cumulative"] == [
-        0.0,
-        0.0,
-    ]
+def test_steps_without_a_draft_are_steps():
+    def counted(kind, custom):
+        passes = [
+            CountedPass(f"{n}", 1, {"base": simulated([1, 0, 2]), "custom": custom})
+            for n in range(2)
+        ]
+        speculators = {"base": Speculator("mtp"), "custom": Speculator(kind)}
+        return counted_acceptance(passes, speculators, 2, EVALUATION)
+
+    found = counted("ngram", simulated([2, None, 0, None, 1, 2, None, None]))
+    assert found.custom.acceptance_length == pytest.approx((8 + 5) / 8)
+    assert found.custom.steps == 16
+    assert found.base.acceptance_length == pytest.approx(6 / 3)
+    assert found.ratio.value == pytest.approx(13 / 8 / 2)
+    assert found.custom.cumulative == pytest.approx([3 / 8, 2 / 8])
+    found = counted("none", counters(9))
+    assert found.custom.acceptance_length == 1.0 and found.custom.cumulative == [0.0, 0.0]
 
 
 @pytest.fixture
@@ -80,40 +80,39 @@ def case(tmp_path):
         for n in range(6)
     ]
     Dataset.from_list(rows).save_to_disk(tmp_path / "sequences")
-    return {
-        "recipe": "a_test",
-        "run_dir": tmp_path,
-        "target": TargetConfig(model=str(target)),
-        "sequences_dir": tmp_path / "sequences",
-        "parts": {"validation": ["q0"], "heldout": [row["sequence_id"] for row in rows]},
-        "depth": 3,
-        "serving": ServingConfig(engine=EngineConfig(max_num_seqs=8)),
-        "evaluation": EVALUATION,
-        "out_dir": tmp_path / "out",
-        "report_dir": tmp_path / "out",
-        "log_dir": tmp_path,
-    }
+    return EvaluationContext(
+        recipe="a_test",
+        target=TargetConfig(model=str(target)),
+        serving=ServingConfig(engine=EngineConfig(max_num_seqs=8)),
+        settings=EVALUATION.model_copy(update={"engine_modes": ["eager"]}),
+        depth=3,
+        speculators={"base": Speculator.named(target), "custom": Speculator("ngram")},
+        data=EvaluationData(
+            tmp_path / "sequences",
+            {"validation": ["q0"], "heldout": [row["sequence_id"] for row in rows]},
+        ),
+        folders=EvaluationFolders(tmp_path, tmp_path / "out", tmp_path / "out", tmp_path),
+        backends=Backends(servers=lambda *_: pytest.fail("started")),
+    )
 
 
-def served_as(kind, speed):
-    """Of `serve`, with blocks in which custom is `speed` times as fast and accepts as its kind can."""
+def judged(case, custom):
+    """The case with another custom speculator."""
+    return replace(case, speculators=case.speculators | {"custom": custom})
 
-    def serve(context, servers, load, k, requests):
-        assert context.speculators["custom"].kind == kind and k == 3
-        blocks = sample_blocks(speed)
-        for block in blocks:
-            block["counters"] = dict(block["counters"])
-            drafts, tokens = block["counters"]["drafts"], block["output_tokens"]
-            own = {"draft_tokens": k * drafts, "generation_tokens": tokens}
-            if block["variant"] == "custom" and kind == "none":
-                own |= {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
-            block["counters"] |= own
-        sampled = {
-            b["variant"]: {"counters": b["counters"], "token_ids": [[1, 2]] * 6} for b in blocks
-        }
-        return Measured({"eager": blocks}, {"sampled": sampled})
 
-    return serve
+def served(kind, speed):
+    """Served measurements: custom is `speed` times as fast and accepts as its kind can."""
+    blocks = sample_blocks(speed)
+    for block in blocks:
+        drafts, tokens = block["counters"]["drafts"], block["output_tokens"]
+        own = {"draft_tokens": 3 * drafts, "generation_tokens": tokens}
+        if block["variant"] == "custom" and kind == "none":
+            own |= {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
+        block["counters"] = block["counters"] | own
+    measured = served_measurements(speed, blocks, prompts=6)
+    measured["verification_findings"] |= {"parity": None, "replay_vs_engine": None}
+    return measured
 
 
 @pytest.mark.parametrize(
@@ -126,45 +125,39 @@ def served_as(kind, speed):
     ],
 )
 def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
-    case, tmp_path, monkeypatch, kind, speed, verdict, reason
+    case, tmp_path, kind, speed, verdict, reason
 ):
-    monkeypatch.setattr(module, "serve", served_as(kind, speed))
-    findings = {
-        name: sample_results()["verification"][name]
-        for name in ("requests", "greedy", "sampled_text")
-    }
-    monkeypatch.setattr(module, "examine_text", lambda *_, **__: findings)
     head = write_eagle3_head(tmp_path / "target", tmp_path / "head") if kind == "eagle3" else None
-    line = evaluate_counted(**case, speculator=Speculator(kind, head))
+    context = replace(judged(case, Speculator(kind, head)), backends=Backends())
+    for name, measured in served(kind, speed).items():
+        context.cache.put(name, measured)
+    line = evaluate(context)
     assert line["verdict"] == verdict and reason in line["reason"], line["reason"]
     assert "Not checked: exact replay, general traffic, replay against engine" in line["reason"]
     assert line["replay_vs_engine"] is None and line["acceptance_length"]["k"] == 3
-    report = read_json(tmp_path / "out" / "report.json")
-    Report.model_validate(report)
-    assert report["replay"] is None and report["speculator"]["kind"] == kind
+    report = Report.model_validate(read_json(tmp_path / "out" / "report.json"))
+    assert report.replay is None and report.speculator.kind == kind
     words = {"eagle3": "an EAGLE-3 head", "ngram": "n-gram lookup", "none": "no speculation"}[kind]
-    assert report["verdict"]["unchecked"]["exact replay"].startswith(f"no exact replay of {words}")
+    missing = f"no exact replay of {words}"
+    assert report.verdict.unchecked["exact replay"].startswith(missing)
     page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
-    for shown in (page, text):
-        assert f"no exact replay of {words}" in shown
-    assert "Does exact replay agree" not in page and "acceptance, replay" not in text
-    assert len(report["counted"]["custom"]["cumulative"]) == 3
+    assert missing in page and missing in text
+    assert "Exact replay vs engine" not in page and "acceptance, replay" not in text
+    assert len(report.counted.custom.cumulative) == 3
 
 
-def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "serve", lambda *_: pytest.fail("started"))
+def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_path):
     head = write_eagle3_head(tmp_path / "target", tmp_path / "head")
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
     with pytest.raises(OutriderError, match="a stale vocabulary"):
-        evaluate_counted(**case, speculator=Speculator.named(head))
+        evaluate(judged(case, Speculator.named(head)))
 
 
-def test_a_task_that_cannot_be_found_is_told_before_anything_starts(case, monkeypatch):
-    monkeypatch.setattr(module, "serve", lambda *_: pytest.fail("started"))
-    evaluation = EvalConfig(task="posixpath:jion", concurrency=[1])
+def test_a_task_that_cannot_be_found_is_told_before_anything_starts(case):
+    settings = EvalConfig(task="posixpath:jion", concurrency=[1])
     with pytest.raises(OutriderError, match="no function jion"):
-        evaluate_counted(**case | {"evaluation": evaluation}, speculator=Speculator("ngram"))
+        evaluate(replace(case, settings=settings))
 
 
 @pytest.mark.slow
@@ -186,13 +179,15 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
         )
     Dataset.from_list(rows).save_to_disk(tmp_path / "asked")
     head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None
-    case |= {
-        "target": TargetConfig(model=str(nano_r1)),
-        "sequences_dir": tmp_path / "asked",
-        "serving": ServingConfig(
+    context = replace(
+        judged(case, Speculator(kind, head)),
+        target=TargetConfig(model=str(nano_r1)),
+        data=replace(case.data, sequences=tmp_path / "asked"),
+        backends=Backends(),
+        serving=ServingConfig(
             engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
         ),
-        "evaluation": EvalConfig(
+        settings=EvalConfig(
             engine_modes=["eager"],
             concurrency=[1],
             requests=2,
@@ -202,20 +197,17 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
             verification_max_tokens=32,
             bootstrap_samples=100,
         ),
-    }
-    line = evaluate_counted(**case, speculator=Speculator(kind, head))
-    results = read_json(tmp_path / "out" / "results.json")
-    assert (
-        results["counted"]["base"]["acceptance_length"] > 1.3
-        and results["counted"]["custom"]["drafts"] > 0
     )
-    if kind == "eagle3":  # random weights: next to nothing is accepted, and it is slow besides
-        assert (
-            results["counted"]["custom"]["acceptance_length"] < 1.1
-            and line["verdict"] == "do not ship"
-        )
-    for variant in ("base", "custom"):
-        assert results["verification"]["greedy"][variant]["unexplained"] == 0
-    assert (tmp_path / "out" / "report.html").is_file() and not (
-        tmp_path / "out" / "verification_states"
-    ).exists()
+    context = replace(
+        context, speculators=context.speculators | {"base": Speculator.named(nano_r1)}
+    )
+    line = evaluate(context)
+    results = Results.read(tmp_path / "out" / "results.json")
+    assert results.counted.base.acceptance_length > 1.3 and results.counted.custom.drafts > 0
+    if kind == "eagle3":  # random weights: almost nothing is accepted, and it is slow
+        assert results.counted.custom.acceptance_length < 1.1
+        assert line["verdict"] == "do not ship"
+    greedy = results.verification.greedy
+    assert greedy.base.unexplained == greedy.custom.unexplained == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert not (tmp_path / "out" / "verification_states").exists()

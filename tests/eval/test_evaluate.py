@@ -1,5 +1,6 @@
 """A real evaluation, small: two servers, load, verification and capture in vLLM, and what it leaves."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -9,14 +10,17 @@ import torch
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureWriter
-from outrider.eval.bench.measure import Measured
 from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import EvalConfig, GateConfig
+from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 from outrider.eval.evaluate import evaluate
-from outrider.eval.report.schema import Report
+from outrider.eval.report.formatting import interval
+from outrider.eval.results.parts import VARIANTS
+from outrider.eval.results.report import Report, Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
-from tests.eval.sample_results import EVALUATION, sample_blocks, sample_results
+from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
 
 TEXTS = [
@@ -78,20 +82,25 @@ def _case(target, run, prompt, completion, depth):
         speculator.eh_proj.weight.normal_(std=float(speculator.eh_proj.weight.std()))
     save_mtp(speculator, target, run / "speculator")
     ids = [row["sequence_id"] for row in rows]
-    arguments = {
-        "recipe": "a_test",
-        "run_dir": run,
-        "target": TargetConfig(model=str(target)),
-        "speculator_dir": run / "speculator",
-        "features_dir": run / "features",
-        "sequences_dir": run / "sequences",
-        "parts": {"train": [], "validation": ids[6:], "heldout": ids[:6]},
-        "slices": {"tenant": {"first": ids[:3], "second": ids[3:]}},
-        "depth": depth,
-        "serving": ServingConfig(
+    context = EvaluationContext(
+        recipe="a_test",
+        target=TargetConfig(model=str(target)),
+        speculators={
+            "base": Speculator.named(target),
+            "custom": Speculator.named(run / "speculator"),
+        },
+        data=EvaluationData(
+            run / "sequences",
+            {"train": [], "validation": ids[6:], "heldout": ids[:6]},
+            run / "features",
+            {"tenant": {"first": ids[:3], "second": ids[3:]}},
+        ),
+        folders=EvaluationFolders(run, run / "evaluation", run, run / "logs"),
+        depth=depth,
+        serving=ServingConfig(
             engine=EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_gb=0.25)
         ),
-        "evaluation": EvalConfig(
+        settings=EvalConfig(
             k=2,
             engine_modes=["eager"],
             concurrency=[1, 2],
@@ -104,23 +113,20 @@ def _case(target, run, prompt, completion, depth):
             verification_max_tokens=48,
             bootstrap_samples=100,
         ),
-        "out_dir": run / "evaluation",
-        "report_dir": run,
-        "log_dir": run / "logs",
-    }
-    return SimpleNamespace(run=run, arguments=arguments)
+    )
+    return SimpleNamespace(run=run, context=context)
 
 
 def test_more_requests_at_once_than_the_engine_takes_is_refused(case):
-    wide = case.arguments["evaluation"].model_copy(update={"concurrency": [1, 16]})
+    settings = case.context.settings.model_copy(update={"concurrency": [1, 16]})
     with pytest.raises(
         OutriderError, match=r"eval\.concurrency has 16, but serving\.engine\.max_num_seqs is 8"
     ):
-        evaluate(**case.arguments | {"evaluation": wide})
+        evaluate(replace(case.context, settings=settings))
 
 
-def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano_r1):
-    """All but the engine, on the tiny target: what an interrupted evaluation does not repeat, and what a changed gate does to the verdict."""
+def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, capsys):
+    """Everything but the engine, on the tiny target, whose served measurements are in the cache."""
     target = write_tiny_target(tmp_path / "target")
     case = _case(
         target,
@@ -129,82 +135,70 @@ def test_measurements_are_kept_and_results_made_anew(tmp_path, monkeypatch, nano
         list(range(10, 22)),
         depth=4,
     )
-    outputs = {
-        "sampled": {
-            v: {"counters": counters, "token_ids": [[1, 2]] * 3}
-            for v, counters in sample_blocks_counters().items()
-        }
-    }
-    asked = []
+    out = case.run / "evaluation"
 
-    def served(context, servers, load, k, requests):
-        asked.append(context.cache.digest)
-        return Measured({"eager": sample_blocks(1.4)}, outputs)
+    def evaluated(**settings):
+        """The line of an evaluation with these settings, and its results."""
+        show_samples = settings.pop("show_samples", False)
+        update = {"k": 3, "engine_modes": ["eager"]} | settings
+        context = replace(
+            case.context,
+            settings=EVALUATION.model_copy(update=update),
+            show_samples=show_samples,
+        )
+        digests.append(context.cache.digest)
+        if not context.cache.done("speed_eager"):
+            for name, measured in served_measurements(1.4).items():
+                context.cache.put(name, measured)
+        return evaluate(context), Results.read(out / "results.json")
 
-    findings = sample_results()["verification"]
-    monkeypatch.setattr("outrider.eval.evaluate.serve", served)
-    monkeypatch.setattr("outrider.eval.evaluate.examine", lambda *_, **__: findings)
-    arguments = case.arguments | {"evaluation": EVALUATION.model_copy(update={"k": 3})}
-    line = evaluate(**arguments)
+    def written_at():
+        return {path.name: path.stat().st_mtime_ns for path in (out / "steps").iterdir()}
+
+    digests = []
+    line, results = evaluated()
     assert line["acceptance_length"]["k"] == 3 and line["acceptance_length"]["ratio"] > 1.2
-    results = read_json(case.run / "evaluation" / "results.json")
-    assert results["replay"]["sequences"] == 6 and results["replay"]["sessions"] == 3
-    assert results["choice"]["sequences"] == 3 and len(results["replay"]["by_k"]["custom"]) == 4
-    kept = sorted(path.name for path in (case.run / "evaluation" / "steps").iterdir())
-    assert kept == [
+    assert results.replay.sequences == 6 and results.replay.sessions == 3
+    assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
+    assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
         "replay_validation_custom.json",
-        "verification_findings.json",
-    ]
+    }
+    # The first result is printed before anything that needs an engine, for every k.
+    printed = capsys.readouterr().err
+    first = printed.index("First result, acceptance length by exact replay: 6 held-out responses")
+    assert first < printed.index("exact replay, validation") < printed.index("k = 3")
+    assert f"{results.replay.ratio.value:.3f} [{results.replay.ratio.low:.3f}" in printed[first:]
 
-    before = [
-        path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())
-    ]
-    strict = EVALUATION.model_copy(update={"k": 3, "gate": GateConfig(min_speed_ratio=2.0)})
-    assert evaluate(**arguments | {"evaluation": strict})["verdict"] == "do not ship"
-    assert [
-        path.stat().st_mtime_ns for path in sorted((case.run / "evaluation" / "steps").iterdir())
-    ] == before
-    other = EVALUATION.model_copy(update={"k": 3, "max_tokens": 99})
-    evaluate(**arguments | {"evaluation": other})
-    assert asked[0] == asked[1] != asked[2]
+    before = written_at()
+    line, _ = evaluated(gate=GateConfig(min_speed_ratio=2.0))
+    assert line["verdict"] == "do not ship" and written_at() == before
+    evaluated(max_tokens=99)
+    assert digests[0] == digests[1] != digests[2]
 
-    swept = EVALUATION.model_copy(update={"k": 3, "interpolation": [0.5, 0.9]})
-    evaluate(**arguments | {"evaluation": swept})
-    assert asked[3] == asked[0]  # nothing is served anew for it
-    rows = read_json(case.run / "evaluation" / "results.json")["interpolation"]
-    assert [row["share"] for row in rows] == [0.5, 0.9] and not (
-        case.run / "evaluation" / "mixtures"
-    ).exists()
-    assert rows[0]["heldout"]["acceptance_length"] != rows[1]["heldout"]["acceptance_length"]
+    _, swept = evaluated(interpolation=[0.5, 0.9])
+    assert digests[3] == digests[0]  # no server starts again for it
+    rows = swept.interpolation
+    assert [row.share for row in rows] == [0.5, 0.9] and not (out / "mixtures").exists()
+    assert rows[0].heldout.acceptance_length != rows[1].heldout.acceptance_length
     page = (case.run / "report.html").read_text()
-    assert (
-        f"<td>{rows[0]['heldout']['ratio']['value']:.2f} [" in page
-        and "Between base and custom" in page
-    )
+    assert f"<td>{interval(rows[0].heldout.ratio)}" in page
+    assert "Mixtures of base and custom" in page
 
-    assert results["samples"] is None and "Step by step" not in page
+    assert results.samples is None and "Step by step" not in page
     (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
-    evaluate(**arguments | {"show_samples": True})
-    private = case.run / "evaluation" / "results.json"
-    examples = read_json(private)["samples"]["examples"]
-    assert asked[4] == asked[0] and len(examples) == 3 and private.stat().st_mode & 0o077 == 0
-    assert all(example["tokens"] == 11 for example in examples)
+    _, shown = evaluated(show_samples=True)
+    examples = shown.samples.examples
+    assert digests[4] == digests[0] and len(examples) == 3
+    assert (out / "results.json").stat().st_mode & 0o077 == 0
+    assert all(example.tokens == 11 for example in examples)
     assert "Step by step" in (case.run / "report.html").read_text()
-    Report.model_validate(
-        read_json(case.run / "report.json")
-    )  # every key described, and none missing
-    evaluate(**arguments)
-    assert (
-        read_json(private)["samples"] is None
-        and "Step by step" not in (case.run / "report.html").read_text()
-    )
-
-
-def sample_blocks_counters():
-    """One pass's counters per variant."""
-    return {block["variant"]: block["counters"] for block in sample_blocks()}
+    # Every key of the report has a model, and none is missing.
+    Report.model_validate(read_json(case.run / "report.json"))
+    _, hidden = evaluated()
+    assert hidden.samples is None
+    assert "Step by step" not in (case.run / "report.html").read_text()
 
 
 def children():
@@ -225,68 +219,62 @@ def written(run):
 @pytest.mark.engine
 def test_an_evaluation_from_servers_to_report(case):
     before = children()
-    line = evaluate(**case.arguments)
-    results = read_json(case.run / "evaluation" / "results.json")
+    line = evaluate(case.context)
+    out = case.run / "evaluation"
+    results = Results.read(out / "results.json")
 
     speed = line["tokens_per_s"]["eager"]
-    assert set(speed) == {"1", "2"} and all(
-        speed["1"][variant] > 0 for variant in ("none", "base", "custom")
-    )
+    assert set(speed) == {"1", "2"} and all(speed["1"][variant] > 0 for variant in VARIANTS)
     assert line["acceptance_length"]["k"] == 2 and 1 <= line["acceptance_length"]["base"] <= 3
     alternated = {
         (block["concurrency"], block["variant"])
-        for block in read_json(case.run / "evaluation" / "steps" / "speed_eager.json")["result"]
+        for block in read_json(out / "steps" / "speed_eager.json")["result"]
         if block["alternated"]
     }
-    assert alternated == {(1, "base"), (1, "custom")}
-    assert results["served"]["eager"]["speed"]["1"]["custom_over_base"]["clusters"] == 4  # pairs
-    counted = results["counted"]["base"]
-    assert counted["drafts"] > 0 and len(counted["cumulative"]) == 2
+    assert alternated >= {(1, "base"), (1, "custom")}
+    assert {concurrency for concurrency, _ in alternated} == {1}
+    assert results.served["eager"].speed["1"].custom_over_base.clusters == 4  # pairs
+    counted = results.counted.base
+    assert counted.drafts > 0 and len(counted.cumulative) == 2
 
-    # The servers' own steps account for the time that their load generator saw: seconds for seconds, tokens for tokens.
+    # The servers' own steps account for the time that their load generator measured.
     for concurrency in ("1", "2"):
-        predicted = results["predicted"]["eager"][concurrency]
-        assert -0.7 < predicted["none"]["tokens_per_s"]["as_served"]["difference"] < 2
-        assert predicted["custom"]["over_none"]["timed"] is None  # k was set, so no step was timed
-        assert all(
-            predicted[variant]["step_ms"]["as_served"] > 0 for variant in ("none", "base", "custom")
-        )
+        predicted = results.predicted["eager"][concurrency]
+        assert -0.7 < predicted.none.tokens_per_s.as_served.difference < 2
+        assert predicted.custom.over_none.timed is None  # k was set, so no step was timed
+        for each in (predicted.none, predicted.base, predicted.custom):
+            assert each.step_ms.as_served > 0
 
-    # Under arrivals of their own, too; all of it is counted by the engine alone.
-    asked = results["rates"]["eager"][EVERYTHING]["4"]
-    assert (
-        asked["arrivals"]["source"] == "log" and results["scenarios"][EVERYTHING]["requests"] == 6
-    )
-    for variant in ("none", "base", "custom"):
-        figures = asked[variant]
-        assert (
-            figures["requests"] == 6
-            and figures["offered"] == pytest.approx(4)
-            and figures["seconds"] > 1.25
-        )
-    assert asked["base"]["acceptance_length"] > asked["none"]["acceptance_length"] == 1
-    assert asked["none"]["tokens_per_delivery"]["value"] >= 1
+    # The open loop, counted by the engine.
+    row = results.rates["eager"][EVERYTHING]["4"]
+    assert row.arrivals.source == "log" and results.scenarios[EVERYTHING].requests == 6
+    for variant in VARIANTS:
+        figures = row.of(variant)
+        assert figures.requests == 6 and figures.offered == pytest.approx(4)
+        assert figures.seconds > 1.25
+    assert row.base.acceptance_length > row.none.acceptance_length == 1
+    assert row.none.tokens_per_delivery.value >= 1
 
-    # The engine ran the speculators that replay computes, each in its turn: the same steps for the same responses.
+    # The engine ran the speculators that replay computes: the same steps for the same responses.
     assert line["acceptance_length"]["ratio"] < 0.95
-    for regime in ("greedy", "sampled"):
-        for variant in ("base", "custom"):
-            detail = results["verification"]["replay_vs_engine"]["details"][regime][variant]
-            assert detail["delivered_tokens"] > 50
-            assert abs(detail["relative_difference"]) < 0.03, (regime, variant, detail)
-    for variant in ("base", "custom"):
-        assert results["verification"]["greedy"][variant]["unexplained"] == 0
-    text = results["verification"]["sampled_text"]
-    assert abs(text["custom"]["tail_share"] - text["none"]["tail_share"]) < 0.02
-    assert not (case.run / "evaluation" / "verification_states").exists()
+    details = results.verification.replay_vs_engine.details
+    for regime in (details.greedy, details.sampled):
+        for detail in (regime.base, regime.custom):
+            assert detail.delivered_tokens > 50
+            assert abs(detail.relative_difference) < 0.03, detail
+    greedy, lengths = results.verification.greedy, results.verification.greedy_acceptance_length
+    assert greedy.base.unexplained == greedy.custom.unexplained == 0
+    assert lengths.custom == details.greedy.custom.acceptance_length_counters
+    text = results.verification.sampled_text
+    assert abs(text.custom.tail_share - text.none.tail_share) < 0.02
+    assert not (out / "verification_states").exists()
     assert (case.run / "report.html").is_file()
-    assert (
-        Report.model_validate(read_json(case.run / "report.json")).verdict.verdict
-        == line["verdict"]
-    )
+    report = Report.model_validate(read_json(case.run / "report.json"))
+    assert report.verdict.verdict == line["verdict"]
 
-    # What was measured is kept: no server starts again, and none is left.
+    # Measurements are kept: no server starts again, and none is left.
     logs = written(case.run)
-    assert logs and evaluate(**case.arguments)["tokens_per_s"] == line["tokens_per_s"]
+    again = evaluate(replace(case.context))
+    assert logs and again["tokens_per_s"] == line["tokens_per_s"]
     assert written(case.run) == logs
     assert children() <= before

@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,14 +30,22 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
 from outrider.eval.bench.server_pool import open_fleet
 from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
+from outrider.eval.context import (
+    Backends,
+    EvaluationContext,
+    EvaluationData,
+    EvaluationFolders,
+)
 from outrider.eval.evaluate import evaluate
 from outrider.eval.gate import NOT_SERVED, judge
-from outrider.eval.replay.on_policy_check import own_text
+from outrider.eval.replay.heldout_replay import on_policy
 from outrider.eval.replay.replay import compare, replay
+from outrider.eval.results.report import Results
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
@@ -125,6 +134,20 @@ def weakened(nano_r1, tmp_path_factory):
     return directory
 
 
+def context_of(base, custom, data, folders):
+    """The evaluation of one MTP layer against the target's own."""
+    return EvaluationContext(
+        recipe="refusals",
+        target=TargetConfig(model=str(base)),
+        serving=SERVING,
+        settings=EVALUATION,
+        depth=K,
+        speculators={"base": Speculator("mtp", base), "custom": Speculator("mtp", custom)},
+        data=data,
+        folders=folders,
+    )
+
+
 @pytest.fixture(scope="module")
 def bench(nano_r1, tmp_path_factory):
     """Engine, servers and load generator, the customer's captured traffic, and `evaluate` on them."""
@@ -140,45 +163,34 @@ def bench(nano_r1, tmp_path_factory):
         )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
-        @contextlib.contextmanager
-        def the_fleet(context, mode, k):
-            assert k == K
-            fleet._speculators |= context.speculators
+        def servers(target, serving, speculators, *_):
+            """The running servers, with the evaluation's speculators."""
+            fleet._speculators |= speculators
             fleet._loaded = None
-            yield fleet
 
-        patch.setattr("outrider.eval.context.EvaluationContext.open_servers", the_fleet)
-        patch.setattr(
-            "outrider.eval.context.EvaluationContext.open_load",
-            lambda _: contextlib.nullcontext(load),
-        )
-        patch.setattr(
-            "outrider.serving.engine.open_engine", lambda *_, **__: contextlib.nullcontext(engine)
+            def running(mode, k=None):
+                assert (mode, k) == ("eager", K)
+                return fleet
+
+            return contextlib.nullcontext(SimpleNamespace(fleet=running))
+
+        backends = Backends(
+            servers=servers,
+            engine=lambda *_, **__: contextlib.nullcontext(engine),
+            load=lambda *_: contextlib.nullcontext(load),
         )
         patch.setattr("outrider.eval.bench.server_pool.SETTLE_S", 0.0)
-        patch.setattr("outrider.eval.report.report.write_report", lambda *_: home)
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
         def judged(custom, base=nano_r1):
             """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
             out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
-            evaluate(
-                recipe="refusals",
-                run_dir=home,
-                target=TargetConfig(model=str(base)),
-                speculator_dir=custom,
-                features_dir=traffic.run / "features",
-                sequences_dir=traffic.run / "sequences",
-                parts=traffic.parts,
-                slices={},
-                depth=K,
-                serving=SERVING,
-                evaluation=EVALUATION,
-                out_dir=out,
-                report_dir=out,
-                log_dir=home,
+            data = EvaluationData(
+                traffic.run / "sequences", traffic.parts, traffic.run / "features"
             )
-            return read_json(out / "results.json")
+            folders = EvaluationFolders(home, out, out, home)
+            evaluate(replace(context_of(base, custom, data, folders), backends=backends))
+            return Results.read(out / "results.json")
 
         yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
 
@@ -194,7 +206,7 @@ def published(nano_r1, directory, change=None):
 
 
 def failed(results):
-    return [check["name"] for check in results["verdict"]["checks"] if not check["passed"]]
+    return [check.name for check in results.verdict.checks if not check.passed]
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +219,9 @@ def gains(bench, nano_r1, weakened):
 @pytest.mark.engine
 def test_what_gains_ships_on_this_very_bench(gains):
     """Otherwise the refusals below would prove nothing."""
-    assert gains["verdict"]["verdict"] == "ship", failed(gains)
-    assert gains["own_text"]["own"] is True
-    assert gains["replay"]["ratio"]["low"] > 1.2 and gains["counted"]["ratio"]["value"] > 1.2
+    assert gains.verdict.verdict == "ship", failed(gains)
+    assert gains.own_text.own is True
+    assert gains.replay.ratio.low > 1.2 and gains.counted.ratio.value > 1.2
 
 
 @pytest.mark.slow
@@ -218,23 +230,21 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     bench, nano_r1, weakened, gains
 ):
     results = bench.judged(published(nano_r1, bench.home / "slow"), weakened)
-    assert results["replay"]["ratio"] == gains["replay"]["ratio"]  # the same weights
-    assert results["counted"]["ratio"]["value"] > 1.2
-    assert results["verdict"]["verdict"] == "do not ship" and results["verdict"]["exit_code"] == 2
+    assert results.replay.ratio == gains.replay.ratio  # the same weights
+    assert results.counted.ratio.value > 1.2
+    assert results.verdict.verdict == "do not ship" and results.verdict.exit_code == 2
     assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
-    assert results["verdict"]["reason"].startswith(
-        "tokens/s, custom / base, eager, concurrency 1: 0."
-    )
+    assert results.verdict.reason.startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 
 
 @pytest.mark.slow
 @pytest.mark.engine
 def test_the_base_under_another_name_is_refused(bench, nano_r1):
     results = bench.judged(published(nano_r1, bench.home / "renamed"))
-    ratio = results["replay"]["ratio"]
-    assert ratio["value"] == ratio["low"] == ratio["high"] == 1.0
-    assert results["verdict"]["verdict"] == "do not ship"
-    assert results["verdict"]["reason"].startswith(
+    ratio = results.replay.ratio
+    assert ratio.value == ratio.low == ratio.high == 1.0
+    assert results.verdict.verdict == "do not ship"
+    assert results.verdict.reason.startswith(
         "acceptance length, custom / base: 1.000 [1.000, 1.000]"
     )
 
@@ -255,11 +265,11 @@ def zeroed(speculator):
 def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     torch.manual_seed(0)
     results = bench.judged(published(nano_r1, bench.home / corrupt.__name__, corrupt))
-    assert results["verdict"]["verdict"] == "do not ship"
-    assert results["verdict"]["reason"].startswith("acceptance length, custom / base: 0.")
-    assert results["counted"]["ratio"]["value"] < 0.9
+    assert results.verdict.verdict == "do not ship"
+    assert results.verdict.reason.startswith("acceptance length, custom / base: 0.")
+    assert results.counted.ratio.value < 0.9
     assert (
-        results["verification"]["greedy"]["custom"]["unexplained"] == 0
+        results.verification.greedy.custom.unexplained == 0
     )  # speculation is lossless all the same
 
 
@@ -307,10 +317,10 @@ def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(
     }
     assert compare(there["base"], there["custom"], K, samples=200, seed=0)["ratio"].low > 1
     results = bench.judged(head)
-    assert results["verdict"]["verdict"] == "do not ship"
-    assert results["verdict"]["reason"].startswith("acceptance length, custom / base"), results[
-        "verdict"
-    ]["reason"]
+    assert results.verdict.verdict == "do not ship"
+    assert results.verdict.reason.startswith("acceptance length, custom / base"), results.verdict[
+        "reason"
+    ]
 
 
 @pytest.mark.slow
@@ -331,11 +341,14 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
     assert verdict["own"] is False and verdict["cause"] in NOT_SERVED, verdict
     heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
-    results = gains | {"own_text": own_text(shifted.store, heldout)}  # all else of a run that ships
-    results["verdict"] = judge(results, EVALUATION.gate, EVALUATION.parity)
-    assert failed(results) == ["held-out text is the target's own"]
-    assert verdict["text"] in results["verdict"]["reason"]
-    assert judge(gains, EVALUATION.gate, EVALUATION.parity)["verdict"] == "ship"
+    # Everything else is of a run that ships.
+    results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
+    refused = judge(results, EVALUATION.gate, EVALUATION.parity)
+    assert [check.name for check in refused.checks if not check.passed] == [
+        "held-out text is on-policy"
+    ]
+    assert verdict["text"] in refused.reason
+    assert judge(gains, EVALUATION.gate, EVALUATION.parity).verdict == "ship"
 
 
 def with_nan(tensors):
@@ -373,19 +386,8 @@ def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     monkeypatch.setattr(FeatureStore, "open", lambda *_: pytest.fail("started"))
     with pytest.raises(OutriderError, match=said):
-        evaluate(
-            recipe="refusals",
-            run_dir=tmp_path,
-            target=TargetConfig(model=str(nano_r1)),
-            speculator_dir=directory,
-            features_dir=tmp_path / "features",
-            sequences_dir=tmp_path / "sequences",
-            parts={"validation": ["a"], "heldout": ["b"]},
-            slices={},
-            depth=K,
-            serving=SERVING,
-            evaluation=EVALUATION,
-            out_dir=tmp_path / "out",
-            report_dir=tmp_path,
-            log_dir=tmp_path,
+        data = EvaluationData(
+            tmp_path / "sequences", {"validation": ["a"], "heldout": ["b"]}, tmp_path / "features"
         )
+        folders = EvaluationFolders(tmp_path, tmp_path / "out", tmp_path, tmp_path)
+        evaluate(context_of(nano_r1, directory, data, folders))

@@ -10,52 +10,36 @@ from outrider.recipes.pipeline.stages.sources import parts_in_use, section, targ
 
 
 def _evaluate(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    return _measure(run, recipe, speculator=run.speculator, out=run.evaluation, report=run.root)
+    return _measure(run, recipe, str(run.speculator), out=run.evaluation, report=run.root)
 
 
 def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from outrider.eval.counted import evaluate_counted
-    from outrider.serving.speculator import Speculator
-
-    out, speculator = run.other_evaluation, Speculator.named(options["speculator"])
-    if speculator.has_unroll:
-        return _measure(run, recipe, speculator=speculator.directory, out=out, report=out)
-    return evaluate_counted(speculator=speculator, **_evaluated(run, recipe, out, report=out))
+    out = run.other_evaluation
+    return _measure(run, recipe, str(options["speculator"]), out=out, report=out)
 
 
 def _measure(
-    run: RunDirectory, recipe: Recipe, speculator: Path, out: Path, report: Path
+    run: RunDirectory, recipe: Recipe, speculator: str, out: Path, report: Path
 ) -> dict[str, Any]:
     from outrider.data.split.slices import load_slices
+    from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
     from outrider.eval.evaluate import evaluate
-
-    return evaluate(
-        speculator_dir=speculator,
-        features_dir=run.features,
-        slices=load_slices(run.split),
-        show_samples=recipe.report.samples,
-        **_evaluated(run, recipe, out, report),
-    )
-
-
-def _evaluated(run: RunDirectory, recipe: Recipe, out: Path, report: Path) -> dict[str, Any]:
-    """Arguments that the evaluation of every kind of speculator takes."""
+    from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import base_directory
 
-    return {
-        "recipe": recipe.name,
-        "run_dir": run.root,
-        "target": recipe.target,
-        "base_dir": base_directory(recipe.speculator.base, recipe.target.directory()),
-        "sequences_dir": run.tables,
-        "parts": parts_in_use(run),
-        "depth": recipe.speculator.depth,
-        "serving": recipe.speculative_serving(),
-        "evaluation": recipe.evaluation(),
-        "out_dir": out,
-        "report_dir": report,
-        "log_dir": run.attempt(),
-    }
+    base = base_directory(recipe.speculator.base, recipe.target.directory())
+    context = EvaluationContext(
+        recipe=recipe.name,
+        target=recipe.target,
+        serving=recipe.speculative_serving(),
+        settings=recipe.evaluation(),
+        depth=recipe.speculator.depth,
+        speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
+        data=EvaluationData(run.tables, parts_in_use(run), run.features, load_slices(run.split)),
+        folders=EvaluationFolders(run.root, out, report, run.attempt()),
+        show_samples=recipe.report.samples,
+    )
+    return evaluate(context)
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

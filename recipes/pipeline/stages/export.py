@@ -6,7 +6,7 @@ copy_bundle(run, recipe, "s3://bucket/prefix")              # the same where an 
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
@@ -16,12 +16,15 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_digest
 
+if TYPE_CHECKING:
+    from outrider.eval.results.report import Results
+
 
 class NotShipped(OutriderError):
     """The evaluation does not allow the export."""
 
     def __init__(self, verdict: str, reason: str) -> None:
-        from outrider.eval.gate import EXIT_CODES
+        from outrider.eval.config import EXIT_CODES
 
         super().__init__(
             f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
@@ -40,14 +43,16 @@ def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it; then copies it."""
-    from outrider.eval.gate import SHIP
+    from outrider.eval.config import SHIP
+    from outrider.eval.results.report import Results
 
-    judged = run.result_of("evaluate")
-    if judged["verdict"] != SHIP and not options.get("force"):
-        raise NotShipped(judged["verdict"], judged["reason"])
+    results = Results.read(run.evaluation / "results.json")
+    verdict = results.verdict
+    if verdict.verdict != SHIP and not options.get("force"):
+        raise NotShipped(verdict.verdict, verdict.reason)
     unverified = run.root / "bundle.unverified"
-    _write(run, recipe, _evidence(run, recipe, judged), str(unverified))
-    verification = _verify(run, recipe, unverified) if recipe.export.verify else None
+    _write(run, recipe, _evidence(run, recipe, results), str(unverified))
+    verification = _verify(run, recipe, unverified, results) if recipe.export.verify else None
     with publish(run.bundle) as temporary:
         shutil.move(unverified, temporary)
     copied = copy_bundle(run, recipe, recipe.export.to) if recipe.export.to else None
@@ -82,11 +87,13 @@ def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, 
     return [tuple(row) for row in ranges]
 
 
-def _evidence(run: RunDirectory, recipe: Recipe, judged: dict[str, Any]) -> dict[str, Any]:
+def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+    from outrider.eval.summary import summary
+
+    judged = summary(results)
     kept = ("verdict", "reason", "acceptance_length", "tokens_per_s", "replay_vs_engine")
-    choice = read_json(run.root / "report.json")["choice"]
     return {
-        "k_per_batch_size": choice["k_per_batch_size"],
+        "k_per_batch_size": results.choice.k_per_batch_size,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
@@ -94,7 +101,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, judged: dict[str, Any]) -> dict
     }
 
 
-def _verify(run: RunDirectory, recipe: Recipe, bundle: Path) -> dict[str, Any]:
+def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results") -> dict[str, Any]:
     """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts
@@ -104,8 +111,12 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path) -> dict[str, Any]:
     serving = recipe.speculative_serving().with_engine(mode=recipe.eval.engine_modes[0])
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, recipe.evaluation(), serving)
-    outputs = read_json(run.evaluation / "steps" / "verification_outputs.json")["result"]
-    counted = outputs["greedy"]["custom"]["counters"]
+    expected = results.verification.greedy_acceptance_length.custom
+    if expected is None:
+        raise OutriderError(
+            f"{run.evaluation}: the evaluated speculator drafted nothing, so there is no acceptance "
+            "length that the bundle could be checked against; set export.verify: false"
+        )
     return verify_bundle(
         bundle,
         recipe.target,
@@ -113,7 +124,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path) -> dict[str, Any]:
         [prompt.token_ids for prompt in prompts],
         Sampling(temperature=0.0, top_p=1.0),
         recipe.eval.verification_max_tokens,
-        expected=1 + counted["accepted_tokens"] / counted["drafts"],
+        expected=expected,
         tolerance=recipe.export.tolerance,
         log_path=run.attempt() / "export.server.log",
         # With k by batch size, the evaluated k is that of a single request.
@@ -132,7 +143,7 @@ EXPORT = Stage(
     },
     sources=target_digest,
     work=_work,
-    reads=lambda run: (run.sequences, run.evaluation / "steps"),
+    reads=lambda run: (run.sequences, run.evaluation / "results.json"),
     artifact=lambda run: run.bundle / "bundle.json",
     identity=lambda run: run.bundle / "bundle.json",
     options=("force",),

@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.metrics import (
-    CountedPass,
-    counted_acceptance,
-    counted_passes,
-    noise_of,
-    summarise,
-)
+from outrider.eval.bench.counted import CountedPass, counted_acceptance, counted_passes
+from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.config import EvalConfig
-from tests.eval.sample_results import EVALUATION, sample_blocks
+from tests.eval.sample_results import EVALUATION, SPECULATORS, sample_blocks
 
 
 def test_tokens_per_second_are_pooled_and_ratios_paired():
@@ -26,18 +21,16 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
     speed = summarise(blocks, EVALUATION, noise)
     assert list(speed) == ["1", "4", "8"]
     own = [b for b in blocks if b["concurrency"] == 4 and b["variant"] == "base"]
-    assert speed["4"]["base"]["tokens_per_s"] == pytest.approx(
+    assert speed["4"].base.tokens_per_s == pytest.approx(
         sum(b["output_tokens"] for b in own) / sum(b["seconds"] for b in own)
     )
     row = speed["4"]
-    ratio = row["custom_over_base"]
-    assert ratio["value"] == pytest.approx(
-        row["custom"]["tokens_per_s"] / row["base"]["tokens_per_s"]
-    )
-    assert ratio["low"] < 1.4 < ratio["high"]
+    ratio = row.custom_over_base
+    assert ratio.value == pytest.approx(row.custom.tokens_per_s / row.base.tokens_per_s)
+    assert ratio.low < 1.4 < ratio.high
     # Speeds drift by 20 % between repeats; the paired ratio does not care.
-    assert ratio["high"] - ratio["low"] < 0.15
-    assert ratio["observations"] == 3 * EVALUATION.block_requests(4)
+    assert ratio.high - ratio.low < 0.15
+    assert ratio.observations == 3 * EVALUATION.block_requests(4)
 
 
 def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
@@ -50,10 +43,9 @@ def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
     ]
 
     def width(measured, concurrency):
-        ratio = summarise(measured, EVALUATION, noise_of({"eager": measured}))[concurrency][
-            "custom_over_base"
-        ]
-        return ratio["high"] / ratio["low"]
+        speed = summarise(measured, EVALUATION, noise_of({"eager": measured}))
+        ratio = speed[concurrency].custom_over_base
+        return ratio.high / ratio.low
 
     for concurrency in ("1", "4", "8"):
         assert width(slow, concurrency) > 1.3 * width(blocks, concurrency)
@@ -73,13 +65,10 @@ def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
         "base_over_none": 6,
     }
     speed, before = (summarise(blocks, EVALUATION, noise) for blocks in (taking_turns, plain))
-    ratio = speed["1"]["custom_over_base"]
-    assert ratio["value"] == pytest.approx(before["1"]["custom_over_base"]["value"])
-    assert ratio["clusters"] == ratio["observations"] == 3 * EVALUATION.block_requests(1)
-    assert (
-        speed["4"] == before["4"]
-        and speed["1"]["custom_over_none"] == before["1"]["custom_over_none"]
-    )
+    ratio = speed["1"].custom_over_base
+    assert ratio.value == pytest.approx(before["1"].custom_over_base.value)
+    assert ratio.clusters == ratio.observations == 3 * EVALUATION.block_requests(1)
+    assert speed["4"] == before["4"] and speed["1"].custom_over_none == before["1"].custom_over_none
     # Where nothing else was measured their blocks tell what noise blocks have.
     alone = [block for block in taking_turns if block["concurrency"] == 1]
     assert noise_of({"eager": alone})["custom_over_base"].degrees == 2
@@ -94,21 +83,22 @@ def test_counters_are_pooled_before_they_are_divided():
         }
 
     passes = [
-        CountedPass("a", {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
-        CountedPass("b", {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
+        CountedPass("a", 1, {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
+        CountedPass("b", 1, {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
     ]
-    counted = counted_acceptance(passes, EvalConfig(bootstrap_samples=100))
-    assert counted["base"]["acceptance_length"] == pytest.approx(1 + 420 / 400)
-    assert counted["base"]["cumulative"] == pytest.approx([290 / 400, 130 / 400])
-    assert counted["base"]["conditional"] == pytest.approx([290 / 400, 130 / 290])
-    assert counted["ratio"]["value"] == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
-    assert counted["ratio"]["clusters"] == 2
+    counted = counted_acceptance(passes, SPECULATORS, 2, EvalConfig(bootstrap_samples=100))
+    assert counted.base.acceptance_length == pytest.approx(1 + 420 / 400)
+    assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
+    assert counted.base.conditional == pytest.approx([290 / 400, 130 / 290])
+    assert counted.ratio.value == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
+    assert counted.ratio.clusters == 2
 
 
 def test_an_engine_that_drafted_nothing_is_an_error():
     nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
-        counted_acceptance([CountedPass("a", {"base": nothing, "custom": nothing})], EvalConfig())
+        passes = [CountedPass("a", 1, {"base": nothing, "custom": nothing})]
+        counted_acceptance(passes, SPECULATORS, 2, EvalConfig())
 
 
 def test_blocks_of_the_same_prompts_are_one_pass():

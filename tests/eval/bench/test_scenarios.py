@@ -42,7 +42,7 @@ def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
     expected = [p for p, r in zip(PROMPTS, RESPONSES, strict=True) if 100 <= p <= 300 and r >= 70]
     assert {100, 300} & set(expected), "an end is among them, or the test says nothing of ends"
     assert chosen.texts == [f"prompt {p}" for p in reversed(expected)]
-    assert chosen.described["requests"] == len(expected) and chosen.described["heldout"] == 40
+    assert chosen.described.requests == len(expected) and chosen.described.heldout == 40
 
 
 def test_quantiles_are_of_the_held_out_part():
@@ -72,9 +72,10 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
     (chosen,) = select(
         HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561))
     )
-    assert chosen.described["requests"] == 12, "250 to 360, and one token behind the longest answer"
+    assert chosen.described.requests == 12, "250 to 360, and one token behind the longest answer"
     with pytest.raises(
-        OutriderError, match=r"7 of 40 .* \(9 more are longer than .* leaves room for, 311 tokens\)"
+        OutriderError,
+        match=r"7 of 40 .* \(9 more exceed the 311 prompt tokens for which .*max_model_len leaves room\)",
     ):
         select(HELDOUT, config(long=long), SERVING)
 
@@ -101,7 +102,8 @@ def test_scenarios_want_rates_and_rates_want_time():
     ):
         EvalConfig(scenarios={"a": ScenarioConfig()})
     with pytest.raises(
-        ValidationError, match=r"at which eval\.rate_seconds = 5 sends 5 requests; 6 are the least"
+        ValidationError,
+        match=r"at which eval\.rate_seconds = 5 sends 5 requests; at least 6 are needed",
     ):
         EvalConfig(rates=[1, 4], rate_seconds=5)
     with pytest.raises(ValidationError, match="names a value twice"):

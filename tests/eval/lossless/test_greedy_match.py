@@ -7,6 +7,7 @@ from outrider.eval.lossless.greedy_match import (
     task_accuracy,
     text_statistics,
 )
+from outrider.eval.results.verification import Difference
 
 
 def test_first_difference():
@@ -26,25 +27,15 @@ def test_only_differences_without_a_near_tie_are_unexplained():
         [[1, 2], [1, 2], [1, 2], [1]], [[1, 2], [1, 5], [7, 2], [1, 4]], gap, near_tie_nats=0.5
     )
     assert asked == [(1, 1, 2, 5), (2, 0, 1, 7)]
-    assert (result["responses"], result["equal"], result["near_ties"], result["unexplained"]) == (
-        4,
-        1,
-        1,
-        2,
-    )
-    assert result["differences"][2] == {
-        "response": 3,
-        "token": 1,
-        "gap_nats": None,
-        "near_tie": False,
-    }
+    assert (result.responses, result.equal, result.near_ties, result.unexplained) == (4, 1, 1, 2)
+    assert result.differences[2] == Difference(response=3, token=1, gap_nats=None, near_tie=False)
 
 
 def test_text_statistics_find_the_tail():
     logprobs = [np.log([0.5, 0.5, 1e-5]), np.log([0.25])]
     result = text_statistics(logprobs)
-    assert result["tokens"] == 4 and result["tail_share"] == 0.25
-    assert result["mean_logprob"] == pytest.approx(np.mean(np.concatenate(logprobs)))
+    assert result.tokens == 4 and result.tail_share == 0.25
+    assert result.mean_logprob == pytest.approx(np.mean(np.concatenate(logprobs)))
 
 
 def test_task_accuracy_is_paired():
@@ -56,8 +47,10 @@ def test_task_accuracy_is_paired():
         ([True] * 40, 0.5, False),
     ):
         result = task_accuracy(
-            {"none": marks, "custom": custom}, [str(i) for i in range(40)], margin=0.1
+            {"none": marks, "base": marks, "custom": custom},
+            [str(i) for i in range(40)],
+            margin=0.1,
         )
-        assert result["none"]["accuracy"] == 0.5
-        difference = result["custom_minus_none"]
-        assert (difference["value"], difference["equivalent"]) == (value, equivalent)
+        assert result.none.accuracy == 0.5
+        difference = result.custom_minus_none
+        assert (difference.value, difference.equivalent) == (value, equivalent)

@@ -27,7 +27,7 @@ def responses(rng, count, shift=0.0, length=60):
 def test_p_values_of_equal_samplers_are_uniform():
     rng = np.random.default_rng(0)
     values = [
-        same_tokens(responses(rng, 12), responses(rng, 12), samples=200, seed=run)["p_value"]
+        same_tokens(responses(rng, 12), responses(rng, 12), samples=200, seed=run).p_value
         for run in range(200)
     ]
     for level in (0.05, 0.2, 0.5):
@@ -40,7 +40,7 @@ def test_p_values_of_equal_samplers_are_uniform():
 def test_a_sampler_that_favours_a_token_is_found():
     rng = np.random.default_rng(1)
     found = same_tokens(responses(rng, 24), responses(rng, 24, shift=0.09), samples=2000, seed=0)
-    assert found["p_value"] < 0.001 and found["prompts"] == 24
+    assert found.p_value < 0.001 and found.prompts == 24
 
 
 def test_the_rank_is_that_of_all_relabellings_counted_by_hand():
@@ -65,11 +65,11 @@ def test_the_rank_is_that_of_all_relabellings_counted_by_hand():
         distance([pair[::-1] if swap else pair for pair, swap in zip(pairs, swaps, strict=True)])
         for swaps in itertools.product((False, True), repeat=3)
     ]
-    assert found["distance"] == pytest.approx(distance(pairs))
+    assert found.distance == pytest.approx(distance(pairs))
     share = np.mean(np.array(relabelled) >= distance(pairs) - 1e-9)
-    assert found["p_value"] == pytest.approx(share, abs=0.02)
+    assert found.p_value == pytest.approx(share, abs=0.02)
 
 
 def test_equal_responses_are_no_evidence():
     drawn = responses(np.random.default_rng(2), 8)
-    assert same_tokens(drawn, drawn, samples=50, seed=0)["p_value"] == 1
+    assert same_tokens(drawn, drawn, samples=50, seed=0).p_value == 1

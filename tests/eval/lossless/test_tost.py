@@ -16,28 +16,23 @@ def test_without_clusters_it_is_agresti_and_min_s_interval(with_only, without_on
     # Their table with half a response added to each of its four cells; the value is kept at the observed one.
     b, c = with_only + 0.5, without_only + 0.5
     literal = np.sqrt((b + c) - (with_only - without_only) ** 2 / n) / (n + 2)
-    assert found["value"] == pytest.approx((with_only - without_only) / n)
-    assert found["high"] - found["value"] == pytest.approx(Z * literal)
-    assert (
-        found["equivalent"]
-        == (found["p_value"] < 0.05)
-        == (found["low"] > -0.1 and found["high"] < 0.1)
-    )
+    assert found.value == pytest.approx((with_only - without_only) / n)
+    assert found.high - found.value == pytest.approx(Z * literal)
+    assert found.equivalent == (found.p_value < 0.05) == (found.low > -0.1 and found.high < 0.1)
 
 
 def test_few_equal_responses_show_nothing():
-    assert not equivalence([0] * 12, range(12), margin=0.1)["equivalent"]
-    assert not equivalence([0] * 14, range(14), margin=0.1)["equivalent"]
+    assert not equivalence([0] * 12, range(12), margin=0.1).equivalent
+    assert not equivalence([0] * 14, range(14), margin=0.1).equivalent
     assert (
-        equivalence([0] * 15, range(15), margin=0.1)["equivalent"]
-        and responses_needed(0.0, 0.1) == 15
+        equivalence([0] * 15, range(15), margin=0.1).equivalent and responses_needed(0.0, 0.1) == 15
     )
 
 
 def test_a_gain_beyond_the_margin_is_no_equivalence_either():
     gained = [1] * 30 + [0] * 70
     found = equivalence(gained, range(100), margin=0.1)
-    assert not found["equivalent"] and found["p_value"] > 0.99
+    assert not found.equivalent and found.p_value > 0.99
 
 
 def test_responses_of_one_session_count_as_little_as_they_are_worth():
@@ -46,10 +41,8 @@ def test_responses_of_one_session_count_as_little_as_they_are_worth():
     together = equivalence(
         differences, [i // 10 for i in range(200)], margin=0.1
     )  # two sessions +1, two -1
-    assert apart["equivalent"] and not together["equivalent"]
-    assert (
-        together["clusters"] == 20 and together["responses_needed"] > 5 * apart["responses_needed"]
-    )
+    assert apart.equivalent and not together.equivalent
+    assert together.clusters == 20 and together.responses_needed > 5 * apart.responses_needed
 
 
 @pytest.mark.parametrize("variance", [0.0, 0.05, 0.25, 1.0])
@@ -73,7 +66,7 @@ def test_what_is_as_bad_as_the_margin_passes_one_time_in_twenty():
             p=[with_only, without_only, 1 - with_only - without_only],
             size=(runs, n),
         )
-        return np.mean([equivalence(row, range(n), margin)["equivalent"] for row in draws])
+        return np.mean([equivalence(row, range(n), margin).equivalent for row in draws])
 
     assert 0.02 < passed(0.05, 0.15) < 0.065
     assert passed(0.05, 0.05) > 0.9

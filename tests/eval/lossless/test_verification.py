@@ -1,5 +1,6 @@
 """What is concluded from the engine's outputs and counters, with a store of invented states in the engine's place."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,11 +9,16 @@ import torch
 
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 from outrider.eval.lossless import verification
-from outrider.eval.lossless.verification import examine, judge_tasks
+from outrider.eval.lossless.outputs import Outputs, Recorded
+from outrider.eval.lossless.verification import findings, judge_tasks
 from outrider.eval.replay.replay import replay
+from outrider.eval.results.parts import Drafters, Variants
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.counters import SpeculationCounters
+from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.eval.sample_results import sample_parity
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
@@ -27,7 +33,7 @@ class Store(dict):
         return self[sequence_id]
 
 
-def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, monkeypatch):
+def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     target = write_tiny_target(tmp_path / "target")
     torch.manual_seed(0)
     prompts = [Prompt(f"q{n}", f"s{n}", [1, 2, 3 + n], "text") for n in range(3)]
@@ -37,77 +43,74 @@ def test_the_questions_are_answered_from_the_states_of_the_outputs(tmp_path, mon
     store = Store()
     for prompt in prompts:
         for ids in (*greedy, *other, *sampled):
-            row = verification._row_id(prompt, ids)
+            row = verification.row_id(prompt, ids)
             tokens = torch.tensor([*prompt.token_ids, *ids]).int()
             store[row] = SimpleNamespace(
                 token_ids=tokens,
                 hidden=torch.randn(len(tokens), HIDDEN).bfloat16(),
                 completion_start=len(prompt.token_ids),
             )
-    monkeypatch.setattr(verification, "_ask_engine", lambda *_: (store, {"base": sample_parity()}))
 
     def counted(ids, sampling):
         rows = [
-            {"sequence_id": verification._row_id(p, i), "session": p.session}
+            {"sequence_id": verification.row_id(p, i), "session": p.session}
             for p, i in zip(prompts, ids, strict=True)
         ]
         sums = replay(target, target, store, rows, K, "greedy", sampling)
         drafts = float(sums.steps_RK[:, K - 1].sum())
-        return {"drafts": drafts, "accepted_tokens": 3, "accepted_per_position": [2, 1]}
+        return SpeculationCounters(drafts, 2 * drafts, 3, (2, 1), 0)
 
     def recorded(ids, sampling):
-        return {"token_ids": ids, "counters": counted(ids, sampling)}
+        return Recorded(token_ids=ids, counters=counted(ids, sampling))
 
     one, two = Sampling(0.0, 1.0), Sampling(0.6, 0.95)
-    outputs = {
-        "samplings": {
-            "greedy": {"temperature": 0.0, "top_p": 1.0},
-            "sampled": {"temperature": 0.6, "top_p": 0.95},
-        },
-        "greedy": {
-            "none": recorded(greedy, one),
-            "base": recorded(greedy, one),
-            "custom": recorded(other, one),
-        },
-        "sampled": {variant: recorded(sampled, two) for variant in ("none", "base", "custom")},
-    }
-    outputs["sampled"]["custom"]["counters"] = {
-        **outputs["sampled"]["custom"]["counters"],
-        "drafts": 40,
-    }
-    findings = examine(
-        outputs,
-        prompts,
+    sampled_pass = recorded(sampled, two)
+    custom = Recorded(token_ids=sampled, counters=replace(sampled_pass.counters, drafts=40))
+    outputs = Outputs(
+        samplings={"greedy": one, "sampled": two},
+        greedy=Variants(
+            none=recorded(greedy, one), base=recorded(greedy, one), custom=recorded(other, one)
+        ),
+        sampled=Variants(none=sampled_pass, base=sampled_pass, custom=custom),
+    )
+    mtp = Speculator.named(target)
+    context = EvaluationContext(
+        recipe="a_test",
         target=TargetConfig(model=str(target)),
         serving=ServingConfig(),
-        speculators={"base": target, "custom": target},
-        k=K,
+        settings=EvalConfig(),
         depth=K,
-        evaluation=EvalConfig(),
-        scratch=tmp_path / "states",
+        speculators={"base": mtp, "custom": mtp},
+        data=EvaluationData(tmp_path, {}, tmp_path),
+        folders=EvaluationFolders(*[tmp_path] * 4),
     )
-    assert findings["greedy"]["base"]["equal"] == 3
-    (difference,) = findings["greedy"]["custom"]["differences"]
-    assert (difference["response"], difference["token"]) == (1, 4)
+    parity = Drafters(base=sample_parity(), custom=sample_parity())
+    found = findings(context, K, prompts, outputs, store, parity)
+    assert found.greedy.base.equal == 3 and found.parity == parity
+    (difference,) = found.greedy.custom.differences
+    assert (difference.response, difference.token) == (1, 4)
+    assert found.greedy_acceptance_length.base == pytest.approx(
+        1 + 3 / outputs.greedy.base.counters.drafts
+    )
 
     logits = load_target_ends(target).logits(
-        store[verification._row_id(prompts[1], greedy[1])].hidden[3 + 4 - 1].float()
+        store[verification.row_id(prompts[1], greedy[1])].hidden[3 + 4 - 1].float()
     )
-    assert difference["gap_nats"] == pytest.approx(
+    assert difference.gap_nats == pytest.approx(
         abs(float(logits[greedy[1][4]] - logits[other[1][4]]))
     )
-    features = store[verification._row_id(prompts[2], sampled[2])]
+    features = store[verification.row_id(prompts[2], sampled[2])]
     p = (load_target_ends(target).logits(features.hidden.float()) / 0.6).log_softmax(-1)
-    mine = verification._Head(target, store).logprobs(prompts[2], sampled[2], 0.6)
+    mine = verification.TargetScores(target, store).logprobs(prompts[2], sampled[2], 0.6)
     assert mine == pytest.approx(
         np.array([float(p[2 + i, token]) for i, token in enumerate(sampled[2])]), abs=1e-5
     )
 
-    difference = findings["replay_vs_engine"]
-    assert difference["base"] == pytest.approx(0.0)
-    details = difference["details"]["sampled"]["custom"]
-    assert details["relative_difference"] == pytest.approx(details["predicted_steps"] / 40 - 1)
-    assert details["delivered_tokens"] == 3 * 11
+    difference = found.replay_vs_engine
+    assert difference.base == pytest.approx(0.0)
+    details = difference.details.sampled.custom
+    assert details.relative_difference == pytest.approx(details.predicted_steps / 40 - 1)
+    assert details.delivered_tokens == 3 * 11
 
 
 def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
@@ -119,21 +122,17 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
         lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5"),
     )
     prompts = [Prompt("a", "s", [1], "yes"), Prompt("b", "s", [1], "no")]
-    outputs = {
-        "greedy": {
-            "none": {"token_ids": [[5, 0], [5]]},
-            "base": {"token_ids": [[5], [5]]},
-            "custom": {"token_ids": [[6, 0], [5]]},
-        },
-        "sampled": {
-            variant: {"token_ids": [[5, 0], [5]]} for variant in ("none", "base", "custom")
-        },
-    }
+
+    def recorded(*token_ids):
+        return Recorded(token_ids=list(token_ids), counters=SpeculationCounters(0, 0, 0, (), 0))
+
+    same = recorded([5, 0], [5])
+    outputs = Outputs(
+        samplings={"greedy": Sampling(), "sampled": Sampling()},
+        greedy=Variants(none=same, base=recorded([5], [5]), custom=recorded([6, 0], [5])),
+        sampled=Variants(none=same, base=same, custom=same),
+    )
     target = SimpleNamespace(directory=lambda: "nowhere")
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
-    assert (result["none"]["solved"], result["custom"]["solved"], result["none"]["responses"]) == (
-        2,
-        1,
-        2,
-    )
+    assert (result.none.solved, result.custom.solved, result.none.responses) == (2, 1, 2)
     assert judge_tasks(outputs, prompts, target, EvalConfig()) is None

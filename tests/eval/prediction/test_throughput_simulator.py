@@ -8,6 +8,9 @@ import pytest
 from outrider.eval.prediction.predicted import _drawn_steps, _mean_steps, predict_served
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.response_segments import POSITION_NAMES
+from outrider.eval.results.parts import RATIOS, Estimate
+from outrider.eval.results.prediction import StepMs
+from outrider.eval.results.speed import Block, SpeedRow
 from outrider.serving.step_times import StepTimes, costs_of
 
 # 10 ms a step and 10 ms a request without drafts; with two of them 20 and 20. A prompt of 100 tokens: 50 ms, 100 with a drafter.
@@ -110,47 +113,41 @@ def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dic
                 else {"decoding": {}, "prompts": {}},
             }
         )
-    speed = {
-        block["variant"]: {"tokens_per_s": block["output_tokens"] / block["seconds"]}
-        for block in blocks
-    }
-    for over, under in (("base", "none"), ("custom", "none"), ("custom", "base")):
-        speed[f"{over}_over_{under}"] = {
-            "value": speed[over]["tokens_per_s"] / speed[under]["tokens_per_s"]
-        }
-    return {"2": speed}, blocks
+    speeds = {block["variant"]: block["output_tokens"] / block["seconds"] for block in blocks}
+    figures = {name: Block.model_construct(tokens_per_s=speed) for name, speed in speeds.items()}
+    for name, (over, under) in RATIOS.items():
+        value = speeds[over] / speeds[under]
+        figures[name] = Estimate(value=value, low=value, high=value)
+    return {"2": SpeedRow.model_construct(**figures)}, blocks
 
 
 def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
     speed, blocks = served(dict.fromkeys(("none", "base", "custom"), 1.7))
     row = predict_served(speed, blocks, K, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
-    assert row["none"]["tokens_per_s"]["timed"]["difference"] == pytest.approx(1.7 - 1)
+    assert row.none.tokens_per_s.timed.difference == pytest.approx(1.7 - 1)
     for variant in LENGTHS:
-        ratio = row[variant]["over_none"]
-        assert ratio["timed"]["value"] == pytest.approx(speed["2"][f"{variant}_over_none"]["value"])
-        assert ratio["served"] is speed["2"][f"{variant}_over_none"]
-    assert row["custom_over_base"]["timed"]["difference"] == pytest.approx(0, abs=1e-9)
-    assert row["none"]["step_ms"] == {"timed": pytest.approx(30), "as_served": pytest.approx(51)}
-    assert row["custom"]["step_ms"] == {"timed": pytest.approx(60), "as_served": pytest.approx(102)}
+        ratio = row.of(variant).over_none
+        assert ratio.timed.value == pytest.approx(ratio.served.value)
+        assert ratio.served is speed["2"].ratio(f"{variant}_over_none")
+    assert row.custom_over_base.timed.difference == pytest.approx(0, abs=1e-9)
+    assert dict(row.none.step_ms) == pytest.approx({"timed": 30, "as_served": 51})
+    assert dict(row.custom.step_ms) == pytest.approx({"timed": 60, "as_served": 102})
 
 
 def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretell():
     speed, blocks = served({"none": 1.0, "base": 1.5, "custom": 1.2})
     row = predict_served(speed, blocks, K, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
     for variant in LENGTHS:
-        assert row[variant]["over_none"]["timed"]["difference"] == pytest.approx(
+        assert row.of(variant).over_none.timed.difference == pytest.approx(
             {"base": 0.5, "custom": 0.2}[variant]
         )
-        assert row[variant]["over_none"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
-        assert row[variant]["tokens_per_s"]["as_served"]["difference"] == pytest.approx(0, abs=1e-9)
+        assert row.of(variant).over_none.as_served.difference == pytest.approx(0, abs=1e-9)
+        assert row.of(variant).tokens_per_s.as_served.difference == pytest.approx(0, abs=1e-9)
     # A wrong acceptance length is not accounted for by any steps.
     other = predict_served(
         speed, blocks, K, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100
     )["2"]
-    assert (
-        other["custom"]["tokens_per_s"]["as_served"]["difference"] < -0.05
-        and other["base"] == row["base"]
-    )
+    assert other.custom.tokens_per_s.as_served.difference < -0.05 and other.base == row.base
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -175,11 +172,10 @@ def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
         )[f"{concurrency}"]
         for spread in (1.0, 1.4)
     )
-    assert unlike["none"] == alike["none"]
+    assert unlike.none == alike.none
     for variant in LENGTHS:
         kept = (
-            unlike[variant]["tokens_per_s"]["timed"]["value"]
-            / alike[variant]["tokens_per_s"]["timed"]["value"]
+            unlike.of(variant).tokens_per_s.timed.value / alike.of(variant).tokens_per_s.timed.value
         )
         if concurrency == 1:  # one after the other it is the pooled acceptance length that counts
             assert kept == pytest.approx(1, rel=0.02)
@@ -221,12 +217,9 @@ def test_a_response_that_is_cut_accepts_as_beginnings_do():
 def test_without_timed_or_recorded_steps_nothing_is_made_up():
     speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0}, steps=False)
     row = predict_served(speed, blocks, K, replayed(LENGTHS), None, prompt_tokens=100)["2"]
-    assert row["custom"]["over_none"] == {
-        "served": speed["2"]["custom_over_none"],
-        "timed": None,
-        "as_served": None,
-    }
-    assert row["custom"]["step_ms"] == {"timed": None, "as_served": None}
+    assert row.custom.over_none.served == speed["2"].custom_over_none
+    assert row.custom.over_none.timed is row.custom.over_none.as_served is None
+    assert row.custom.step_ms == StepMs(timed=None, as_served=None)
 
 
 def test_tallied_steps_are_pooled_over_blocks():

@@ -1,6 +1,5 @@
 """The shown steps against the engine's rule taken literally, and the page that shows them."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -146,10 +145,9 @@ def pages(tmp_path_factory):
     written = {}
     for shown in (False, True):
         run = tmp_path_factory.mktemp("samples")
-        results = sample_results()
-        results["samples"] = sample_examples(SECRET) if shown else None
-        (run / "evaluation").mkdir()
-        (run / "evaluation" / "results.json").write_text(json.dumps(results))
+        samples = sample_examples(SECRET) if shown else None
+        results = sample_results().model_copy(update={"samples": samples})
+        results.write(run / "evaluation" / "results.json")
         write_report(run, run / "evaluation", run)
         written[shown] = run
     return written

@@ -40,16 +40,14 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
         }
     }
     gains, loses = sliced(base, custom, 2, slices, samples=50, seed=0)["tenant"]
-    assert gains["tokens"] == 10 + 11 + 12 + 13 and gains["sequences"] == 4
-    assert gains["base"]["value"] == pytest.approx(46 / 24) and gains["custom"][
-        "value"
-    ] == pytest.approx(46 / 12)
-    assert gains["ratio"]["value"] == pytest.approx(2) and loses["ratio"]["value"] == pytest.approx(
-        6 / 8
+    assert gains.tokens == 10 + 11 + 12 + 13 and gains.sequences == 4
+    assert gains.base.value == pytest.approx(46 / 24) and gains.custom.value == pytest.approx(
+        46 / 12
     )
-    assert sliced(base, custom, 1, slices, samples=50, seed=0)["tenant"][0]["ratio"][
-        "value"
-    ] == pytest.approx(1)
+    assert gains.ratio.value == pytest.approx(2) and loses.ratio.value == pytest.approx(6 / 8)
+    assert sliced(base, custom, 1, slices, samples=50, seed=0)["tenant"][
+        0
+    ].ratio.value == pytest.approx(1)
 
 
 def test_an_interval_needs_sessions_and_is_over_them():
@@ -63,11 +61,8 @@ def test_an_interval_needs_sessions_and_is_over_them():
         }
     }
     one, five = sliced(base, custom, 2, slices, samples=200, seed=0)["route"]
-    assert one["sessions"] == 1 and one["ratio"]["low"] is None
-    assert (
-        five["sessions"] == LEAST_SESSIONS
-        and five["ratio"]["low"] < five["ratio"]["value"] < five["ratio"]["high"]
-    )
+    assert one.sessions == 1 and one.ratio.low is None
+    assert five.sessions == LEAST_SESSIONS and five.ratio.low < five.ratio.value < five.ratio.high
 
 
 def test_regions_within_responses_and_those_without_a_step():
@@ -80,10 +75,8 @@ def test_regions_within_responses_and_those_without_a_step():
     table = sliced(base, custom, 2, {}, samples=50, seed=0)
     assert set(table) == {"part"}  # `place` has a single part with steps
     reasoning, answer = table["part"]
-    assert reasoning["sequences"] == 2 and answer["sequences"] == 1
-    assert reasoning["ratio"]["value"] == pytest.approx(8 / 4) and answer["ratio"][
-        "value"
-    ] == pytest.approx(1)
+    assert reasoning.sequences == 2 and answer.sequences == 1
+    assert reasoning.ratio.value == pytest.approx(8 / 4) and answer.ratio.value == pytest.approx(1)
 
 
 def test_prompt_lengths_are_binned_from_the_shortest():

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.eval.report.compare import print_comparison, print_workloads, side_by_side, workloads
+from outrider.eval.report.compare import compare, print_comparison
 from tests.eval.sample_results import sample_results
 
 
@@ -15,7 +15,7 @@ def runs(tmp_path):
     """Two evaluations; the second knows other slices and another k."""
     made = []
     for name, results in (("march", sample_results()), ("april", sample_results(custom_speed=0.5))):
-        results = json.loads(json.dumps(results))
+        results = results.model_dump(mode="json")
         if name == "april":
             results["k"] = 2
             del results["slices"]["tenant"][1]
@@ -25,48 +25,57 @@ def runs(tmp_path):
     return made
 
 
-def test_figures_stand_side_by_side_and_what_one_lacks_is_a_dash(runs):
-    rows, notes = side_by_side(runs)
-    by_name = {row["figure"]: row["values"] for row in rows}
+def printed(compared):
+    console = Console(record=True, width=160)
+    print_comparison(compared, console)
+    return console.export_text()
+
+
+def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
+    compared = compare(runs)
+    by_name = {row.figure: row.values for row in compared.figures}
     assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k"] == [3, 2]
-    ratios = by_name["tokens/s eager, at 1, custom / base"]
-    assert ratios[0]["value"] > 1.2 > 0.7 > ratios[1]["value"]
+    ratios = by_name["tokens/s eager, concurrency 1, custom / base"]
+    assert ratios[0].value > 1.2 > 0.7 > ratios[1].value
     assert by_name["tenant: <b>small</b>, ratio"][1] is None
     assert not any("tokens_per_s" in name for name in by_name)
-    assert len(notes) == 1 and "differ in k (march 3, april 2)" in notes[0]
-    console = Console(record=True, width=160)
-    print_comparison(rows, notes, runs, console)
-    text = console.export_text()
-    assert (
-        "march" in text
-        and "ship" in text
-        and f"[{ratios[0]['low']:.2f}, {ratios[0]['high']:.2f}]" in text
-    )
+    (note,) = compared.notes
+    assert "differ in k (march 3, april 2)" in note
+    text = printed(compared)
+    assert "march" in text and "ship" in text
+    assert f"[{ratios[0].low:.2f}, {ratios[0].high:.2f}]" in text
+    assert json.loads(compared.model_dump_json())["runs"] == [str(run) for run in runs]
 
 
-def test_workloads_stand_in_rows_with_what_custom_saves(runs):
-    rows = workloads(runs)
-    assert [(row["workload"], row["mode"]) for row in rows] == [
+def test_workloads_are_rows_with_what_custom_saves(runs):
+    compared = compare(runs)
+    rows = compared.workloads
+    assert [(row.workload, row.mode) for row in rows] == [
         (name, mode) for name in ("march", "april") for mode in ("eager", "compiled")
     ]
     for row in rows:
-        assert row["saved_share"]["value"] == pytest.approx(
-            1 - 1 / row["custom_over_none"]["value"]
-        )
-    console = Console(record=True, width=160)
-    print_workloads(rows, console)
-    text = console.export_text()
-    assert (
-        "base / none" in text
-        and f"{rows[0]['saved_share']['value']:.0%} [" in text
-        and "eager, at 1" in text
-    )
+        assert row.saved_share.value == pytest.approx(1 - 1 / row.custom_over_none.value)
+    text = printed(compared)
+    assert "base / none" in text and f"{rows[0].saved_share.value:.0%} [" in text
+    assert "eager, concurrency 1" in text
+
+
+def test_a_report_of_an_older_version_is_compared(runs):
+    """Versions add and remove keys; the comparison reads what it needs."""
+    path = runs[0] / "report.json"
+    older = json.loads(path.read_text())
+    for key in ("rates", "predicted", "verification", "own_text", "heldout_time"):
+        del older[key]
+    path.write_text(json.dumps(older | {"version": 3, "removed_since": {"a": 1}}))
+    (verdict, *_) = compare(runs).figures
+    assert verdict.values == ["ship", "do not ship"]
+    assert len(compare(runs).workloads) == 4
 
 
 def test_what_is_no_evaluated_run_is_named(runs, tmp_path):
     with pytest.raises(OutriderError, match=r"--compare .*nowhere: no report.json"):
-        side_by_side([runs[0], tmp_path / "nowhere"])
+        compare([runs[0], tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "report.json").write_text("{}")
     with pytest.raises(OutriderError, match="no verdict, replay, served, k in it"):
-        side_by_side([tmp_path / "empty"])
+        compare([tmp_path / "empty"])

@@ -12,7 +12,9 @@ from outrider.data.privacy.tally import PrivacyTally
 from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import CostConfig
 from outrider.eval.prediction.cost import money
-from outrider.eval.report.report import print_table, write_report
+from outrider.eval.report.formatting import interval
+from outrider.eval.report.report import write_report
+from outrider.eval.report.results_table import print_table
 from outrider.eval.summary import summary
 from tests.eval.sample_results import sample_results
 from tests.eval.sample_run import sample_traffic
@@ -20,14 +22,13 @@ from tests.eval.sample_run import sample_traffic
 
 @pytest.fixture(scope="module")
 def results():
-    return json.loads(json.dumps(sample_results(), allow_nan=False))
+    return sample_results()
 
 
 @pytest.fixture(scope="module")
 def run(results, tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
-    (run / "evaluation").mkdir()
-    (run / "evaluation" / "results.json").write_text(json.dumps(results))
+    results.write(run / "evaluation" / "results.json")
     (run / "provenance.json").write_text(
         json.dumps({"command_line": ["train-speculator", "--recipe", "<r&d>.yaml"], "git": None})
     )
@@ -68,8 +69,7 @@ def test_the_page_says_what_publishing_cost(run):
 
 
 def test_all_forms_say_the_same(run, results):
-    ratio = results["served"]["eager"]["speed"]["1"]["custom_over_base"]
-    text = f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    text = interval(results.served["eager"].speed["1"].custom_over_base)
     console = Console(record=True, width=160)
     print_table(results, console)
     for form in (
@@ -77,62 +77,53 @@ def test_all_forms_say_the_same(run, results):
         (run / "report.md").read_text(),
         console.export_text(),
     ):
-        assert text in form and results["verdict"]["verdict"] in form
-    assert json.loads((run / "report.json").read_text())["counted"] == results["counted"]
+        assert text in form and results.verdict.verdict in form
+    report = json.loads((run / "report.json").read_text())
+    assert report["counted"] == results.counted.model_dump(mode="json")
 
 
 def test_request_rates_are_a_section_where_they_were_measured(run, results, tmp_path):
     page, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
-    row = results["rates"]["compiled"]["long_in_long_out"]["16"]
-    assert (
-        row["none"]["saturated"]
-        and not results["rates"]["compiled"]["long_in_long_out"]["1"]["none"]["saturated"]
-    )
-    ratio, wait, burst = (
-        row["custom_over_base"],
-        row["none"]["ttft_ms"],
-        row["custom"]["tokens_per_delivery"],
-    )
+    rates = results.rates["compiled"]["long_in_long_out"]
+    row = rates["16"]
+    assert row.none.saturated and not rates["1"].none.saturated
+    wait, burst = row.none.ttft_ms, row.custom.tokens_per_delivery
     for form in (page, markdown):
-        assert (
-            "By request rate" in form
-            and f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" in form
-        )
+        assert "By request rate" in form and interval(row.custom_over_base) in form
         assert "Requests arrive at the times of the log, their gaps scaled to the rate" in form
     assert (
-        f"{row['none']['tokens_per_s']:.0f}* <small>{row['none']['request_tokens_per_s']:.0f} a request"
+        f"{row.none.tokens_per_s:.0f}* <small>{row.none.request_tokens_per_s:.0f} per request"
         in page
     )
-    assert f"{wait['p50']:.0f} / {wait['p90']:.0f} / {wait['p99']:.0f}" in page
+    assert f"{wait.p50:.0f} / {wait.p90:.0f} / {wait.p99:.0f}" in page
     assert (
-        f"<td>{row['none']['achieved']:.2f} saturated</td>" in page
-        and f"<td>{burst['value']:.2f}</td>" in page
+        f"<td>{row.none.achieved:.2f} saturated</td>" in page
+        and f"<td>{burst.value:.2f}</td>" in page
     )
     assert "<h2>Usage scenarios</h2>" in page and "<td>180 / 205 / 220</td>" in page
     assert "| long in long out | 16 |" in markdown
 
-    (tmp_path / "evaluation").mkdir()
-    whole = results | {
-        "rates": {"eager": {EVERYTHING: results["rates"]["compiled"]["long_in_long_out"]}}
+    everything = {
+        "rates": {"eager": {EVERYTHING: rates}},
+        "scenarios": {EVERYTHING: results.scenarios["long_in_long_out"]},
     }
-    whole["scenarios"] = {EVERYTHING: results["scenarios"]["long_in_long_out"]}
-    for part, sections in (
-        (whole, (True, False)),
-        (results | {"rates": {}, "scenarios": {}}, (False, False)),
+    for update, sections in (
+        (everything, (True, False)),
+        ({"rates": {}, "scenarios": {}}, (False, False)),
     ):
-        (tmp_path / "evaluation" / "results.json").write_text(json.dumps(part))
+        part = results.model_copy(update=update)
+        part.write(tmp_path / "evaluation" / "results.json")
         page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
         assert ("<h2>By request rate</h2>" in page, "<h2>Usage scenarios</h2>" in page) == sections
         assert ("By request rate" in (tmp_path / "report.md").read_text()) == sections[0]
 
 
 def test_slices_are_shown_with_intervals_where_sessions_are_enough(run, results):
-    acme, small = results["slices"]["tenant"]
-    assert "fidelity" not in results["slices"]  # it tells nothing apart
+    acme, small = results.slices["tenant"]
+    assert "fidelity" not in results.slices  # it tells nothing apart
     page, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
-    ratio = acme["ratio"]
-    assert f"<td>{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]</td>" in page
-    assert small["sessions"] == 3 and small["ratio"]["low"] is None
+    assert f"<td>{interval(acme.ratio)}</td>" in page
+    assert small.sessions == 3 and small.ratio.low is None
     assert "<td>tenant: &lt;b&gt;small&lt;/b&gt;</td>" in page and "<b>small" not in page
     assert (
         "| tenant: acme\\|corp | 114 |" in markdown
@@ -163,10 +154,10 @@ def test_personal_data_is_counted_where_it_was_looked_for(run, tmp_path):
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
     for form in (page, (tmp_path / "report.md").read_text()):
         assert (
-            "1,203 of 5,000 exchanges hold some" in form
-            and "Surrogates stand in 1,199 prompts; 4 exchanges" in form
+            "1,203 of 5,000 exchanges contain some" in form
+            and "Surrogates replace it in 1,199 prompts; 4 exchanges" in form
         )
-        assert "To 7 prompts the target gave a new response" in form
+        assert "The target wrote 7 responses again" in form
     assert "<td>9731</td>" in page and "Names, addresses and dates of birth have no pattern" in page
     assert (
         json.loads((tmp_path / "report.json").read_text())["privacy"]["found"]["CREDIT_CARD"][
@@ -177,26 +168,24 @@ def test_personal_data_is_counted_where_it_was_looked_for(run, tmp_path):
 
 
 def test_money_is_shown_where_there_are_prices(run, tmp_path):
-    assert "What it costs" not in (run / "report.html").read_text()
-    (tmp_path / "evaluation").mkdir()
+    assert "<h2>Cost</h2>" not in (run / "report.html").read_text()
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
-    results["cost"] = money(results["served"], cost)
-    results["settings"]["cost"] = cost.model_dump(mode="json")
-    (tmp_path / "evaluation" / "results.json").write_text(json.dumps(results))
+    settings = results.settings | {"cost": cost.model_dump(mode="json")}
+    update = {"cost": money(results.served, cost), "settings": settings}
+    results = results.model_copy(update=update)
+    results.write(tmp_path / "evaluation" / "results.json")
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
-    row = results["cost"]["compiled"]["8"]
+    row = results.cost["compiled"]["8"]
     assert (
-        f"<td>{row['saved_share']['base']:.1%}</td>" in page
-        and f"<td>{row['break_even_tokens']:,.0f}</td>" in page
+        f"<td>{row.saved_share.base:.1%}</td>" in page
+        and f"<td>{row.break_even_tokens:,.0f}</td>" in page
     )
-    assert "At 2.5 a GPU-hour and 8 GPUs an endpoint" in page
+    assert "At 2.5 per GPU-hour and 8 GPUs per endpoint" in page
 
 
 def test_a_mode_slower_than_none_is_named(tmp_path):
-    (tmp_path / "evaluation").mkdir()
-    results = sample_results(custom_speed=0.5)
-    (tmp_path / "evaluation" / "results.json").write_text(json.dumps(results))
+    sample_results(custom_speed=0.5).write(tmp_path / "evaluation" / "results.json")
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
     assert "Slower than no speculation: eager at concurrency 1" in page and "do not ship" in page
 
@@ -204,11 +193,9 @@ def test_a_mode_slower_than_none_is_named(tmp_path):
 def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results, tmp_path):
     assert "<h2>Traffic</h2>" not in (run / "report.html").read_text()
     traffic = sample_traffic()
-    for folder, content in (("evaluation", results), ("traffic", traffic)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / ("results.json" if content is results else "summary.json")).write_text(
-            json.dumps(content)
-        )
+    results.write(tmp_path / "evaluation" / "results.json")
+    (tmp_path / "traffic").mkdir()
+    (tmp_path / "traffic" / "summary.json").write_text(json.dumps(traffic))
     page = write_report(tmp_path, tmp_path / "evaluation", tmp_path).read_text()
     markdown = (tmp_path / "report.md").read_text()
     for form in (page, markdown):

@@ -6,8 +6,8 @@ import json
 import jsonschema
 import pytest
 
-from outrider.eval.report.schema import Report, schema
-from outrider.eval.report.schema_reference import DOCS, page
+from outrider.eval.report.schema_reference import DOCS, page, schema
+from outrider.eval.results.report import Report
 from tests.eval.sample_run import write_sample_run
 
 

@@ -1,11 +1,11 @@
 """The field's two tables against numbers worked out by hand."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
+from outrider.eval.report.past_run import PastRun
 from outrider.eval.report.tables import scenario_lines, scenario_rows, workload_lines, workload_rows
 from tests.eval.sample_results import sample_results
 
@@ -54,15 +54,15 @@ REPORT = {
         }
     },
 }
+RUN = PastRun.model_validate(REPORT)
 
 
 def test_a_row_for_each_scenario_and_rate():
-    rows = scenario_rows(REPORT)
-    assert [(row["mode"], row["scenario"], row["rate"]) for row in rows] == [
+    rows = scenario_rows(RUN.rates)
+    assert [(row.mode, row.scenario, row.rate) for row in rows] == [
         ("eager", "long_in_short_out", 0.5),
         ("eager", "long_in_short_out", 16.0),
     ]
-    assert "ttft_ms" not in rows[0]["none"] and json.dumps(rows)
     lines = scenario_lines(rows)
     assert lines[0] == "Usage scenarios, eager mode"
     assert lines[4] == (
@@ -72,20 +72,24 @@ def test_a_row_for_each_scenario_and_rate():
     assert lines[5].startswith("| long in short out | 16 | 400\\* | 500 | 600 |")
     assert lines[-1].startswith("\\* saturated")
     assert len({line.count("|") - line.count("\\|") for line in lines if line.startswith("|")}) == 1
-    assert scenario_rows({"served": {}}) == []
+    assert scenario_rows(None) == scenario_rows({}) == []
 
 
 def test_workloads_at_their_lowest_concurrency_with_what_custom_saves():
-    rows = workload_rows({"chat|s": REPORT})
-    assert [(row["workload"], row["mode"], row["concurrency"]) for row in rows] == [
+    rows = workload_rows({"chat|s": RUN})
+    assert [(row.workload, row.mode, row.concurrency) for row in rows] == [
         ("chat|s", "eager", 2),
         ("chat|s", "compiled", 16),
     ]
-    assert rows[0]["saved_share"] == pytest.approx({"value": 0.5, "low": 0.375, "high": 0.6})
-    assert rows[1]["saved_share"] == pytest.approx({"value": -0.25, "low": -1.0, "high": 0.0})
+    assert rows[0].saved_share.model_dump() == pytest.approx(
+        {"value": 0.5, "low": 0.375, "high": 0.6}
+    )
+    assert rows[1].saved_share.model_dump() == pytest.approx(
+        {"value": -0.25, "low": -1.0, "high": 0.0}
+    )
     lines = workload_lines(rows)
     assert lines[2] == (
-        "| chat\\|s | eager, at 2 | 1.33 [1.20, 1.50] | 1.50 [1.25, 1.75] | 2.00 [1.60, 2.50] | 50% [38%, 60%] |"
+        "| chat\\|s | eager, concurrency 2 | 1.33 [1.20, 1.50] | 1.50 [1.25, 1.75] | 2.00 [1.60, 2.50] | 50% [38%, 60%] |"
     )
     assert lines[3].endswith("| -25% [-100%, 0%] |")
 
@@ -93,7 +97,7 @@ def test_workloads_at_their_lowest_concurrency_with_what_custom_saves():
 def test_both_are_printed_from_run_directories(tmp_path):
     for name in ("chats", "documents"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(json.dumps(sample_results()))
+        (tmp_path / name / "report.json").write_text(sample_results().model_dump_json())
     command = [
         sys.executable,
         "-m",
@@ -103,4 +107,6 @@ def test_both_are_printed_from_run_directories(tmp_path):
     ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.count("Usage scenarios, compiled mode") == 2 and "## Workloads" in printed
-    assert "| long in long out | 16 |" in printed and "| documents | eager, at 1 |" in printed
+    assert (
+        "| long in long out | 16 |" in printed and "| documents | eager, concurrency 1 |" in printed
+    )

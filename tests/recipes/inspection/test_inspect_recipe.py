@@ -13,7 +13,7 @@ from rich.console import Console
 
 from outrider.recipes.config.load import load_overrides, load_recipe
 from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
-from outrider.recipes.dry_run.plan import CAPTURE_TOKENS_PER_S
+from outrider.recipes.dry_run.estimates import CAPTURE_TOKENS_PER_S
 from outrider.recipes.inspection.inspect_recipe import inspect_recipe
 from outrider.recipes.inspection.page import print_inspection
 from outrider.recipes.pipeline.run_dir import RunDirectory

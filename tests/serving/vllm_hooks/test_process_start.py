@@ -2,9 +2,10 @@
 
 import pytest
 
-from outrider.serving.engine import Engine, runs_on_cpu
+from outrider.serving.engine import Engine
 from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.plugin import register
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 
 @pytest.mark.engine

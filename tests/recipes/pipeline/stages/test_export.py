@@ -18,7 +18,7 @@ def speculator(tmp_path):
     """Bytes by that name; nothing loads them here."""
     directory = tmp_path / "speculator"
     directory.mkdir()
-    (directory / "config.json").write_text("{}")
+    (directory / "config.json").write_text('{"num_nextn_predict_layers": 1}')
     save_file({"weight": torch.zeros(1)}, directory / "model.safetensors")
     return directory
 

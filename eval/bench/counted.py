@@ -1,0 +1,138 @@
+"""Acceptance from vLLM's counters, for every kind of speculator.
+
+    counted_acceptance(counted_passes(blocks), speculators, k=3, settings=settings).ratio
+
+A pass is base and custom answering the same prompts. For speculators with an unroll the acceptance
+length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
+responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup
+makes steps without a draft, which vLLM does not count and which deliver one token each, so its
+steps are tokens minus accepted drafts.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outrider.common.errors import OutriderError
+from outrider.eval.config import EvalConfig
+from outrider.eval.lossless.outputs import Outputs
+from outrider.eval.results.acceptance import Counted, CountedDrafter
+from outrider.eval.results.parts import DRAFTERS, Drafter, Estimate
+from outrider.eval.stats.bootstrap import bootstrap
+from outrider.serving.speculator import Speculator
+
+Counters = Mapping[str, Any]
+"""The fields of `SpeculationCounters`."""
+
+
+@dataclass(frozen=True)
+class CountedPass:
+    """What vLLM counted while base and custom answered the same prompts."""
+
+    prompts: str
+    """Passes with the same prompts have the same name; they are not independent."""
+    responses: int
+    """Number of responses of each variant."""
+    counters: dict[Drafter, Counters] = field(default_factory=dict)
+
+
+def counted_passes(blocks: Sequence[Mapping[str, Any]]) -> list[CountedPass]:
+    """The timed blocks as passes, one per repeat and concurrency."""
+    passes: dict[str, CountedPass] = {}
+    for block in blocks:
+        if block["variant"] == "none":
+            continue
+        prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
+        one = passes.setdefault(prompts, CountedPass(prompts, len(block["request_tokens"])))
+        one.counters[block["variant"]] = block["counters"]
+    return list(passes.values())
+
+
+def verification_pass(outputs: Outputs) -> CountedPass:
+    """The verification pass at the customer's sampling."""
+    sampled = outputs.sampled
+    counters: dict[Drafter, Counters] = {
+        drafter: asdict(sampled.of(drafter).counters) for drafter in DRAFTERS
+    }
+    return CountedPass("verification", len(sampled.none.token_ids), counters)
+
+
+def counted_acceptance(
+    passes: Sequence[CountedPass],
+    speculators: Mapping[Drafter, Speculator],
+    k: int,
+    settings: EvalConfig,
+) -> Counted:
+    """Base, custom and their ratio, pooled over passes.
+
+    The ratio's interval draws groups of passes with the same prompts.
+    """
+    delivered = not all(speculator.has_unroll for speculator in speculators.values())
+    sums = []
+    for one in passes:
+        row: list[float] = []
+        for drafter in DRAFTERS:
+            row += _tokens_and_steps(one, drafter, speculators[drafter], delivered)
+        sums.append(row)
+    ratio = bootstrap(
+        np.array(sums),
+        [one.prompts for one in passes],
+        lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
+        samples=settings.bootstrap_samples,
+        seed=settings.seed,
+    )
+    base_tokens, base_steps, custom_tokens, custom_steps = np.sum(sums, axis=0)
+    return Counted(
+        base=_pooled(passes, "base", base_tokens, base_steps, k, delivered),
+        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k, delivered),
+        ratio=Estimate.of(ratio),
+    )
+
+
+def _tokens_and_steps(
+    one: CountedPass, drafter: Drafter, speculator: Speculator, delivered: bool
+) -> tuple[float, float]:
+    """Numerator and denominator of the acceptance length."""
+    counters = one.counters[drafter]
+    drafts, accepted = counters["drafts"], counters["accepted_tokens"]
+    if not delivered:
+        return drafts + accepted, drafts
+    tokens = counters["generation_tokens"] - one.responses
+    return tokens, drafts if speculator.drafts_every_step else tokens - accepted
+
+
+def _pooled(
+    passes: Sequence[CountedPass],
+    drafter: Drafter,
+    tokens: float,
+    steps: float,
+    k: int,
+    delivered: bool,
+) -> CountedDrafter:
+    counters = [one.counters[drafter] for one in passes]
+    drafts = sum(each["drafts"] for each in counters)
+    if not drafts and not delivered:
+        raise OutriderError(
+            f"vLLM counted no draft of the {drafter} speculator: either all responses have one "
+            "token, or its server started without speculation; the server's log names the "
+            "speculator that it loaded"
+        )
+    reached = np.zeros(k)
+    for each in counters:
+        counts = each["accepted_per_position"][:k]
+        reached[: len(counts)] += counts
+    conditional = [
+        after / before if before else 0.0
+        for before, after in itertools.pairwise([drafts, *reached.tolist()])
+    ]
+    return CountedDrafter(
+        acceptance_length=float(tokens / steps),
+        drafts=drafts,
+        accepted_tokens=sum(each["accepted_tokens"] for each in counters),
+        cumulative=(reached / steps).tolist(),
+        conditional=None if delivered else conditional,
+        steps=int(steps) if delivered else None,
+    )

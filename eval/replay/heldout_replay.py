@@ -1,0 +1,180 @@
+"""The evaluation's exact replays: cached sums by part and speculator, and their figures.
+
+    heldout = replay_drafters(context, "heldout")
+    print_first_result(context, heldout)          # before anything is measured in servers
+    replay_figures(heldout, k, settings).ratio
+
+A replay gives every k at once, so it needs no choice of k and no server.
+"""
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from outrider.data.on_policy.causes import judge
+from outrider.data.on_policy.evidence import Evidence
+from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext
+from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.slices import by_prompt_length, sliced
+from outrider.eval.replay.weight_interpolation import sweep
+from outrider.eval.report.formatting import number
+from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters, Estimate
+from outrider.speculators.checkpoints.interpolate import interpolate
+
+Replays = dict[Drafter, ReplaySums]
+
+COLUMNS = ["sequence_id", "session", "temperature", "top_p"]
+"""Columns of the table of sequences that replay reads."""
+
+
+def replay_drafters(context: EvaluationContext, part: str) -> Replays:
+    """Base and custom on one part of the traffic."""
+    return {drafter: replay_drafter(context, part, drafter) for drafter in DRAFTERS}
+
+
+def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> ReplaySums:
+    """Base or custom on one part of the traffic."""
+    return _replay_part(context, part, drafter, lambda: context.directories[drafter])
+
+
+def _replay_part(
+    context: EvaluationContext, part: str, name: str, directory: Callable[[], Path]
+) -> ReplaySums:
+    """The sums of one speculator, whose `directory` is made only where they are not cached."""
+    from outrider.data.sequences import load_sequences
+
+    ids = replayed_ids(context, part)
+
+    def work() -> dict[str, Any]:
+        begin = time.monotonic()
+        sums = replay(
+            directory(),
+            context.target.directory(),
+            context.feature_store,
+            load_sequences(context.data.sequences, ids).select_columns(COLUMNS),
+            context.depth,
+            context.serving.draft_sample_method,
+            dtype=context.settings.replay_dtype,
+            by_region=part == "heldout",
+        )
+        seconds = time.monotonic() - begin
+        context.say(f"exact replay, {part}, {name}: {len(ids)} sequences in {seconds:.0f} s")
+        return {"sums": sums.as_dict(), "seconds": seconds}
+
+    return ReplaySums.from_dict(context.cache.run(f"replay_{part}_{name}", work)["sums"])
+
+
+def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
+    """The part's sequences; of held-out and general traffic `eval.replay_sequences` at most."""
+    ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
+    if part == "validation" or most is None or most >= len(ids):
+        return ids
+    drawn = random.Random(context.settings.seed).sample(ids, most)
+    return sorted(drawn, key=ids.index)
+
+
+def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
+    """Prints acceptance length of base and custom for every k."""
+    base, settings = heldout["base"], context.settings
+    table = Table(
+        title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
+        f"held-out responses of {len(set(base.sessions)):,} sessions, 95 % intervals",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("k", "base", "custom", "custom / base"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for k in range(1, context.depth + 1):
+        found = _compared(heldout["base"], heldout["custom"], k, settings)
+        cells = (_three_decimals(found[name]) for name in ("base", "custom", "ratio"))
+        table.add_row(f"{k} (eval.k)" if k == settings.k else str(k), *cells)
+    context.console.print(table)
+
+
+def replay_figures(replays: Replays, k: int, settings: EvalConfig) -> Replay:
+    """The report's figures of exact replay at k."""
+    base, custom = replays["base"], replays["custom"]
+    return Replay(
+        **_compared(base, custom, k, settings),
+        sequences=len(base.sequence_ids),
+        sessions=len(set(base.sessions)),
+        tokens=int(base.tokens_R.sum()),
+        by_k=Drafters[list[float]](
+            base=base.acceptance_length(), custom=custom.acceptance_length()
+        ),
+        cumulative=Drafters[list[float]](base=base.cumulative(k), custom=custom.cumulative(k)),
+        conditional=Drafters[list[float]](base=base.conditional(k), custom=custom.conditional(k)),
+    )
+
+
+def heldout_slices(
+    context: EvaluationContext, replays: Replays, k: int, starts: Mapping[str, int]
+) -> dict[str, list[Slice]]:
+    """Acceptance by slice; `starts` are the completion starts of the held-out sequences."""
+    settings = context.settings
+    slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
+    base, custom = replays["base"], replays["custom"]
+    samples, seed = settings.bootstrap_samples, settings.seed
+    return sliced(base, custom, k, slices, samples=samples, seed=seed)
+
+
+def replay_mixtures(
+    context: EvaluationContext, k: int, bases: Mapping[str, ReplaySums]
+) -> list[Mixture]:
+    """Mixtures of base and custom (eval.interpolation) on each part of `bases`."""
+    folder = context.folders.out / "mixtures"
+    directories = context.directories
+
+    def replay_mixture(share: float, part: str) -> ReplaySums:
+        name = f"mixture {share:g}"
+
+        def mixed() -> Path:
+            if not (folder / name).is_dir():
+                interpolate(directories["base"], directories["custom"], share, folder / name)
+            return folder / name
+
+        return _replay_part(context, part, name, mixed)
+
+    try:
+        rows = sweep(context.settings, k, bases, replay_mixture)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [Mixture.model_validate(row) for row in rows]
+
+
+def heldout_on_policy(context: EvaluationContext, heldout: Any) -> OnPolicy | None:
+    """Whether the held-out part is on-policy; None where capture kept no evidence.
+
+    Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for
+    example where every prompt was rendered by another template. Replay and the verification pass
+    then both measure prompts that the endpoint never reads.
+    """
+    return on_policy(context.feature_store, heldout)
+
+
+def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
+    """The verdict of data/on_policy/causes.py on these rows."""
+    if not store.score_columns:
+        return None
+    evidence = Evidence.of(store, heldout)
+    return OnPolicy(**judge(evidence).as_dict(), sequences=len(evidence))
+
+
+def _compared(
+    base: ReplaySums, custom: ReplaySums, k: int, settings: EvalConfig
+) -> dict[str, Estimate]:
+    found = compare(base, custom, k, samples=settings.bootstrap_samples, seed=settings.seed)
+    return {name: Estimate.of(estimate) for name, estimate in found.items()}
+
+
+def _three_decimals(estimate: Estimate) -> str:
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"

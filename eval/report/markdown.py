@@ -1,0 +1,72 @@
+"""The report as Markdown: the verdict and the tables, for a pull request or an e-mail.
+
+markdown(report)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.data.ingest.traffic_facts import facts
+from outrider.data.on_policy.check import two_lines
+from outrider.eval.replay.example_traces import markdown_lines
+from outrider.eval.report.formatting import interval, number
+from outrider.eval.report.prediction_section import predicted_lines
+from outrider.eval.report.rates_section import rates_lines
+from outrider.eval.report.results_table import HEAD, table_rows
+from outrider.eval.report.run_sections import privacy_line
+from outrider.eval.results.acceptance import Slice
+from outrider.eval.results.report import Report
+
+
+def markdown(report: Report) -> str:
+    """The whole text."""
+    verdict = report.verdict
+    lines = [f"# {report.recipe}: {verdict.verdict}", "", verdict.reason, ""]
+    lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in table_rows(report)]
+    lines.append("")
+    for check in verdict.checks:
+        passed = "passed" if check.passed else "**failed**"
+        lines.append(f"- {passed}: {check.name}: {check.seen}; {check.demand}")
+    lines += [f"- not checked: {what}: {why}" for what, why in report.not_measured.items()]
+    lines += ["", *rates_lines(report)]
+    lines += ["", *predicted_lines(report.predicted)]
+    if report.slices:
+        lines += ["", "## By slice", "", *slice_lines(report.slices)]
+    if report.samples:
+        lines += ["", "## Step by step", "", *markdown_lines(report.samples.model_dump())]
+    if report.on_policy:
+        lines += ["", *two_lines(report.on_policy)]
+    if report.traffic:
+        lines += ["", "## Traffic", "", *traffic_lines(report.traffic)]
+    if report.privacy:
+        lines += ["", privacy_line(report.privacy)]
+    lines += ["", f"k = {report.k}; intervals are 95 %. Definitions: docs/evaluation.md"]
+    return "\n".join(lines) + "\n"
+
+
+def slice_lines(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
+    """The table of acceptance length by exact replay in every slice."""
+    lines = ["| slice | responses | base | custom | custom / base |", "|---|---|---|---|---|"]
+    for dimension, rows in slices.items():
+        for row in rows:
+            # A tenant's name may hold anything.
+            name = " ".join(f"{dimension}: {row.name}".split()).replace("|", "\\|")
+            base, custom = number(row.base.value), number(row.custom.value)
+            lines.append(
+                f"| {name} | {row.sequences} | {base} | {custom} | {interval(row.ratio)} |"
+            )
+    return lines
+
+
+def traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
+    """The ingest's counts."""
+    lines = [f"- {name}: {text}" for name, text in facts(traffic)]
+    if traffic["rejects"]:
+        rejects = (f"{reason} {count}" for reason, count in traffic["rejects"].items())
+        lines.append(f"- rejects: {', '.join(rejects)}")
+    for name, lengths in traffic["lengths"].items():
+        if lengths["n"]:
+            quantiles = (f"{key} {lengths[key]:,}" for key in ("p50", "p90", "p99", "max"))
+            lines.append(f"- {name}, tokens: {', '.join(quantiles)} (n = {lengths['n']:,})")
+    return lines

@@ -1,0 +1,59 @@
+"""The report's main table, and how it is printed in the terminal.
+
+print_table(results, Console(stderr=True))
+"""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from outrider.eval.config import SHIP
+from outrider.eval.report.formatting import Interval, interval, number
+from outrider.eval.results.parts import VARIANTS
+from outrider.eval.results.report import Results
+
+HEAD = ("", "none", "base", "custom", "custom / base", "custom / none")
+
+
+def table_rows(results: Results) -> list[list[str]]:
+    """Acceptance lengths, then tokens/s by engine mode and concurrency; under HEAD."""
+    counted = results.counted
+    base, custom = counted.base.acceptance_length, counted.custom.acceptance_length
+    rows = [_acceptance("acceptance, engine", base, custom, counted.ratio)]
+    for name, replay in (("replay", results.replay), ("general", results.general)):
+        if replay:
+            lengths = replay.base.value, replay.custom.value
+            rows.append(_acceptance(f"acceptance, {name}", *lengths, replay.ratio))
+    for mode, measured in results.served.items():
+        for concurrency, row in measured.speed.items():
+            rows.append(
+                [
+                    f"tokens/s {mode}, concurrency {concurrency}",
+                    *(f"{row.of(variant).tokens_per_s:.0f}" for variant in VARIANTS),
+                    interval(row.custom_over_base),
+                    f"{row.custom_over_none.value:.2f}",
+                ]
+            )
+    return rows
+
+
+def print_table(results: Results, console: Console) -> None:
+    """Prints the table and the verdict."""
+    table = Table(
+        title=f"{results.recipe}: k = {results.k}, 95 % intervals",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in HEAD:
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for row in table_rows(results):
+        table.add_row(*row)
+    console.print(table)
+    verdict = results.verdict
+    colour = "green" if verdict.verdict == SHIP else "red"
+    console.print(f"[bold {colour}]{verdict.verdict}[/]: {verdict.reason}", soft_wrap=True)
+
+
+def _acceptance(name: str, base: float, custom: float, ratio: Interval) -> list[str]:
+    return [name, "1", number(base), number(custom), interval(ratio), ""]

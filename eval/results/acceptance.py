@@ -1,0 +1,103 @@
+"""Models of acceptance: exact replay, slices, mixtures, and vLLM's counters."""
+
+from outrider.eval.results.parts import Drafters, Estimate, Part, SliceEstimate
+
+
+class OnPolicy(Part):
+    """Whether the held-out sequences are on-policy (docs/traffic.md)."""
+
+    own: bool | None
+    """Whether the target wrote the text; null where there is too little text to decide"""
+    cause: str
+    """The likely cause where it is not"""
+    text: str
+    """The same in words"""
+    sequences: int
+    """Number of sequences checked"""
+
+
+class Replay(Part):
+    """Exact replay of held-out responses at k."""
+
+    base: Estimate
+    """Acceptance length of base: delivered tokens over expected steps"""
+    custom: Estimate
+    """Acceptance length of custom"""
+    ratio: Estimate
+    """custom / base, paired by response, bootstrapped over sessions"""
+    sequences: int
+    """Number of responses"""
+    sessions: int
+    """Number of sessions"""
+    tokens: int
+    """Number of tokens that steps delivered"""
+    by_k: Drafters[list[float]]
+    """Acceptance length for k = 1..depth"""
+    cumulative: Drafters[list[float]]
+    """By position j: share of steps whose drafts 1..j were all accepted"""
+    conditional: Drafters[list[float]]
+    """By position j: share of drafts at j accepted, where all earlier ones were"""
+
+
+class MixturePart(Part):
+    """A mixture on one part of the traffic."""
+
+    acceptance_length: Estimate
+    """Acceptance length by exact replay"""
+    ratio: Estimate
+    """Mixture / base"""
+
+
+class Mixture(Part):
+    """An average of base's and custom's weights."""
+
+    share: float
+    """Weight of custom"""
+    heldout: MixturePart
+    """On the held-out part"""
+    general: MixturePart | None = None
+    """On general traffic; null where the recipe has none"""
+
+
+class Slice(Part):
+    """A slice of the held-out traffic, by exact replay."""
+
+    name: str
+    """The tenant, route, template ... or the part of the response"""
+    sequences: int
+    """Number of responses"""
+    sessions: int
+    """Number of sessions"""
+    tokens: int
+    """Number of tokens that steps delivered"""
+    base: SliceEstimate
+    """Acceptance length of base"""
+    custom: SliceEstimate
+    """Acceptance length of custom"""
+    ratio: SliceEstimate
+    """custom / base"""
+
+
+class CountedDrafter(Part):
+    """What vLLM counted for one speculator, pooled over passes."""
+
+    acceptance_length: float
+    """1 + accepted_tokens / drafts, including drafts past the end of responses; where `steps` is
+    given, delivered tokens / steps"""
+    drafts: int
+    """Number of steps with drafts"""
+    accepted_tokens: int
+    """Number of accepted drafts"""
+    cumulative: list[float]
+    """As in `replay`"""
+    conditional: list[float] | None = None
+    """As in `replay`, including drafts past the end; null where exact replay is not measured"""
+    steps: int | None = None
+    """Number of steps, with or without drafts; null where exact replay is measured"""
+
+
+class Counted(Drafters[CountedDrafter]):
+    """Acceptance from vLLM's counters, at the customer's sampling."""
+
+    ratio: Estimate
+    """custom / base, bootstrapped over groups of prompts"""

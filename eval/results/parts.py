@@ -1,0 +1,107 @@
+"""What all models of results.json share: the base class, estimates, groups of variants."""
+
+from typing import Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from outrider.eval.stats import bootstrap
+
+T = TypeVar("T")
+
+Variant = Literal["none", "base", "custom"]
+Drafter = Literal["base", "custom"]
+VARIANTS: tuple[Variant, ...] = ("none", "base", "custom")
+"""What is measured: no speculation, the speculator in use, the speculator that is judged."""
+DRAFTERS: tuple[Drafter, ...] = ("base", "custom")
+RATIOS: dict[str, tuple[Variant, Variant]] = {
+    "custom_over_base": ("custom", "base"),
+    "custom_over_none": ("custom", "none"),
+    "base_over_none": ("base", "none"),
+}
+"""Name of each ratio of speeds -> numerator and denominator."""
+
+
+class Part(BaseModel):
+    """An object of the report; it has no keys but these."""
+
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False
+    )
+
+
+class Estimate(Part):
+    """A figure with its 95 % interval."""
+
+    value: float
+    """Ratio of the pooled sums"""
+    low: float
+    """Low end of the interval"""
+    high: float
+    """High end of the interval"""
+    observations: int | None = None
+    """Number of responses, requests or passes"""
+    clusters: int | None = None
+    """Sessions or groups of prompts that the bootstrap draws; for a ratio of speeds, timed blocks
+    or pairs of requests"""
+
+    @classmethod
+    def of(cls, estimate: bootstrap.Estimate) -> "Estimate":
+        """The report's form of an estimate of eval/stats."""
+        return cls(**estimate.as_dict())
+
+
+class SliceEstimate(Part):
+    """A figure of a slice; its interval is null where the slice has few sessions."""
+
+    value: float
+    """Ratio of the pooled sums"""
+    low: float | None
+    """Low end of the 95 % interval; null below five sessions"""
+    high: float | None
+    """High end of the 95 % interval; null below five sessions"""
+
+
+class Drafters(Part, Generic[T]):
+    """One value for base, one for custom."""
+
+    base: T
+    """The speculator in use"""
+    custom: T
+    """The trained speculator"""
+
+    def of(self, drafter: Drafter) -> T:
+        """The value of one of DRAFTERS."""
+        return self.base if drafter == "base" else self.custom
+
+
+class Variants(Part, Generic[T]):
+    """One value without speculation, one for base, one for custom."""
+
+    none: T
+    """No speculation"""
+    base: T
+    """The speculator in use"""
+    custom: T
+    """The trained speculator"""
+
+    def of(self, variant: Variant) -> T:
+        """The value of one of VARIANTS."""
+        if variant == "none":
+            return self.none
+        return self.base if variant == "base" else self.custom
+
+
+class Ratios(Part):
+    """The three ratios of speeds."""
+
+    custom_over_base: Estimate
+    """Custom over base"""
+    custom_over_none: Estimate
+    """Custom over no speculation"""
+    base_over_none: Estimate
+    """Base over no speculation"""
+
+    def ratio(self, name: str) -> Estimate:
+        """The ratio of that name (RATIOS)."""
+        found: Estimate = getattr(self, name)
+        return found

@@ -1,0 +1,131 @@
+"""Models of what is derived from step times and speeds: k, predicted speed, cost."""
+
+from typing import Literal
+
+from outrider.eval.results.parts import Drafters, Estimate, Part, Variants
+
+
+class PromptCost(Part):
+    """Milliseconds per prompt token."""
+
+    none: float
+    """Without speculation"""
+    drafting: float
+    """Where a drafter reads the prompt too"""
+
+
+class Choice(Part):
+    """How k was chosen, on the validation part."""
+
+    k: int
+    """Drafted tokens per step"""
+    k_per_batch_size: list[tuple[int, int, int]] | None = None
+    """[first batch size, last, best k]; null where the recipe sets k"""
+    acceptance_length: list[float] | None = None
+    """Custom's on the validation part, for k = 1..depth; null where exact replay is not measured"""
+    step_ms: dict[str, list[float]] | None = None
+    """Batch size -> milliseconds per step for k = 0..depth; k = 0 is the target alone. Null where
+    nothing was timed"""
+    tokens_per_s: dict[str, list[float]] | None = None
+    """Batch size -> predicted tokens/s for k = 1..depth"""
+    prompt_token_ms: PromptCost | None = None
+    """What a prompt adds to the step that computes it; null where nothing was timed"""
+    source: str
+    """Where the times come from"""
+    requested: int | Literal["auto"]
+    """The recipe's eval.k"""
+    sequences: int
+    """Number of validation responses replayed"""
+
+
+class Prediction(Part):
+    """A speed or a speed-up from replay's acceptance length and the engine's step times."""
+
+    value: float
+    """As the simulated closed loop gives it"""
+    difference: float
+    """value / served - 1"""
+
+
+class PredictedSpeed(Part):
+    """Tokens/s."""
+
+    served: float
+    """As measured"""
+    timed: Prediction | None
+    """With step times measured before serving: a forecast. Null where this mode was not timed"""
+    as_served: Prediction | None
+    """With the steps that the servers recorded in the variant's own blocks: an account of the
+    measured speed. Null where no step only decodes"""
+
+
+class PredictedRatio(Part):
+    """A speed-up; drift of the machine's speed cancels where it affects both sides alike."""
+
+    served: Estimate
+    """As measured"""
+    timed: Prediction | None
+    """With step times measured before serving"""
+    as_served: Prediction | None
+    """With the steps that the servers recorded"""
+
+
+class StepMs(Part):
+    """Milliseconds of a step that only decodes, at full concurrency."""
+
+    timed: float | None
+    """Before serving; the same for base and custom"""
+    as_served: float | None
+    """In the variant's own blocks"""
+
+
+class PredictedTarget(Part):
+    """The target alone."""
+
+    step_ms: StepMs
+    """Step times before and during serving; they differ by the drift of the machine's speed"""
+    tokens_per_s: PredictedSpeed
+    """Predicted and measured tokens/s"""
+
+
+class PredictedDrafter(PredictedTarget):
+    """A speculator."""
+
+    over_none: PredictedRatio
+    """Its speed-up over no speculation"""
+
+
+class PredictedRow(Drafters[PredictedDrafter]):
+    """One concurrency."""
+
+    none: PredictedTarget
+    """The target alone"""
+    custom_over_base: PredictedRatio
+    """Custom over base, both in one engine"""
+
+
+class Saved(Part):
+    """What custom saves."""
+
+    base: float
+    """Against base"""
+    none: float
+    """Against no speculation"""
+
+
+class Cost(Part):
+    """Money at one engine mode and concurrency, in the currency of eval.cost."""
+
+    per_million_tokens: Variants[float]
+    """Price of a million output tokens"""
+    saved_share: Saved
+    """1 - custom's price over the other's"""
+    gpu_hours_a_month: Variants[float] | None = None
+    """At eval.cost.tokens_per_s; null without it"""
+    saved_gpu_hours_a_month: Saved | None = None
+    """At eval.cost.tokens_per_s; null without it"""
+    break_even_tokens: float | None = None
+    """Tokens after which training has paid off against base; null: never, or without
+    eval.cost.training_gpu_hours"""
+    break_even_days: float | None = None
+    """The same in days at eval.cost.tokens_per_s"""

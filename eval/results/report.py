@@ -1,0 +1,274 @@
+"""The whole of results.json and report.json.
+
+    Results.read(Path("runs/resume_screening/evaluation/results.json")).verdict.verdict
+
+docs/report.md and docs/report.schema.json are generated from `Report`:
+`python -m outrider.eval.report.schema_reference`. What the data room counts (`traffic`,
+`on_policy`) and the settings have their own pages and are not described again.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.parts import Drafters, Part
+from outrider.eval.results.prediction import Choice, Cost, PredictedRow
+from outrider.eval.results.speed import RateRow, Scenario, Served
+from outrider.eval.results.verification import Verification
+
+VERSION = 8
+"""Version of the measurements and of results.json. Raise it when the same settings measure
+something else, or when the shape of results.json changes."""
+
+VERSION_7 = 7
+"""The version before it, which `Results.read` converts."""
+
+
+class Check(Part):
+    """A condition of the verdict."""
+
+    name: str
+    """What was checked"""
+    passed: bool
+    """Whether the condition holds"""
+    seen: str
+    """What was measured, in words"""
+    demand: str
+    """What the gate demands, in words"""
+
+
+class Verdict(Part):
+    """The verdict."""
+
+    verdict: Literal["ship", "do not ship"]
+    """`ship` where every check passed"""
+    reason: str
+    """The first check that failed, or what was gained"""
+    exit_code: int
+    """Exit status of the command: 0 or 2"""
+    checks: list[Check]
+    """Every condition"""
+    unchecked: dict[str, str]
+    """What could not be checked, and why; empty where exact replay is measured"""
+
+
+class SpeculatorIdentity(Part):
+    """Which speculator was evaluated."""
+
+    kind: str
+    """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
+    in_words: str
+    """Its kind in words"""
+    weights_sha256: str | None
+    """Digest of its weights, equal for the same speculator in other runs; null where it has none"""
+
+
+class HeldoutTime(Part):
+    """When the held-out requests were logged."""
+
+    first: float
+    """Unix seconds"""
+    last: float
+    """Unix seconds"""
+
+
+class RequestSampling(Part):
+    """How most of the customer's requests were sampled."""
+
+    temperature: float
+    """Temperature"""
+    top_p: float
+    """Nucleus"""
+
+
+class Token(Part):
+    """A token of an example."""
+
+    text: str
+    """Its text; a character of several tokens is at the last one"""
+    step: int
+    """The step that delivered it; 0 is the prefill"""
+    kind: Literal["first", "accepted", "own", "extra"]
+    """The prefill's, an accepted draft, the target's after a wrong draft, or the target's after all
+    drafts were right"""
+    instead: str | None = None
+    """The wrong draft"""
+
+
+class Walk(Part):
+    """A response, step by step, with one speculator."""
+
+    steps: int
+    """Number of engine steps"""
+    acceptance_length: float
+    """Delivered tokens over steps of this response"""
+    shown: list[Token]
+    """Its beginning and its end"""
+
+
+class Example(Drafters[Walk]):
+    """An example response."""
+
+    place: str
+    """Why this one was chosen"""
+    tokens: int
+    """Number of tokens that steps delivered"""
+    left_out: int
+    """Number of tokens between beginning and end that are not shown"""
+
+
+class Samples(Part):
+    """Example responses: customer text, only with report.samples."""
+
+    k: int
+    """Drafts per step"""
+    head: int
+    """Number of tokens shown of the beginning"""
+    examples: list[Example]
+    """Where custom gains least, a median amount, and most"""
+
+
+class Privacy(Part):
+    """Counts of personal data in the traffic (docs/traffic.md)."""
+
+    mode: Literal["report", "surrogate"]
+    """privacy.mode"""
+    min_score: float
+    """Least score of a finding that counts"""
+    looked_for: list[str]
+    """Kinds of personal data"""
+    exchanges: int
+    """Number of exchanges searched"""
+    characters: int
+    """Number of characters searched"""
+    with_any: int
+    """Number of exchanges with findings"""
+    in_completion: int
+    """Number of exchanges with findings in the response"""
+    replaced: int
+    """Number of exchanges with surrogates"""
+    to_regenerate: int = 0
+    """Number of exchanges whose response the target wrote again"""
+    ids_dropped: int
+    """Number of exchanges whose logged prompt ids are no longer valid"""
+    without_text: int
+    """Number of exchanges that have token ids only"""
+    left_out: dict[str, int]
+    """Reason -> number of exchanges"""
+    found: dict[str, dict[str, int]]
+    """Kind -> field -> occurrences"""
+
+
+class Findings(Part):
+    """All that an evaluation measured, before prices and verdict."""
+
+    version: int
+    """Version of the evaluation's code"""
+    recipe: str
+    """Name of the recipe"""
+    run_dir: str
+    """The run's directory"""
+    target: str
+    """target.model"""
+    speculator: SpeculatorIdentity
+    """The custom speculator"""
+    heldout_time: HeldoutTime | None
+    """Null where the log has no times"""
+    k: int
+    """Drafted tokens per step, for base and custom alike"""
+    choice: Choice
+    """How k was chosen"""
+    sampling: RequestSampling
+    """The customer's sampling"""
+    draft_sample_method: Literal["greedy", "probabilistic"]
+    """speculator.draft_sample_method"""
+    not_measured: dict[str, str]
+    """Figure -> why this kind of speculator has none"""
+    own_text: OnPolicy | None
+    """Whether the held-out text is on-policy; null where capture kept no evidence"""
+    replay: Replay | None
+    """Acceptance by exact replay, on whose ratio the verdict rests; null where not measured"""
+    general: Replay | None
+    """The same on general traffic; null without traffic.general"""
+    interpolation: list[Mixture]
+    """Mixtures of base and custom (eval.interpolation)"""
+    slices: dict[str, list[Slice]]
+    """Dimension -> its slices"""
+    counted: Counted
+    """Acceptance from vLLM's counters, all passes together"""
+    served: dict[str, Served]
+    """Engine mode -> speed"""
+    rates: dict[str, dict[str, dict[str, RateRow]]]
+    """Engine mode -> scenario -> requests per second; empty without eval.rates"""
+    scenarios: dict[str, Scenario]
+    """Scenario -> its requests"""
+    verification: Verification
+    """Lossless checks, replay against the engine, draft parity"""
+    predicted: dict[str, dict[str, PredictedRow]]
+    """Engine mode -> concurrency -> predicted and measured speed; empty without exact replay"""
+    samples: Samples | None
+    """Null without report.samples"""
+    settings: dict[str, Any]
+    """The recipe's `eval` section (docs/recipes.md)"""
+
+
+class Results(Findings):
+    """results.json: what was measured, its price, and the verdict."""
+
+    cost: dict[str, dict[str, Cost]] | None
+    """Engine mode -> concurrency -> money; null without eval.cost"""
+    verdict: Verdict
+    """The verdict"""
+
+    @classmethod
+    def read(cls, path: Path) -> "Results":
+        """Loads a results.json. An older version is an `OutriderError` that names it."""
+        value = read_json(path)
+        version = value.get("version") if isinstance(value, dict) else None
+        if version not in (VERSION, VERSION_7):
+            raise OutriderError(
+                f"{path}: version {version}, but this Outrider reads {VERSION_7} and {VERSION}; "
+                "run evaluate-speculator again"
+            )
+        try:
+            return cls.model_validate(_from_7(value) if version == VERSION_7 else value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise OutriderError(f"{path}: {place}: {first['msg']}") from None
+
+    def write(self, path: Path) -> None:
+        """Publishes the results; only the owner may read them if they hold customer text."""
+        write_json(path, self.model_dump(mode="json"), private=self.samples is not None)
+
+
+class Report(Results):
+    """report.json: the results, and the run that they belong to."""
+
+    traffic: dict[str, Any] | None
+    """The ingest's counts (docs/traffic.md); null where the run has none"""
+    privacy: Privacy | None
+    """Counts of personal data; null with privacy.mode off"""
+    on_policy: dict[str, Any] | None
+    """The capture's on-policy check (docs/traffic.md); null where nothing was captured"""
+    provenance: dict[str, Any]
+    """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""
+
+
+def _from_7(value: dict[str, Any]) -> dict[str, Any]:
+    """A results.json of version 7 in the present shape."""
+    verification = value["verification"]
+    against = verification["replay_vs_engine"]
+    lengths = {"base": None, "custom": None}
+    if against:
+        greedy = against["details"]["greedy"]
+        lengths = {name: greedy[name]["acceptance_length_counters"] for name in lengths}
+    verification = verification | {
+        "parity": verification["parity"] or None,
+        "greedy_acceptance_length": lengths,
+    }
+    return value | {"version": VERSION, "verification": verification}

@@ -1,0 +1,223 @@
+"""Models of the verification pass: lossless checks, draft parity, replay against the engine."""
+
+from outrider.eval.results.parts import Drafters, Part, Variants
+
+
+class DepthParity(Part):
+    """Drafts of trainer and engine at one position."""
+
+    n: int
+    """Number of drafts compared"""
+    agreement: float
+    """Share of equal tokens"""
+    near_ties: float
+    """Share of tokens that differ within speculator.parity.near_tie_nats"""
+    difference: float
+    """Mean absolute difference of log-probabilities, nats"""
+    gap: float | None
+    """Largest distance between two tokens that differ, nats"""
+
+
+class Parity(Part):
+    """Drafts of trainer and engine, over all positions."""
+
+    steps: int
+    """Number of steps compared"""
+    agreement: float
+    """Share of equal tokens"""
+    near_ties: float
+    """Share of tokens that differ within speculator.parity.near_tie_nats"""
+    difference: float
+    """Mean absolute difference of log-probabilities, nats"""
+    per_depth: list[DepthParity]
+    """By position"""
+
+
+class Difference(Part):
+    """The first token in which two greedy responses differ."""
+
+    response: int
+    """Index of the prompt"""
+    token: int
+    """Index in the response"""
+    gap_nats: float | None
+    """Distance of the two tokens' log-probabilities under the target; null where one response
+    ended"""
+    near_tie: bool
+    """Whether the distance is within gate.near_tie_nats"""
+
+
+class Greedy(Part):
+    """Greedy responses with a speculator against those without."""
+
+    responses: int
+    """Number of responses compared"""
+    equal: int
+    """Number of responses equal token for token"""
+    equal_ci95: tuple[float, float]
+    """Wilson interval of the share of equal responses"""
+    near_ties: int
+    """Number of responses whose first difference is a near tie"""
+    unexplained: int
+    """Number of responses whose first difference is not"""
+    differences: list[Difference]
+    """Each first difference"""
+
+
+class SampledText(Part):
+    """Sampled tokens under the target."""
+
+    responses: int
+    """Number of responses"""
+    tokens: int
+    """Number of tokens"""
+    mean_logprob: float
+    """Mean log-probability, nats"""
+    mean_logprob_standard_error: float
+    """Its standard error over responses"""
+    tail_share: float
+    """Share of tokens below probability 1e-4"""
+    tail_share_ci95: tuple[float, float]
+    """Wilson interval of the share"""
+
+
+class SameText(Part):
+    """Permutation test of token frequencies against no speculation."""
+
+    prompts: int
+    """Number of prompts"""
+    tokens: int
+    """Number of tokens, both sides together"""
+    bins: int
+    """Number of bins: one per common token, one for all rare ones"""
+    distance: float
+    """Chi-square distance"""
+    p_value: float
+    """Share of relabelings at least as far apart"""
+
+
+class TaskAccuracy(Part):
+    """Tasks that one variant solved."""
+
+    solved: int
+    """Number of solved tasks"""
+    responses: int
+    """Number of responses"""
+    accuracy: float
+    """Share of solved tasks"""
+    ci95: tuple[float, float]
+    """Wilson interval of the share"""
+
+
+class Equivalence(Part):
+    """Custom minus none, paired by prompt, and two one-sided tests (TOST) against the margin."""
+
+    value: float
+    """Difference of the shares of solved tasks"""
+    low: float
+    """Low end of its interval"""
+    high: float
+    """High end of its interval"""
+    confidence: float
+    """Level of the interval: 0.9, each test at 5 %"""
+    margin: float
+    """gate.max_task_loss"""
+    p_value: float
+    """The larger p-value of the two tests"""
+    equivalent: bool
+    """Whether the interval lies within the margin on both sides"""
+    variance: float
+    """Variance of one response's difference"""
+    responses_needed: int
+    """Number of responses that would suffice if there were no difference"""
+    observations: int
+    """Number of responses"""
+    clusters: int
+    """Number of sessions"""
+
+
+class Task(Variants[TaskAccuracy]):
+    """Tasks solved, greedy and sampled responses together."""
+
+    custom_minus_none: Equivalence
+    """Whether custom solves as many tasks as no speculation"""
+
+
+class BothLengths(Part):
+    """An acceptance length from replay and from the engine."""
+
+    replay: float
+    """Predicted"""
+    engine: float
+    """Counted"""
+
+
+class BothCurves(Part):
+    """Acceptance by position from replay and from the engine."""
+
+    replay: list[float]
+    """Predicted"""
+    engine: list[float]
+    """Counted"""
+
+
+class StepsCompared(Part):
+    """Predicted and counted steps for the same responses."""
+
+    predicted_steps: float
+    """By exact replay"""
+    counted_drafts: float
+    """By the engine"""
+    relative_difference: float
+    """predicted / counted - 1"""
+    delivered_tokens: float
+    """Tokens without each response's first"""
+    acceptance_length_delivered: BothLengths
+    """Delivered tokens over steps"""
+    acceptance_length_counters: float
+    """1 + accepted / drafts"""
+    cumulative: BothCurves
+    """By position"""
+
+
+class Regimes(Part):
+    """Greedy, and at the customer's sampling."""
+
+    greedy: Drafters[StepsCompared]
+    """Temperature 0"""
+    sampled: Drafters[StepsCompared]
+    """The customer's sampling"""
+
+
+class ReplayAgainstEngine(Drafters[float]):
+    """Predicted / counted steps - 1, both regimes together."""
+
+    details: Regimes
+    """By regime"""
+
+
+class EngineFindings(Part):
+    """What the verification pass found in the engine's outputs."""
+
+    requests: int
+    """Number of prompts"""
+    greedy: Drafters[Greedy]
+    """Greedy responses against those without speculation"""
+    greedy_acceptance_length: Drafters[float | None]
+    """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
+    must reach; null without drafts"""
+    sampled_text: Variants[SampledText]
+    """Sampled tokens under the target"""
+    parity: Drafters[Parity] | None
+    """Drafts of trainer and engine; null where exact replay is not measured"""
+    replay_vs_engine: ReplayAgainstEngine | None
+    """Predicted and counted steps; null where exact replay is not measured"""
+
+
+class Verification(EngineFindings):
+    """The verification pass: the same prompts through all variants."""
+
+    same_text: Drafters[SameText]
+    """Token frequencies against no speculation"""
+    task: Task | None
+    """Null without eval.task or eval.answers"""

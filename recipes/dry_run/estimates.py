@@ -1,0 +1,143 @@
+"""Disk and time of capture and training, from the number of tokens in the traffic.
+
+    tokens, counted = traffic_tokens(run, recipe)
+    print(capture_cost(tokens, recipe, target_config))
+
+Times are tokens over a rate: `capture.tokens_per_s` and `training.tokens_per_s` of the recipe, else
+the measured rate of the embedded target on 2 cores. Any other target gets no time.
+"""
+
+import dataclasses
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.data.config import bytes_per_token
+from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.kinds import trainable_kind
+
+LOG_BYTES_PER_TOKEN = 6
+"""Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
+
+ZSTD_RATIO = 6
+"""Bytes of a log per byte under zstd, roughly. A zstd file does not end with its size."""
+
+CAPTURE_TOKENS_PER_S = 5500
+"""Prefill of the embedded target on 2 cores."""
+
+TRAIN_TOKENS_PER_S = 4000
+"""Forward and backward of the embedded target at depth 5, 2 processes on 2 cores."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptureCost:
+    """Disk and time of the hidden states of some tokens."""
+
+    tokens: int
+    hidden_size: int
+    bytes_per_token: int
+    tokens_per_s: float | None
+    """Assumed rate; None where none is known, and then there is no time."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the states on disk."""
+        return self.tokens * self.bytes_per_token
+
+    @property
+    def seconds(self) -> int | None:
+        """Time of the capture."""
+        return None if self.tokens_per_s is None else round(self.tokens / self.tokens_per_s)
+
+    def __str__(self) -> str:
+        size = f"{bytes_text(self.bytes)} of states"
+        size += f" ({self.tokens:,} tokens x {self.bytes_per_token:,} bytes)"
+        return size + time_text(self.seconds, self.tokens_per_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingCost:
+    """Time of training on some tokens, over all epochs."""
+
+    tokens: int
+    epochs: int
+    tokens_per_s: float | None
+    """As in `CaptureCost`."""
+
+    @property
+    def seconds(self) -> int | None:
+        """Time of the training."""
+        return None if self.tokens_per_s is None else round(self.tokens / self.tokens_per_s)
+
+
+def capture_cost(tokens: int, recipe: Recipe, target_config: Mapping[str, Any]) -> CaptureCost:
+    """Disk and time of capturing `tokens` tokens with the states that the speculator reads."""
+    rate = recipe.capture.tokens_per_s or _measured(recipe, CAPTURE_TOKENS_PER_S)
+    hidden_size = target_config["hidden_size"]
+    spec = trainable_kind(recipe.speculator.kind).features(target_config).stored(hidden_size)
+    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    return CaptureCost(tokens, hidden_size, each, rate)
+
+
+def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
+    """Time of training on the training part of `tokens` tokens."""
+    epochs = recipe.training.epochs
+    share = 1 - recipe.split.validation_fraction - recipe.split.heldout_fraction
+    rate = recipe.training.tokens_per_s or _measured(recipe, TRAIN_TOKENS_PER_S)
+    return TrainingCost(int(tokens * share * epochs), epochs, rate)
+
+
+def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
+    """Tokens of the traffic, and whether they were counted by the ingest or estimated.
+
+    The estimate comes from the size of local logs; 0 when nothing is known.
+    """
+    if result := run.result_of("ingest"):
+        return result["prompt_tokens"] + result["completion_tokens"], True
+    paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
+    files: list[Path] = []
+    for path in (Path(path) for path in paths if "://" not in path):
+        files += path.rglob("*") if path.is_dir() else [path]
+    size = sum(_text_bytes(file) for file in files if file.is_file())
+    return size // LOG_BYTES_PER_TOKEN, False
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with three digits and a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as minutes, or as hours from three hours on."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 180 else f"{minutes / 60:.1f} h"
+
+
+def time_text(seconds: float | None, rate: float | None) -> str:
+    """`, about 3 min at 5,500 tokens/s`; empty where no rate is known."""
+    if seconds is None or rate is None:
+        return ""
+    return f", about {duration(seconds)} at {rate:,g} tokens/s"
+
+
+def _measured(recipe: Recipe, rate: int) -> int | None:
+    return rate if recipe.target.model in EMBEDDED_TARGETS else None
+
+
+def _text_bytes(file: Path) -> int:
+    size = file.stat().st_size
+    if file.suffix == ".zst":
+        return size * ZSTD_RATIO
+    if file.suffix != ".gz" or size < 18:
+        return size
+    with file.open("rb") as compressed:
+        compressed.seek(-4, 2)  # a gzip member ends with its length modulo 2^32
+        (length,) = struct.unpack("<I", compressed.read(4))
+    return int(length)
