@@ -22,7 +22,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 
 import psutil
 
@@ -61,20 +60,14 @@ class ProcessTree:
         self._guard = subprocess.Popen(
             [*command, self.mark, str(self._patience_s)],
             stdin=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._send_leader("none")
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait()
+        self._guard.communicate()  # closes the pipe and waits
 
     def set_leader(self, process: subprocess.Popen) -> None:
         """If the starter dies, `process` gets SIGTERM and `GRACE_S` before the rest is ended."""
@@ -87,8 +80,7 @@ class ProcessTree:
     def _send_leader(self, text: str) -> None:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the guard was killed
-            self._guard.stdin.write(f"{text}\n".encode())
-            self._guard.stdin.flush()
+            print(text, file=self._guard.stdin, flush=True)
 
 
 def members(mark: str) -> list[psutil.Process]:

@@ -1,8 +1,8 @@
-"""An exchange: one logged request and its response, whatever format it was logged in; and what comes before and instead of one.
+"""Exchange: one logged request and its response, independent of the log format.
 
-A format (formats/) first cuts a log into `Record`s, then parses each into `Exchange`s. Every row of a log goes into exactly one
-`Record` or `Reject`, and every record becomes at least one `Exchange` or `Reject`, which is what lets the ingest check that
-nothing is lost in silence.
+A format (formats/) first cuts a log into `Record`s, then parses each into `Exchange`s. Every row of
+a log belongs to exactly one `Record` or `Reject`, and every record becomes at least one `Exchange`
+or `Reject`. The ingest checks both, so that no row is lost silently.
 
     Record(Place("log.jsonl", 1), b'{"request": ...}')      # parse(record) -> [Exchange(...)]
 """
@@ -13,61 +13,64 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row stood in the log."""
+    """Position of a row in the log."""
 
     file: str
     line: int
-    """From 1: the line, or where rows are no lines (JSON arrays, Parquet), the how-manieth row."""
+    """Line number from 1; for JSON arrays and tables the number of the row."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One exchange as it was logged, still to be parsed: cheap to make, and sent to the process that parses it."""
+    """One logged exchange, not yet parsed: cheap to create and to send to a worker."""
 
     place: Place
     payload: Any
-    """Whatever the format's `parse` takes: bytes of a JSON row, a pair of them, a row of a table. Must pickle."""
+    """Input of the format's `parse`: bytes of a JSON row, a pair of them, or a row of a table. Must
+    pickle."""
     rows: int = 1
-    """How many rows of the log it used up."""
+    """Number of log rows it consists of."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and the response that the target gave to it. What a log does not say is None."""
+    """One request and the target's response. Fields that were not logged are None."""
 
     place: Place
     choice: int = 0
-    """Which of the response's choices it is (`n` above 1)."""
+    """Index among the response's choices (`n` above 1)."""
     messages: list[dict[str, Any]] | None = None
-    """The conversation as requested, OpenAI's message objects."""
+    """The requested conversation, OpenAI's message objects."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    """What the request hands to the chat template beside the messages (tools, `chat_template_kwargs`, ...)."""
+    """Chat template arguments other than the messages (tools, `chat_template_kwargs`, ...)."""
     prompt_token_ids: list[int] | None = None
-    """Every token before the response, as the engine logged them."""
+    """All tokens before the response, as the engine logged them."""
     prompt_text: str | None = None
-    """The prompt as it went into the engine's tokenizer, special tokens as text, where neither messages nor ids were logged."""
+    """The prompt as the engine tokenized it, special tokens as text, where neither messages nor ids
+    were logged."""
     prompt_is_raw: bool = False
-    """Whether `prompt_text` came from the client instead of a template, so that the engine's tokenizer opened it (R1: its begin
-    token), as it does for /generate and /v1/completions."""
+    """Whether `prompt_text` came from the client rather than a template. The engine's tokenizer
+    then adds its begin token, as for /generate and /v1/completions."""
     completion_is_raw: bool = False
-    """Whether `content` is all that the engine wrote, as /v1/completions returns it: no parser has taken anything out of it."""
+    """Whether `content` is the engine's whole output, as /v1/completions returns it: no parser has
+    removed anything."""
     completion_token_ids: list[int] | None = None
-    """Every token of the response, its end token included, as the engine logged them."""
+    """All tokens of the response including its end token, as the engine logged them."""
     reasoning: str | None = None
-    """The response up to `</think>`, where it was logged apart from the content."""
+    """The response up to `</think>`, where it was logged separately from the content."""
     content: str | None = None
-    """The response's text; behind `</think>` where the reasoning was logged apart."""
+    """Text of the response; after `</think>` where the reasoning was logged separately."""
     tool_calls: list[dict[str, Any]] | None = None
-    """The calls that the engine parsed out of the response, OpenAI's objects."""
+    """Calls that the engine parsed out of the response, OpenAI's objects."""
     finish_reason: str = "stop"
     """`stop` or `length`."""
     stop_reason: int | str | None = None
-    """What ended the response other than the end token: a stop token's id, or a stop string (which is not in the text, unless
-    the request asked for that)."""
+    """What ended the response other than the end token: the id of a stop token, or a stop string. A
+    stop string is not in the text unless the request asked for it."""
     stop_strings: tuple[str, ...] = ()
-    """The stop strings of the request, where the log does not say what ended the response."""
+    """Stop strings of the request, where the log does not have what ended the response."""
     completion_tokens: int | None = None
-    """How many tokens the engine counted in the response."""
+    """Number of tokens of the response, as the engine counted them."""
     model: str | None = None
     session: str | None = None
     tenant: str | None = None
@@ -78,13 +81,15 @@ class Exchange:
     top_p: float | None = None
     weight: float = 1.0
     regenerate: bool = False
-    """Whether the response held personal data: surrogates stand in it, and the target has to answer anew before it is learned from."""
+    """Whether the response held personal data. It then has surrogates, and the target must generate
+    a new response before it is trained on."""
 
 
 class Reject(Exception):
     """A row, or `rows` of them, that cannot become a training sequence.
 
-    `reason` is a stable code that summaries count; `detail` says more for one row and never repeats the customer's text.
+    `reason` is a stable code that summaries count. `detail` describes one row and never repeats the
+    customer's text.
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):
@@ -96,12 +101,13 @@ class Reject(Exception):
 
 
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
-"""Reasons of rows whose other half, or whose stream's end, is not there."""
+"""Reasons of rows without their other half, or streams without their end."""
 
 BEYOND_FIRST = "beyond_first"
-"""Reason in their place where a quick look read only the first rows of each file: the other half may well be behind them."""
+"""Replaces these reasons where only the first rows of each file were read: the other half may
+follow."""
 
 ASIDE = frozenset({"other_model", "not_a_generation", "cache_hit", "weighted_out", BEYOND_FIRST})
-"""Reasons of rows that nobody asked for: another model's, what a log of many things holds beside its exchanges, answers that no
-engine gave, what a data set marks as nothing to learn from, what a quick look cut. They are counted, and do not count towards
-`traffic.max_reject_fraction`."""
+"""Reasons that do not count towards `traffic.max_reject_fraction`: another model, calls that are
+not generations, answers from a cache, rows with a training weight of 0, and rows cut by a quick
+look. They are counted in the summary."""

@@ -1,4 +1,4 @@
-"""The tables of token sequences that the ingest wrote: the customer's traffic, and general traffic where a recipe names some.
+"""Tables of token sequences: the customer's traffic and general traffic.
 
 rows = load_sequences("runs/resume_screening/traffic/sequences", parts["heldout"])
 rows = load_sequences([customers, general], parts["train"])
@@ -13,11 +13,11 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from outrider.common.errors import OutriderError
 
 Tables = Path | str | Sequence[Path]
-"""One table's directory, or those of several, whose ids differ."""
+"""Directory of one table, or of several with disjoint ids."""
 
 
 def load_sequences(sequences_dir: Tables, ids: list[str] | None = None) -> Dataset:
-    """The rows of `ids` in their order, or all in the log's order; memory-mapped."""
+    """Returns the rows of `ids` in that order, or all in log order; memory-mapped."""
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
     table = concatenate_datasets([_load(directory) for directory in directories])
     if ids is None:
@@ -26,8 +26,8 @@ def load_sequences(sequences_dir: Tables, ids: list[str] | None = None) -> Datas
     unknown = [sequence_id for sequence_id in ids if sequence_id not in index]
     if unknown:
         raise OutriderError(
-            f"{directories[0]}: {len(unknown)} of {len(ids)} sequences are not in the table (first {unknown[0]}); "
-            "run the split stage again, the table has changed"
+            f"{directories[0]}: {len(unknown)} of {len(ids)} sequences are not in the table "
+            f"(first {unknown[0]}); the table has changed, run the split stage again"
         )
     return table.select([index[sequence_id] for sequence_id in ids])
 

@@ -245,7 +245,7 @@ class EvalSection(BaseModel):
         """Prompts of one block at this concurrency."""
         return max(self.requests, 2 * concurrency)
 
-    def starts_anew(self, repeat: int) -> bool:
+    def restarts_before(self, repeat: int) -> bool:
         """Whether the servers are started anew before this repeat, the first being 0: starts are spread evenly over the repeats."""
         return repeat * self.starts // self.repeats != (repeat - 1) * self.starts // self.repeats
 

@@ -20,8 +20,9 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
-from outrider.serving.engine import engine_environment, runs_on_cpu, serve_arguments, vllm_version
+from outrider.serving.engine import engine_environment, serve_arguments
 from outrider.serving.server import Server
+from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.kinds import kind_of
 
 BUNDLE_VERSION = 1

@@ -22,8 +22,8 @@ class Sampling:
     temperature: float = 0.6
     top_p: float = 0.95
     seed: int | None = None
-    """Seed of the first request; the i-th has seed + i. None: unseeded. Must be None on a CPU, where
-    a seeded request ends vLLM 0.32's worker ("CPU Generator does not use offset")."""
+    """Seed of the first request; the i-th has seed + i. None: unseeded. Must be None on a CPU,
+    where a seeded request ends vLLM 0.32's worker ("CPU Generator does not use offset")."""
 
 
 @dataclass(frozen=True)

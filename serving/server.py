@@ -1,6 +1,7 @@
 """A `vllm serve` process on this machine: start, health check, counters, stop.
 
-    with Server(TargetConfig(), ServingConfig(), speculator_dir, k=3, log_path=Path("server.log")) as server:
+    log = Path("server.log")
+    with Server(TargetConfig(), ServingConfig(), speculator_dir, k=3, log_path=log) as server:
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
@@ -71,8 +72,8 @@ class Server:
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, which exchanges drafters. The server listens on this
-        # machine only.
+        # Development mode opens /collective_rpc, which exchanges drafters. The server listens on
+        # this machine only.
         self._environment = engine_environment(serving.engine) | {"VLLM_SERVER_DEV_MODE": "1"}
 
     @property
@@ -115,8 +116,8 @@ class Server:
                 )
             if time.monotonic() > deadline:
                 raise OutriderError(
-                    f"vllm serve did not answer within {self._start_timeout_s:.0f} s; {self.log_path} "
-                    f"ends:\n{self._log_end()}"
+                    f"vllm serve did not answer within {self._start_timeout_s:.0f} s; "
+                    f"{self.log_path} ends:\n{self._log_end()}"
                 )
             time.sleep(0.25)
 

@@ -9,7 +9,7 @@ the answer must end in `+cpu`, which selects the platform.
 import importlib.metadata
 import sys
 
-from outrider.serving.engine import vllm_version
+from outrider.serving.vllm_hooks.version import vllm_version
 
 
 def main() -> None:

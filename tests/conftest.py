@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.serving.engine import runs_on_cpu
 from outrider.serving.vllm_hooks import process_start
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 from tests.fuzzing import register_profile
 
 if TYPE_CHECKING:

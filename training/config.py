@@ -110,8 +110,8 @@ class TrainingConfig(BaseModel):
 
     parity: Literal["strict", "warn"] = "strict"
     """What to do when the base speculator drafts differently in the trainer and in the engine
-    before the first update (`speculator.parity`). `strict`: stop the run; `warn`: print a warning and
-    train. The evaluation's gate refuses such a run in either case."""
+    before the first update (`speculator.parity`). `strict`: stop the run; `warn`: print a warning
+    and train. The evaluation's gate refuses such a run in either case."""
 
     parity_tolerance: float = Field(default=0.02, gt=0, lt=1)
     """Largest accepted difference in any draft position's acceptance rate, before the first update,

@@ -1,33 +1,40 @@
-"""The loss of every draft depth against the target's distribution, recomputed from stored states, in chunks of target tokens.
+"""Distillation loss of every draft depth against the target's distribution, in chunks.
 
-    loss_KN, judged = distillation_loss(u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid")
+    loss_KN, judged = distillation_loss(
+        u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid"
+    )
     (loss_KN * weight_KN).sum().backward()
 
-p is the target's distribution as it is served (teacher.py), q = softmax(W u / t) the draft's, with t the request's temperature
-where drafts are drawn from q, and 1 where they are its argmax. alpha is how likely the draft is accepted,
+p is the target's distribution as served (teacher.py), recomputed from stored states. q =
+softmax(W u / t) is the draft's, where t is the request's temperature if drafts are sampled from q
+and 1 if they are its argmax. alpha is the probability that the draft is accepted:
 
-    sum_v min(p, q)     drafts drawn from q, under rejection sampling
-    sum_v p q           argmax drafts: p(argmax q), smooth in q; equal to it where q is sure
+    sum_v min(p, q)     drafts sampled from q, under rejection sampling
+    sum_v p q           argmax drafts: p(argmax q) made smooth in q; equal where q is one-hot
 
-and the losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; for argmax drafts p itself):
+The losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; p itself
+for argmax drafts):
 
     kl         KL(p||q)                                q - p
     ce         -log q[argmax p]                        q - onehot(argmax p)
     tv         1 - alpha                               -q (m - <m, q>)
     lk_alpha   -log alpha                              -q (m - <m, q>) / alpha
-    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    as its parts; lambda = exp(-3 alpha), a constant to the gradient
+    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
+                                                       constant in the gradient
 
-For draws from q, 1 - alpha is the total variation. tv has no gradient where p and q do not meet; lk_hybrid is KL there, and
-becomes tv as they meet. Against a p that is one-hot (temperature 0) kl, ce and lk_alpha are the same.
+For sampled drafts 1 - alpha is the total variation. tv has no gradient where p and q do not
+overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0)
+kl, ce and lk_alpha are equal.
 
-W is frozen, so the gradient of a chunk goes straight to u while its logits are at hand, in place of them: what is kept for
-backward is one tensor of u's size, and no [N, V] tensor, p or q, ever exists as a whole. It is kept for a weight of 1 and
-scaled in backward, so weights may depend on what this pass finds (depth_weights.py). The teacher's
-row n is the one that all depths predict: u_KNH[s][n] and h[n] must have been aligned to the same
-target token.
+W is frozen, so the gradient of a chunk goes to u while the chunk's logits exist, and replaces them.
+Only one tensor of u's size is kept for backward; no [N, V] tensor, p or q, ever exists as a whole.
+The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
+results of this pass (depth_weights.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
+must be aligned to the same target token.
 
 A drafter's own head (`DraftHead`) may cover fewer tokens (draft_teacher.py) and may be trained. The
-gradient of a trained head needs the weights of the targets, so backward computes the logits again.
+gradient of a trained head depends on the weights of the targets, so backward computes the logits
+again.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V where it is the
 target's), C rows of a chunk.
@@ -46,24 +53,28 @@ from outrider.training.draft_teacher import DraftTeacher, draft_teacher
 from outrider.training.teacher import Served, served_distribution
 
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits of a chunk: on a CPU what stays near the caches (8 MB in float32), on a GPU what fills it (256 MB)."""
+"""Logits of a chunk. On a CPU they stay near the caches (8 MB in float32), on a GPU they fill it
+(256 MB)."""
 
 CHUNK_ROWS = 256
-"""Rows of a chunk at least: with fewer, reading W costs more than multiplying by it. At 129,280 tokens, 132 MB of logits in float32."""
+"""Smallest chunk, in rows: with fewer, reading W costs more than multiplying by it. At a vocabulary
+of 129,280 they are 132 MB of logits in float32."""
 
 ETA = 3.0
-"""How soon lk_hybrid leaves KL as alpha grows."""
+"""How fast lk_hybrid moves from KL to TV as alpha grows."""
 
 
 class Judged(NamedTuple):
-    """What the pass finds beside the loss, by depth and target; 0 where `valid_KN` is false."""
+    """Results of the pass other than the loss, by depth and target; 0 where `valid_KN` is false."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
-    """How likely the engine accepts the draft, over what the target may say: p(argmax q), or sum min(p, q) where drafts are drawn."""
+    """Probability that the engine accepts the draft, over the target's tokens: p(argmax q), or
+    sum min(p, q) if drafts are sampled."""
     accepted_KN: Tensor
-    """How likely it accepted the draft, given the token that the log shows: a of `speculators.acceptance`."""
+    """Probability that it accepted the draft, given the logged token: a of
+    `speculators.acceptance`."""
 
 
 def distillation_loss(
@@ -76,7 +87,7 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """Each target's loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and what else was found.
+    """The loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and the rest.
 
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
     `head` drafts; None: the target's head `lm_head_VH` does.
@@ -89,7 +100,10 @@ def distillation_loss(
 
 
 class _Buffers:
-    """Room for the logits of a chunk, taken once: fresh memory of this size costs as much as the arithmetic on it."""
+    """Memory for the logits of a chunk, allocated once.
+
+    A new allocation of this size costs as much as the arithmetic on it.
+    """
 
     def __init__(self, u_KNH: Tensor, rows: int, vocabulary: int, wide: torch.dtype):
         self.raw_CV = u_KNH.new_empty(rows, vocabulary)
@@ -204,7 +218,7 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(loss, KL, acceptance, accepted) of each row and the loss's gradient in the logits z, which are overwritten."""
+    """(loss, KL, acceptance, accepted) by row, and the gradient in the logits z; overwrites z."""
     p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
@@ -218,8 +232,7 @@ def _judge(
     accepted_C = (drafted_C == token_C).to(z_CV.dtype)
     if teacher.known_C is not None:
         accepted_C = accepted_C * teacher.known_C
-    drawn = draft_temperature_C is not None
-    if drawn:
+    if draft_temperature_C is not None:
         sampled_C = temperature_C >= GREEDY_BELOW
         q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
         if teacher.known_C is not None:
@@ -228,11 +241,11 @@ def _judge(
             q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
         ).clamp(max=1.0)
         accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
-    if drawn or kind in _MIXED:
-        m_CV = (q_CV < p_CV).to(z_CV.dtype) if drawn else p_CV
+    if draft_temperature_C is not None or kind in _MIXED:
+        m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
-        if drawn:
-            # Summed as it stands, not as 1 - TV: 1 / alpha must not meet what cancellation leaves of a small alpha.
+        if draft_temperature_C is not None:
+            # Summed directly, not as 1 - TV: cancellation would spoil a small alpha, and 1 / alpha.
             alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
@@ -243,12 +256,12 @@ def _judge(
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
     else:
         loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
-        # of_kl (q - p) - of_alpha q (m - <m, q>), written so that q is the only matrix that changes
+        # of_kl (q - p) - of_alpha q (m - <m, q>), with q as the only matrix that changes
         rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
             (of_kl_C + of_alpha_C * m_q_C)[:, None]
         )
         dz_CV = q_CV.mul_(rise_CV).addcmul_(goal_CV, of_kl_C[:, None], value=-1)
-    if drawn:
+    if draft_temperature_C is not None:
         dz_CV.div_(draft_temperature_C[:, None])
     if teacher.taught_C is not None:
         loss_C, kl_C = loss_C * teacher.taught_C, kl_C * teacher.taught_C
@@ -257,7 +270,7 @@ def _judge(
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, how much of KL's gradient it has, and how much of alpha's with the sign turned; [C] each."""
+"""The loss, its factor of KL's gradient, and its factor of minus alpha's gradient; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:

@@ -1,11 +1,13 @@
-"""The registry of log formats; CONTRIBUTING.md says how to add one.
+"""Registry of log formats; CONTRIBUTING.md describes how to add one.
 
 A format is a module with
-    NAME                                       as `traffic.format` spells it;
-    recognises(sample) -> bool                 whether the beginning of a file (`Sample`) is its own;
-    records(files, scratch) -> Iterator        every row of its files as `Record`s, or `Reject`s: cheap, in constant memory, in
-                                               the main process; `scratch` is a folder for what does not fit into memory;
-    parse(record) -> list[Exchange | Reject]   one outcome a choice; pure, in the workers; may raise `Reject`.
+    NAME                                       its name in `traffic.format`
+    recognizes(sample) -> bool                 whether a file's beginning (`Sample`) has the format
+    records(files, scratch) -> Iterator        a `Record` or `Reject` for every row: cheap, in
+                                               constant memory, in the main process; `scratch` is
+                                               a folder for what does not fit into memory
+    parse(record) -> list[Exchange | Reject]   one outcome per choice: pure, in the workers; may
+                                               raise `Reject`
 """
 
 import tempfile
@@ -38,7 +40,7 @@ class Format(Protocol):
 
     NAME: str
 
-    def recognises(self, sample: Sample) -> bool: ...
+    def recognizes(self, sample: Sample) -> bool: ...
 
     def records(self, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]: ...
 
@@ -62,17 +64,17 @@ FORMATS: dict[str, Format] = {
         openai_joined,
     )
 }
-"""The first that recognises a file reads it, so the more particular stand first."""
+"""The first format that recognizes a file reads it, so specific formats come first."""
 
 JOINING = frozenset({openai_batch.NAME, openai_joined.NAME, vllm_log.NAME})
-"""Formats whose exchanges are several rows each."""
+"""Formats whose exchanges span several rows."""
 
 UNKNOWN = "unknown"
-"""Where summaries count the rows of files that no format recognised."""
+"""Name under which summaries count the rows of files that no format recognized."""
 
 
 def check_format(name: str) -> None:
-    """An error where `traffic.format` names no format."""
+    """Raises an error where `traffic.format` is not a format."""
     if name != "auto" and name not in FORMATS:
         raise OutriderError(
             f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
@@ -80,7 +82,7 @@ def check_format(name: str) -> None:
 
 
 def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:
-    """The files of each format, the formats in the order of their first file; `UNKNOWN` for files of none."""
+    """Files by format, formats in order of their first file; `UNKNOWN` for the others."""
     check_format(name)
     found: dict[str, list[LogFile]] = {}
     for file in files:
@@ -89,13 +91,13 @@ def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, l
 
 
 def format_of(file: LogFile) -> str:
-    """The first format that recognises the beginning of a file."""
+    """The first format that recognizes the beginning of a file."""
     sample = sample_of(file)
-    return next((name for name, module in FORMATS.items() if module.recognises(sample)), UNKNOWN)
+    return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 
 
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """The records of files of one format; of `UNKNOWN` one reject a file, for all its rows."""
+    """Yields the records of files of one format; `UNKNOWN` gives one reject per file."""
     if name != UNKNOWN:
         yield from FORMATS[name].records(files, scratch)
         return
@@ -107,7 +109,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
 
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
-    """What became of a record, every reject with its place."""
+    """Parses a record; every reject gets its place."""
     try:
         outcomes = FORMATS[name].parse(record)
     except Reject as reject:
@@ -119,7 +121,7 @@ def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
 
 
 def read_exchanges(files: Sequence[LogFile], name: str = "auto") -> Iterator[Exchange | Reject]:
-    """Every outcome of a few files, in this process: for a look into a log, and for tests."""
+    """Yields every outcome of a few files in this process, for a quick look and for tests."""
     with tempfile.TemporaryDirectory() as scratch:
         for found, its_files in files_by_format(files, name).items():
             for item in read_records(found, its_files, Path(scratch)):

@@ -1,10 +1,14 @@
-"""Data sets of conversations, as Together and Fireworks fine-tune on and the Hugging Face Hub holds them: `messages`, no response.
+"""Conversation data sets: `messages` without a separate response.
 
-    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "reasoning_content": "...", "content": "..."}],
+Together and Fireworks fine-tune on such rows, and the Hugging Face Hub holds many.
+
+    {"messages": [{"role": "user", "content": "..."},
+                  {"role": "assistant", "reasoning_content": "...", "content": "..."}],
      "weight": 0.5}
 
-The last message, an assistant's, is the completion; what it was generated with is only known where the row says so (`temperature`,
-`top_p`, `finish_reason`). A weight of 0 or below, of the row or the last message, marks what is not to be learned.
+The last message, an assistant's, is the completion. Sampling settings are known only if the row has
+them (`temperature`, `top_p`, `finish_reason`). A weight of 0 or less, of the row or the last
+message, excludes it from training.
 """
 
 from typing import Any
@@ -12,21 +16,21 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.embedded import unpacked
 from outrider.data.formats.fields import take, take_number
-from outrider.data.formats.openai import exchanges, logged_beside
-from outrider.data.formats.parts import openai_messages
+from outrider.data.formats.message_parts import openai_messages
+from outrider.data.formats.openai import exchanges, gateway_fields
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
 NAME = "messages"
 
 REQUEST = ("model", "temperature", "top_p", "chat_template_kwargs", "documents", "user")
-"""Keys of a chat completion's request that a row may hold beside its messages."""
+"""Keys of a chat completion request that a row may have next to its messages."""
 
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
-    """Whether most conversations end with an assistant's turn; those of requests end with a user's."""
+def recognizes(sample: Sample) -> bool:
+    """Whether most conversations end with an assistant's turn; requests end with a user's."""
     conversations = [
         row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)
     ]
@@ -48,15 +52,15 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("no_messages")
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not an assistant's")
-    beside = logged_beside(row)
-    weights = (beside["weight"], take_number(messages[-1], "weight", "the last message"))
+    logged = gateway_fields(row)
+    weights = (logged["weight"], take_number(messages[-1], "weight", "the last message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "marked as nothing to learn from")
     *asked, answer = openai_messages(messages, "row.messages")
     request = {key: row[key] for key in REQUEST if key in row}
-    request["tools"] = unpacked(row, "tools", "row")  # tables keep them as text
+    request["tools"] = unpacked(row, "tools", "row")  # tables hold them as text
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
     ]
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
-    return exchanges(request, {"choices": [choice]}, record.place, **beside)
+    return exchanges(request, {"choices": [choice]}, record.place, **logged)

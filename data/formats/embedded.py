@@ -1,7 +1,7 @@
-"""JSON inside the texts of a row, as trace stores and tables keep it; an empty text means unset.
+"""JSON inside text fields, as trace stores and tables write it; empty text means unset.
 
-unpacked({"input": '[{"role": "user"}]'}, "input", "row")      # [{"role": "user"}]
-mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"}: a map of a Parquet file
+unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
+mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"}: Parquet
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from outrider.data.formats.fields import take
 from outrider.data.formats.rows import decode, kind_of
 
 LARGEST = 1e300
-"""Numbers above it are none; leaves room for sums."""
+"""Larger numbers are ignored; leaves room for sums."""
 
 
 def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
-    """`holder[key]`, decoded where it is a text that begins as a JSON object or list does; None where it is unset or empty."""
+    """`holder[key]`, decoded where it begins like a JSON object or list; None where unset."""
     value = holder.get(key)
     if not isinstance(value, str):
         return value
@@ -36,7 +36,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """As `unpacked`, but a text that is no JSON after all stays a text: an answer may begin with a bracket."""
+    """Like `unpacked`, but invalid JSON stays text: an answer may begin with a bracket."""
     try:
         return unpacked(holder, key, where)
     except Reject:
@@ -44,7 +44,7 @@ def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """`holder[key]` as a dict: an object, its JSON, or a table's list of pairs; empty where it is unset."""
+    """`holder[key]` as a dict, from an object, its JSON or a list of pairs; empty where unset."""
     value = unpacked(holder, key, where)
     if isinstance(value, list) and all(
         isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value
@@ -56,7 +56,7 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def number(holder: dict[str, Any], key: str) -> float | None:
-    """A number, also one that a store of texts keeps as text; None for what is none (`"Infinity"` for no limit)."""
+    """A number, also from text; None for anything else (`"Infinity"` for no limit)."""
     value = holder.get(key)
     try:
         value = (

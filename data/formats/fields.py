@@ -1,4 +1,4 @@
-"""Values out of a JSON object, each of the right type, or a `Reject` that names the field.
+"""Typed fields of a JSON object; a wrong type is a `Reject` that names the field.
 
 take(request, "messages", list, "request")      # None where it is missing or null
 """
@@ -12,7 +12,11 @@ from outrider.data.formats.rows import kind_of
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """`holder[key]`, or None where it is missing or null; of another type than `kind` it is a `Reject` naming the field."""
+    """Returns `holder[key]`, or None where it is missing or null.
+
+    Raises:
+        Reject: it has another type than `kind`.
+    """
     value = holder.get(key)
     if value is None:
         return None
@@ -45,8 +49,11 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
 
 
 def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
-    """Unix seconds out of a number (seconds, or milliseconds when too large for seconds), an ISO 8601 text or a table's time, or
-    None."""
+    """Unix seconds, or None.
+
+    From a number (seconds, or milliseconds where it is too large for seconds), an ISO 8601 text, or
+    a table's time.
+    """
     value = holder.get(key)
     if not isinstance(value, str | datetime):
         seconds = take_number(holder, key, where)
@@ -59,11 +66,11 @@ def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
 
 
 def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
-    """A text, or a whole number as text (identifiers are logged as either), or None."""
+    """A text or None. Integers become text, since identifiers are logged as either."""
     value = holder.get(key)
     return str(value) if type(value) is int else take(holder, key, str, where)
 
 
 def first(*values: Any) -> Any:
-    """The first that is not None, or None."""
+    """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)

@@ -1,10 +1,12 @@
-"""Helicone's export: one request a row, with `request_body` and `response_body` beside what Helicone measured.
+"""Helicone's export: one request per row, with `request_body` and `response_body`.
 
-    {"request_body": {"messages": [...]}, "response_body": {"choices": [...]}, "response_status": 200,
-     "request_properties": {"Helicone-Session-Id": "s-17", "tenant": "acme"}, "request_created_at": "2026-07-01 10:00:00"}
+    {"request_body": {"messages": [...]}, "response_body": {"choices": [...]},
+     "response_status": 200, "request_created_at": "2026-07-01 10:00:00",
+     "request_properties": {"Helicone-Session-Id": "s-17", "tenant": "acme"}}
 
-Of a streamed response Helicone keeps the chunks as `streamed_data` beside a body that it put together of them. That body has neither
-the finish reason nor the reasoning (of which it keeps the first chunk's), so a row without the chunks is a reject.
+For a streamed response Helicone keeps the chunks as `streamed_data` and a body that it built from
+them. That body lacks the finish reason and all but the first chunk of the reasoning, so a row
+without the chunks is rejected.
 """
 
 from typing import Any
@@ -24,7 +26,7 @@ NOT_CACHED = "00000000-0000-0000-0000-000000000000"
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(
         "request_created_at" in row and ("request_body" in row or "request_id" in row)
         for row in sample.rows
@@ -71,7 +73,7 @@ def _whole(response: dict[str, Any]) -> dict[str, Any]:
         return join_chunks(chunks_of_sse(chunks))
     chunks = unpacked(response, "streamed_data", "response_body")
     if chunks:
-        # Helicone leaves an empty object where the stream's [DONE] stood.
+        # Helicone writes an empty object for the stream's [DONE].
         return join_chunks(
             chunk for chunk in take(response, "streamed_data", list, "response_body") if chunk
         )

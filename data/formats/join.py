@@ -1,11 +1,12 @@
-"""Rows that belong to one exchange but stand apart in the log, brought together by an id, in constant memory.
+"""Joins rows of one exchange that are apart in the log, by id, in constant memory.
 
     def records(files, scratch):
-        return joined_records(files, scratch, member_of)    # member_of(row) -> its id and "request", "response" or "chunk"
+        return joined_records(files, scratch, member_of)    # member_of(row) -> its id and side
     def parse(record):
         request_row, response_rows = record.payload
 
-The rows go through a file (sqlite), because the halves of an exchange may stand at the two ends of a log of any size.
+The rows go through a file (sqlite), because the halves of an exchange may be at the two ends of a
+log of any size.
 """
 
 import hashlib
@@ -24,10 +25,10 @@ from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 CACHE_KIB = 64 * 1024
 WAITING_BYTES = 4 * 2**20
-"""Rows that are held before they are written together."""
+"""Size of the rows that are written together."""
 
 ROW_OVERHEAD = 200
-"""Bytes that a row costs in memory beside its own."""
+"""Memory of a row in addition to its bytes."""
 
 MemberOf = Callable[[dict[str, Any]], tuple[str, str]]
 
@@ -36,7 +37,7 @@ class Member(NamedTuple):
     """One row of a group."""
 
     side: str
-    """`request`, `response`, `chunk` (of a streamed response), or `rest`: a row that belongs here and says nothing."""
+    """`request`, `response`, `chunk` (of a streamed response), or `rest`: a row without content."""
     place: Place
     row: bytes
 
@@ -44,7 +45,10 @@ class Member(NamedTuple):
 def joined_records(
     files: Sequence[LogFile], scratch: Path, member_of: MemberOf
 ) -> Iterator[Record | Reject]:
-    """A record for each response with its request, of rows that `member_of` tells apart, or refuses by raising `Reject`."""
+    """Yields a record for each response with its request.
+
+    `member_of` returns the id and side of a row, or raises `Reject`.
+    """
     with Join(scratch) as join:
         for file in files:
             for number, row in rows(file):
@@ -60,7 +64,7 @@ def joined_records(
 
 
 def row_bytes(row: Row | None) -> bytes:
-    """A row as bytes of JSON, whatever file it stood in."""
+    """A row as JSON bytes, whatever its file type."""
     return row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
 
 
@@ -72,7 +76,7 @@ class Join:
         self._database = sqlite3.connect(
             Path(self._folder.name) / "rows.sqlite", isolation_level=None
         )
-        # The file is of no use after a crash, so nothing is done for it to survive one.
+        # The file is useless after a crash, so it need not survive one.
         for pragma in (
             "journal_mode=OFF",
             "synchronous=OFF",
@@ -97,8 +101,8 @@ class Join:
         self._folder.cleanup()
 
     def put(self, key: str, member: Member) -> None:
-        """Keeps one row under its id."""
-        # A digest, because an id is whatever stood in the log, of any length.
+        """Stores one row under its id."""
+        # A digest, because a logged id may have any length.
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         file = self._files.setdefault(member.place.file, len(self._files))
         self._waiting.append((digest, member.side, file, member.place.line, member.row))
@@ -107,14 +111,14 @@ class Join:
             self._write()
 
     def records(self) -> Iterator[Record | Reject]:
-        """What became of every row, once all are there: ids in the order of their first row."""
+        """Yields a record or reject for every row; ids in order of their first row."""
         self._write()
         names = list(self._files)
         query = self._database.execute
         query("CREATE INDEX by_key ON rows (key)")
         query(
-            "CREATE TABLE keys AS SELECT key, MIN(rowid) AS first, COUNT(*) AS members, SUM(LENGTH(row)) AS size"
-            " FROM rows GROUP BY key ORDER BY first"
+            "CREATE TABLE keys AS SELECT key, MIN(rowid) AS first, COUNT(*) AS members,"
+            " SUM(LENGTH(row)) AS size FROM rows GROUP BY key ORDER BY first"
         )
         for key, first, count, size in query(
             "SELECT key, first, members, size FROM keys ORDER BY rowid"
@@ -142,7 +146,11 @@ class Join:
 
 
 def _records(members: list[Member]) -> Iterator[Record | Reject]:
-    """The rows of one id. Batches may count their ids anew: where an id has several requests, each folder is by itself."""
+    """Yields the records of one id.
+
+    Batches may number their requests from 1 again: where an id has several requests, each folder is
+    joined separately.
+    """
     if len({member.row for member in members if member.side == "request"}) <= 1:
         yield from _pairs(members)
         return
@@ -153,7 +161,7 @@ def _records(members: list[Member]) -> Iterator[Record | Reject]:
         if len({member.row for member in together if member.side == "request"}) <= 1:
             yield from _pairs(together)
         else:
-            # Which request a response answers is anyone's guess.
+            # It is unknown which request a response answers.
             yield Reject(
                 "ambiguous_id",
                 "different requests under one id",
@@ -163,7 +171,7 @@ def _records(members: list[Member]) -> Iterator[Record | Reject]:
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
-    """Every response with a request; equal requests are one that was sent again."""
+    """Yields every response with a request; equal requests were sent again and count once."""
     requests = [member for member in members if member.side == "request"]
     chunks = [member for member in members if member.side == "chunk"]
     responses = [[member] for member in members if member.side == "response"] or (
@@ -171,7 +179,7 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     )
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # with what else there is: chunks beside a whole response, ends of streams
+        if number == 0:  # with the rest: chunks of a whole response, ends of streams
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         request = requests[0].row if requests else None
         yield Record(

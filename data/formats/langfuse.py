@@ -1,10 +1,12 @@
-"""Langfuse observations: the blob-storage export (JSON lines or Parquet, snake case) and the UI's or API's JSON (camel case).
+"""Langfuse observations: blob-storage export (snake case) and UI or API JSON (camel case).
 
-    {"type": "GENERATION", "trace_id": "t1", "start_time": "2026-07-01 10:00:00.000000", "input": "[{\\"role\\": \\"user\\", ...}]",
-     "output": "{\\"role\\": \\"assistant\\", ...}", "model_parameters": "{\\"temperature\\": 0.6}", "usage_details": {"output": 93}}
+    {"type": "GENERATION", "trace_id": "t1", "start_time": "2026-07-01 10:00:00.000000",
+     "input": "[{\\"role\\": \\"user\\", ...}]", "output": "{\\"role\\": \\"assistant\\", ...}",
+     "model_parameters": "{\\"temperature\\": 0.6}", "usage_details": {"output": 93}}
 
-Input, output and parameters are texts that hold JSON, and an empty text means unset. An observation has no finish reason: it was cut
-if it used up the `max_tokens` of its parameters, and without a limit it is taken to have ended by itself.
+The export is JSON lines or Parquet. Input, output and parameters are texts that hold JSON; an empty
+text means unset. An observation has no finish reason: it counts as cut if it used all of its
+`max_tokens`, and as finished without such a limit.
 """
 
 from typing import Any
@@ -12,8 +14,8 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.embedded import mapping, number, unpacked, unpacked_or_text
 from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.parts import openai_answer, openai_messages
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -46,12 +48,12 @@ MESSAGE = {
     "refusal",
     "audio",
 }
-"""Keys of an assistant's message. An answer that is a JSON object of other keys is the text that it was logged as."""
+"""Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
 
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(
         row.get("type") in TYPES and ("trace_id" in row or "traceId" in row) for row in sample.rows
     )
@@ -110,7 +112,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_definitions(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The tools that Langfuse took out of a request, by their names, as OpenAI's request has them."""
+    """The tools that Langfuse took out of a request, as OpenAI's request has them, by name."""
     definitions = mapping(row, "tool_definitions", "row")
     return [
         {
@@ -122,7 +124,7 @@ def _tool_definitions(row: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    """The choices of the response, and whatever else a whole response holds."""
+    """The choices of the response, and the rest of a whole response."""
     answer = unpacked_or_text(row, "output", "row")
     if answer is None:
         raise Reject("content_not_logged", "row.output is empty")
@@ -165,7 +167,10 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
 
 
 def _output_tokens(row: dict[str, Any]) -> int | None:
-    """Tokens of the response, of every kind: Langfuse takes those that it counts apart (`output_reasoning_tokens`) out of `output`."""
+    """Tokens of the response of all kinds.
+
+    Langfuse subtracts separately counted kinds (`output_reasoning_tokens`) from `output`.
+    """
     usage = mapping(row, "usage_details", "row")
     counts = [number(usage, key) for key in usage if "output" in key]
     found = [count for count in counts if count is not None]
@@ -173,6 +178,6 @@ def _output_tokens(row: dict[str, Any]) -> int | None:
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:
-    """A value of the metadata, which Langfuse keeps as JSON where it was no text."""
+    """A value of the metadata, which Langfuse stores as JSON unless it is text."""
     value = metadata.get(key)
     return value.strip('"') or None if isinstance(value, str) else None

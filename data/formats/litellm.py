@@ -1,8 +1,12 @@
-"""LiteLLM's StandardLoggingPayload, as its S3, GCS and Azure loggers write it (one JSON a file in date folders) or as JSON lines.
+"""LiteLLM's StandardLoggingPayload, one JSON per file or JSON lines.
 
-{"id": "chatcmpl-1", "call_type": "acompletion", "status": "success", "model": "hosted_vllm/deepseek-r1", "startTime": 1719830400.1,
- "messages": [...], "response": {"choices": [{"message": {"content": "...", "reasoning_content": "..."}, ...}]},
- "model_parameters": {"temperature": 0.6}, "metadata": {"user_api_key_team_alias": "acme", "requester_metadata": {...}}, ...}
+Its S3, GCS and Azure loggers write one file per call in folders by date.
+
+    {"id": "chatcmpl-1", "call_type": "acompletion", "status": "success",
+     "model": "hosted_vllm/deepseek-r1", "startTime": 1719830400.1, "messages": [...],
+     "response": {"choices": [{"message": {"content": "...", "reasoning_content": "..."}, ...}]},
+     "model_parameters": {"temperature": 0.6},
+     "metadata": {"user_api_key_team_alias": "acme", "requester_metadata": {...}}, ...}
 """
 
 from typing import Any
@@ -24,7 +28,7 @@ CHAT_CALLS = frozenset(
 MARKS = frozenset(
     {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
 )
-"""Keys that every payload has, whatever happened to the call."""
+"""Keys that every payload has, whatever the outcome of the call."""
 
 TENANTS = (
     "user_api_key_team_alias",
@@ -32,15 +36,15 @@ TENANTS = (
     "user_api_key_org_id",
     "user_api_key_alias",
 )
-"""Keys of the metadata that say whose traffic it is, in the order of preference."""
+"""Keys of the metadata that name the tenant, by preference."""
 
 WRAPPERS = ("standard_logging_object", "standard_logging_payload")
-"""Where a custom callback that logs its whole `kwargs` has the payload."""
+"""Keys of the payload in a custom callback that logs its whole `kwargs`."""
 
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(_payload(row).keys() >= MARKS for row in sample.rows)
 
 
@@ -55,7 +59,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", "call_type is no chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
-    # The response was made for an earlier request, which has its own row.
+    # The response was generated for an earlier request, which has its own row.
     if row.get("cache_hit") in (True, "True", "true"):
         raise Reject("cache_hit")
     if _is_redacted(row.get("messages")) or _is_redacted(row.get("response")):
@@ -101,7 +105,7 @@ def _usage(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_redacted(value: Any) -> bool:
-    """Whether LiteLLM's word stands where a text was: in a message, a choice, or alone."""
+    """Whether LiteLLM replaced a text by its redaction notice: in a message, a choice, or alone."""
     if isinstance(value, str):
         return value == REDACTED
     if isinstance(value, list):

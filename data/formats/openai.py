@@ -1,10 +1,12 @@
-"""The OpenAI shape, which most formats wrap: a request's and a response's JSON to exchanges, one for each choice. Chat completions
-(`messages`), and text completions (`prompt`, text_completion.py).
+"""OpenAI's request and response JSON to exchanges, one for each choice.
+
+Most formats wrap this shape. It covers chat completions (`messages`) and text completions
+(`prompt`, text_completion.py).
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
-A value that the wrapping log has (session, tenant, route, time, weight) is given by name and stands in where request and
-response say nothing. docs/traffic.md lists the fields.
+Values of the wrapping log (session, tenant, route, time, weight) are passed by name; they apply
+where request and response have none. docs/traffic.md lists the fields.
 """
 
 from typing import Any
@@ -17,7 +19,7 @@ from outrider.data.formats.text_completion import completed, prompts_of
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """A request or response out of a row: an object, its JSON as text, or a stream as text or as a list of chunks."""
+    """A request or response of a row: an object, its JSON text, or a stream as text or chunks."""
     value = row.get(key)
     if value is None or isinstance(value, dict):
         return value
@@ -34,8 +36,8 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     raise Reject("wrong_type", f"row.{key} is {kind_of(value)}")
 
 
-def logged_beside(row: dict[str, Any]) -> dict[str, Any]:
-    """What a gateway logs beside request and response, as `exchanges` takes it."""
+def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """What a gateway logs next to request and response, as arguments of `exchanges`."""
     return {
         "session": take_text(row, "session_id", "row"),
         "tenant": take_text(row, "tenant", "row"),
@@ -55,7 +57,11 @@ def exchanges(
     time: float | None = None,
     weight: float | None = None,
 ) -> list[Exchange | Reject]:
-    """An exchange, or what is wrong with it, for each choice; raises `Reject` for what is wrong with all of them."""
+    """Returns an exchange or reject for each choice.
+
+    Raises:
+        Reject: all choices have the same problem.
+    """
     if response.get("error") is not None:
         raise Reject("error_response")
     choices = take(response, "choices", list, "response")
@@ -134,7 +140,7 @@ def _end(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The two texts of an assistant message, whichever key its engine used for the reasoning."""
+    """Reasoning and content of an assistant message, whichever key the engine used."""
     reasoning = take(message, "reasoning", str, "message")
     if reasoning is None:
         reasoning = take(message, "reasoning_content", str, "message")
@@ -142,7 +148,7 @@ def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | No
 
 
 def finish_reason(logged: str | None) -> str:
-    """`stop` or `length`; tool calls end as `stop` does, with the end token."""
+    """`stop` or `length`; tool calls end like `stop`, with the end token."""
     if logged == "tool_calls":
         return "stop"
     if logged == "cut":
@@ -153,7 +159,10 @@ def finish_reason(logged: str | None) -> str:
 
 
 def messages_of(request: dict[str, Any], where: str = "request") -> list[dict[str, Any]] | None:
-    """The request's messages with each content as one text, its parts joined as vLLM joins them; None without the key."""
+    """The request's messages, each content as one text; None without the key.
+
+    Parts of a content are joined as in vLLM.
+    """
     messages = take(request, "messages", list, where)
     if messages is None:
         return None
@@ -186,7 +195,7 @@ def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
 
 
 def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
-    """What the request hands to the chat template beside the messages."""
+    """Arguments of the chat template other than the messages."""
     arguments = dict(take(request, "chat_template_kwargs", dict, "request") or {})
     for key in (
         "tools",

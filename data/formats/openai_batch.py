@@ -1,9 +1,12 @@
-"""OpenAI Batch: the input file `{"custom_id", "url", "body"}` and the output file `{"custom_id", "response", "error"}`, joined.
+"""OpenAI Batch: input and output files, joined by `custom_id`.
 
-    {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "...", "messages": [...]}}
-    {"id": "batch_req_1", "custom_id": "a-1", "response": {"status_code": 200, "body": {"choices": [...]}}, "error": null}
+    {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"model": "...", "messages": [...]}}
+    {"id": "batch_req_1", "custom_id": "a-1", "error": null,
+     "response": {"status_code": 200, "body": {"choices": [...]}}}
 
-Both files (and the file of errors) go into `traffic.path`, in any order. vLLM's `run-batch` writes the same.
+`traffic.path` names both files (and the file of errors) in any order. vLLM's `run-batch` writes the
+same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +24,10 @@ from outrider.data.ingest.sources import LogFile
 NAME = "openai_batch"
 
 COMPLETIONS = "/completions"
-"""Of chats and of texts."""
+"""End of the URLs of chat and text completions."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 

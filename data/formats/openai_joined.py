@@ -1,11 +1,16 @@
-"""Raw chat completions beside a file of their requests, joined on the id; streamed ones as one chunk a line.
+"""Raw chat completions and a file of their requests, joined by id.
 
-    {"id": "req-17", "messages": [...], "model": "deepseek-r1"}     or {"request_id": "req-17", "request": {...}}
-    {"id": "chatcmpl-req-17", "object": "chat.completion", "choices": [...]}     or {"request_id": "req-17", "response": {...}}
-    {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}     also as `data: {...}`, as streams carry it
+    {"id": "req-17", "messages": [...], "model": "deepseek-r1"}
+    {"id": "chatcmpl-req-17", "object": "chat.completion", "choices": [...]}
 
-`request_id` goes before `id`, and the `chatcmpl-` that engines put before a request's id does not count. A response with logged
-prompt ids needs no request.
+or, with wrappers and in streams (one chunk per line, also as `data: {...}`):
+
+    {"request_id": "req-17", "request": {...}}
+    {"request_id": "req-17", "response": {...}}
+    {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}
+
+`request_id` has precedence over `id`. The `chatcmpl-` that engines put before a request's id is
+ignored. A response with logged prompt ids needs no request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +20,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import Join, Member, row_bytes
-from outrider.data.formats.openai import body, exchanges, logged_beside
+from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import parse_row
 from outrider.data.formats.sample import Sample
@@ -25,15 +30,15 @@ from outrider.data.ingest.sources import LogFile
 NAME = "openai_joined"
 
 STREAM_LINES = (b"data:", b"event:", b"id:", b"retry:", b":")
-"""How a line of a recorded event stream begins."""
+"""Beginnings of the lines of a recorded event stream."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return sample.head.lstrip().startswith(b"data: {") or any(_side(row) for row in sample.rows)
 
 
 def _side(row: dict[str, Any]) -> str | None:
-    """What a row is; None for what is none of ours."""
+    """Side of a row; None for an unrelated row."""
     if "id" not in row and "request_id" not in row:
         return None
     choices = row.get("choices")
@@ -44,7 +49,7 @@ def _side(row: dict[str, Any]) -> str | None:
         return "response"
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
-        # A conversation that ends with its answer is a data set's row, no request.
+        # A conversation that ends with its answer is a data set's row, not a request.
         last = messages[-1]
         return "request" if isinstance(last, dict) and last.get("role") != "assistant" else None
     if "model" in row and isinstance(row.get("prompt"), str | list):  # of a text completion
@@ -62,7 +67,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
                     row = row.removeprefix(b"data:").strip()
                     if not row.startswith(
                         b"{"
-                    ):  # [DONE], a comment, an event's name: of the stream that it stands in
+                    ):  # [DONE], a comment or an event name: part of the stream around it
                         join.put(stream or "", Member("rest", place, b""))
                         continue
                 try:
@@ -113,4 +118,4 @@ def _has_prompt_ids(response: dict[str, Any]) -> bool:
 
 
 def _said(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in logged_beside(row).items() if value is not None}
+    return {key: value for key, value in gateway_fields(row).items() if value is not None}

@@ -1,13 +1,14 @@
-"""OpenAI pairs: one chat completion a row, `{"request": {...}, "response": {...}}`, as a gateway or proxy logs it.
+"""OpenAI pairs: one chat completion per row, as a gateway or proxy logs it.
 
-    {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]}, "timestamp": 1719830400}
+    {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
+     "timestamp": 1719830400}
 
 A streamed response is the text of its event stream, or the list of its chunks (also as `chunks`).
 """
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first
-from outrider.data.formats.openai import body, exchanges, logged_beside
+from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -16,7 +17,7 @@ NAME = "openai_pairs"
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(
         isinstance(row.get("request"), dict | str) and ("response" in row or "chunks" in row)
         for row in sample.rows
@@ -28,4 +29,4 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request, response = body(row, "request"), first(body(row, "response"), body(row, "chunks"))
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
-    return exchanges(request, response, record.place, **logged_beside(row))
+    return exchanges(request, response, record.place, **gateway_fields(row))

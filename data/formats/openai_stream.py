@@ -1,8 +1,8 @@
-"""A streamed chat completion put together again: `chat.completion.chunk` objects, or the SSE text that carried them, to a response.
+"""Assembles a streamed chat completion from its chunks or its SSE text.
 
-The result has the shape of a response that was not streamed, so that `openai.exchanges` reads both. With `return_token_ids` vLLM
-sends the prompt's ids in the first chunk and each choice's as deltas; ids of which the engine's token count says that some are
-missing are left out, and the text is used.
+The result has the shape of a response that was not streamed, so that `openai.exchanges` reads both.
+With `return_token_ids` vLLM sends the prompt's ids in the first chunk and each choice's as deltas.
+Ids that are incomplete by the engine's token count are dropped, and the text is used.
 
     response = join_chunks(chunks_of_sse(text))
 """
@@ -21,8 +21,9 @@ TEXTS = ("reasoning", "reasoning_content", "content")
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
-    """The chunks in the text of an event stream; a last one that does not parse is where the stream was cut."""
-    # Not splitlines: JSON may hold a line separator (U+2028) as it is. Lines without data are comments and event names.
+    """Chunks in the text of an event stream; a last one that does not parse was cut."""
+    # Not splitlines: JSON may hold a raw line separator (U+2028). Lines without data are comments
+    # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
     payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(DATA)]
     payloads = [payload for payload in payloads if payload not in ("", DONE)]
@@ -64,7 +65,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
-    """One chunk's part of a choice."""
+    """Adds a chunk to a choice."""
     said = take(delta, "delta", dict, "choice") or {}
     message = choice["message"]
     if delta.get("text") is not None:  # of a text completion
@@ -102,7 +103,7 @@ def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice as a response that was not streamed has it."""
+    """A choice in the shape of a response that was not streamed."""
     message = choice["message"]
     whole: dict[str, Any] = {key: "".join(message[key]) for key in TEXTS if key in message}
     if "tool_calls" in message:
@@ -129,7 +130,7 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_partial_ids(response: dict[str, Any]) -> None:
-    """Deltas that hold fewer ids than the engine generated are not the completion."""
+    """Drops ids of deltas that are fewer than the engine generated."""
     usage = take(response, "usage", dict, "response") or {}
     counted = take(usage, "completion_tokens", int, "usage")
     ids = [choice.get("token_ids") for choice in response["choices"]]

@@ -1,12 +1,17 @@
-"""Messages as OpenTelemetry's GenAI conventions logged them before 1.37: an event each, or two with all of them.
+"""Messages of OpenTelemetry's GenAI conventions before 1.37, which logged them as events.
 
-    gen_ai.user.message  {"content": "Hi"}        gen_ai.choice  {"index": 0, "finish_reason": "stop", "message": {"content": "Hello"}}
-    gen_ai.content.prompt  gen_ai.prompt = '[{"role": "user", "content": "Hi"}]'        gen_ai.content.completion  gen_ai.completion = '[...]'
+    gen_ai.user.message  {"content": "Hi"}
+    gen_ai.choice  {"index": 0, "finish_reason": "stop", "message": {"content": "Hello"}}
 
-The former (1.28 to 1.36) are log records of one trace and span, or events within the span; the latter (until 1.27) events within it,
-and some instrumentations write their attributes on the span itself. All become what 1.37 has in their place.
+    gen_ai.content.prompt  gen_ai.prompt = '[{"role": "user", "content": "Hi"}]'
+    gen_ai.content.completion  gen_ai.completion = '[...]'
 
-    older_messages(span, attributes)      # {"gen_ai.input.messages": [...], "gen_ai.output.messages": [...]}, or {}
+The former (1.28 to 1.36) are log records of one trace and span, or events within the span. The
+latter (until 1.27) are events within it, and some instrumentations write their attributes on the
+span itself. Both are converted to the attributes of 1.37.
+
+    older_messages(span, attributes)
+    # {"gen_ai.input.messages": [...], "gen_ai.output.messages": [...]}, or {}
 """
 
 from collections.abc import Iterator
@@ -25,10 +30,11 @@ ROLES = {
 }
 CHOICE = "gen_ai.choice"
 PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
-"""Attributes that hold all messages, on the events `gen_ai.content.prompt` and `gen_ai.content.completion` or on the span."""
+"""Attributes with all messages, on the span or on the events `gen_ai.content.prompt` and
+`gen_ai.content.completion`."""
 
 CONTENT = "gen_ai.event.content"
-"""The attribute in which an event within a span carries its body, as JSON."""
+"""Attribute with the body of an event within a span, as JSON."""
 
 
 def is_message(record: dict[str, Any]) -> bool:
@@ -38,13 +44,13 @@ def is_message(record: dict[str, Any]) -> bool:
 
 
 def calls_of(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Spans and log records in their order, the messages of one call as one: a span that holds them as its events."""
+    """Spans and log records in order; the messages of one call become a span with events."""
     calls: dict[tuple[Any, Any], dict[str, Any]] = {}
     for record in records:
         key = record.get("traceId"), record.get("spanId")
         try:
             joins = is_message(record) and all(isinstance(part, str) and part for part in key)
-        except Reject:  # it alone is rejected, where it is read
+        except Reject:  # it alone is rejected when it is read
             joins = False
         if not joins:
             yield record
@@ -62,7 +68,10 @@ def calls_of(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def older_messages(span: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """What the older events and attributes of a span say, as the attributes of 1.37; `said` are the span's own attributes."""
+    """Converts the older events and attributes of a span to those of 1.37.
+
+    `said` are the attributes of the span.
+    """
     asked: list[Any] = []
     choices: list[tuple[int, dict[str, Any]]] = []
     whole = dict(said)
@@ -114,7 +123,7 @@ def _without_name(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(event: dict[str, Any]) -> dict[str, Any]:
-    """A log record's body, or the attributes that stand for it within a span."""
+    """Body of a log record, or of an event within a span."""
     for key in ("body", "Body"):
         body = event.get(key)
         if isinstance(body, dict) and set(body) & {"kvlistValue", "stringValue"}:
@@ -128,7 +137,7 @@ def _body(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(body: dict[str, Any], role: str) -> dict[str, Any]:
-    """A message of OpenAI's; the event says whose it is, the body only where that is another."""
+    """A message in OpenAI's shape; its role is the event's unless the body has another."""
     message = {"role": take(body, "role", str, "event") or role, "content": body.get("content")}
     if (calls := _calls(body)) is not None:
         message["tool_calls"] = calls
@@ -138,7 +147,7 @@ def _message(body: dict[str, Any], role: str) -> dict[str, Any]:
 
 
 def _choice(body: dict[str, Any], position: int) -> tuple[int, dict[str, Any]]:
-    """Its index and its message."""
+    """Index and message of a choice."""
     message = unpacked(body, "message", "event")
     message = message if isinstance(message, dict) else body
     calls = first(_calls(message), _calls(body))

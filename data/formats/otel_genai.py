@@ -1,11 +1,14 @@
-"""OpenTelemetry spans of LLM calls under the GenAI conventions, one span a row or OTLP JSON with many of them in a row.
+"""OpenTelemetry spans of LLM calls (GenAI conventions), one per row or as OTLP JSON.
 
-    {"name": "chat deepseek-r1", "attributes": {"gen_ai.operation.name": "chat", "gen_ai.input.messages": "[...]", ...}}
-    {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
+    {"name": "chat deepseek-r1", "attributes": {"gen_ai.operation.name": "chat",
+     "gen_ai.input.messages": "[...]", ...}}
+    {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes":
+     [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
 
-The conventions put the same attributes on an event (`gen_ai.client.inference.operation.details`), as a log record or within its
-span; both are read, and so are the events of the conventions before 1.37 (otel_events.py). A row of many spans is one record: each
-span is an outcome of it, numbered by `choice`, and so are the log records of one call.
+The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
+as a log record or within its span; both are read, and so are the events before 1.37
+(otel_events.py). A row of many spans is one record. Each span, or the log records of one call, is
+an outcome of it, numbered by `choice`.
 """
 
 import dataclasses
@@ -15,10 +18,10 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.embedded import number, unpacked, unpacked_or_text
 from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.otel_events import calls_of, is_message, older_messages
 from outrider.data.formats.otlp import ATTRIBUTES, attributes
-from outrider.data.formats.parts import openai_answer, openai_messages
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -29,12 +32,12 @@ DETAILS = "gen_ai.client.inference.operation.details"
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 
 CHAT = ("chat", "generate_content", None)
-"""Operations that are LLM calls; some instrumentations do not name theirs."""
+"""Operations that are LLM calls; some instrumentations omit the operation."""
 
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any(any(outer in row for outer, *_ in OTLP) or _has_genai(row) for row in sample.rows)
 
 
@@ -77,7 +80,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The spans and log records of an OTLP row, in its order."""
+    """Yields the spans and log records of an OTLP row, in order."""
     for levels in OTLP:
         holders = [row]
         for level in levels:
@@ -175,7 +178,7 @@ def _choices(said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(said: dict[str, Any]) -> list[Any] | None:
-    """The tools as OpenAI's request has them; the conventions leave its `function` level out."""
+    """Tools in the shape of OpenAI's request; the conventions omit its `function` level."""
     tools = unpacked(said, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
@@ -191,7 +194,7 @@ def _tools(said: dict[str, Any]) -> list[Any] | None:
 
 
 def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a span, completed by those of its event that holds the messages."""
+    """Attributes of a span and of its event with the messages."""
     said = attributes(span)
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == DETAILS:
@@ -200,7 +203,7 @@ def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(span: dict[str, Any]) -> float | None:
-    """When the call began; OTLP writes nanoseconds, as text."""
+    """Start of the call; OTLP writes nanoseconds as text."""
     for key in ("startTimeUnixNano", "timeUnixNano"):
         nanoseconds = number(span, key)
         if nanoseconds:

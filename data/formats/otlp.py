@@ -1,6 +1,7 @@
-"""OTLP's JSON: attributes as lists of keys with typed values, or as the plain objects that SDKs and tables make of them.
+"""OTLP attributes, as lists of typed values or as plain objects.
 
-attributes({"attributes": [{"key": "gen_ai.system", "value": {"stringValue": "vllm"}}]})      # {"gen_ai.system": "vllm"}
+attributes({"attributes": [{"key": "gen_ai.system", "value": {"stringValue": "vllm"}}]})
+# {"gen_ai.system": "vllm"}
 """
 
 from typing import Any
@@ -10,11 +11,11 @@ from outrider.data.formats.embedded import mapping
 from outrider.data.formats.fields import take
 
 ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
-"""The latter two are the columns of the collector's ClickHouse tables."""
+"""The latter two are columns of the collector's ClickHouse tables."""
 
 
 def attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a span, a log record or an event, however they are written; empty without any."""
+    """Attributes of a span, log record or event, in any notation; empty without any."""
     for key in ATTRIBUTES:
         value = holder.get(key)
         if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
@@ -32,7 +33,7 @@ def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """What an OTLP value stands for."""
+    """Plain value of an OTLP value."""
     if not isinstance(value, dict) or not value:
         return None
     (kind, held), *_ = value.items()

@@ -1,6 +1,6 @@
-"""What formats of one JSON object a row share: a row to a `Record`, a record's bytes to a dict.
+"""Rows of one JSON object: from a row to a `Record`, and from its bytes to a dict.
 
-records = row_records                       # in a format whose exchanges are one row each
+records = row_records                       # in a format with one exchange per row
 def parse(record): row = parse_row(record.payload); ...
 """
 
@@ -14,25 +14,29 @@ from outrider.data.ingest.framing import Row, rows
 from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 DEEPEST = 100
-"""Levels of nesting; a row of a chat API has about ten, a JSON schema of a tool some tens."""
+"""Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """One record for every row of every file."""
+    """Yields one record for every row of every file."""
     for file in files:
         for number, row in rows(file):
             yield row_record(Place(file.name, number), row)
 
 
 def row_record(place: Place, row: Row | None) -> Record | Reject:
-    """The record of one row as `framing.rows` gives it."""
+    """The record of one row of `framing.rows`."""
     if row is None:
         return Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
     return Record(place, row)
 
 
 def parse_row(row: Row | None) -> dict[str, Any]:
-    """The object in a row; raises `Reject` for whatever is none, or could be read in two ways."""
+    """Parses the object in a row.
+
+    Raises:
+        Reject: it is not an object, or it is ambiguous.
+    """
     if row is None:
         raise Reject("line_too_long")
     value = row if isinstance(row, dict) else decode(row)
@@ -44,7 +48,7 @@ def parse_row(row: Row | None) -> dict[str, Any]:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Describes the type of a JSON value."""
     names = {
         dict: "an object",
         list: "a list",
@@ -56,7 +60,11 @@ def kind_of(value: Any) -> str:
 
 
 def decode(text: bytes) -> Any:
-    """A JSON value; raises `Reject` for what is none, or could be read in two ways."""
+    """Parses a JSON value.
+
+    Raises:
+        Reject: it is invalid or ambiguous.
+    """
     try:
         value = json.loads(
             text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant

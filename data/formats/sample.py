@@ -1,4 +1,4 @@
-"""The beginning of a file, from which formats tell whether it is theirs.
+"""Sample of a file: its beginning, by which formats recognize it.
 
 sample = sample_of(file)
 sample.rows[0].keys(), sample.head[:20]
@@ -15,29 +15,29 @@ from outrider.data.ingest.sources import LogFile, Meter
 
 ROWS = 20
 ROWS_LOOKED_AT = 200
-"""Rows that are tried for `ROWS` that parse."""
+"""Rows that are tried to get `ROWS` that parse."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a format's `recognises` is given."""
+    """Argument of a format's `recognizes`."""
 
     name: str
-    """The file's, as errors name it."""
+    """Name of the file in errors."""
     head: bytes
-    """Its first 64 KiB, unpacked."""
+    """Its first 64 KiB, decompressed."""
     rows: tuple[dict[str, Any], ...]
-    """Its first rows that parsed to a JSON object (or stood in a Parquet file), at most 20."""
+    """Its first rows that are JSON objects or rows of a table, at most 20."""
 
 
 def sample_of(file: LogFile) -> Sample:
-    """The sample of a file; what is read for it does not count as read."""
+    """Reads the sample of a file, without counting it as read."""
     parsed = []
     for _, row in itertools.islice(rows(replace(file, meter=Meter())), ROWS_LOOKED_AT):
         try:
             parsed.append(parse_row(row))
         except Reject:
-            continue  # its reader rejects it, with its place
+            continue  # the format's reader rejects it, with its place
         if len(parsed) == ROWS:
             break
     return Sample(file.name, file.head(), tuple(parsed))

@@ -1,11 +1,15 @@
-"""SGLang's request log as JSON lines: `--log-requests --log-requests-level 3 --log-requests-format json`.
+"""SGLang's request log as JSON lines.
 
-    {"timestamp": "...", "event": "request.received", "rid": "17", "obj": {"input_ids": [...], "sampling_params": {...}, ...}}
-    {"timestamp": "...", "event": "request.finished", "rid": "17", "obj": {...}, "out": {"text": "...", "output_ids": [...],
-     "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, "completion_tokens": 412, ...}}}
+Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
 
-The finished row repeats the request, so it alone is read. Below level 3 the log cuts the middle out of long texts and lists (2) or
-leaves them out (0, 1). Dumps of the same objects are pickles: sglang_dump.py.
+    {"timestamp": "...", "event": "request.received", "rid": "17",
+     "obj": {"input_ids": [...], "sampling_params": {...}, ...}}
+    {"timestamp": "...", "event": "request.finished", "rid": "17", "obj": {...},
+     "out": {"text": "...", "output_ids": [...],
+             "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, ...}}}
+
+The finished row repeats the request, so only it is read. Level 2 cuts the middle out of long texts
+and lists; levels 0 and 1 omit them. Dumps of the same objects are pickles: sglang_dump.py.
 """
 
 import re
@@ -30,15 +34,15 @@ _EVENT = re.compile(rb'"event":\s*"(request\.[a-z_.]+)"')
 _TEXT_EVENT = re.compile(rb"(?:Receive|Finish): obj=\w+\(")
 
 KEPT, DOTS = 1024, "..."
-"""What level 2 leaves of a long text or list at either end, and what it puts between."""
+"""What level 2 keeps of a long text or list at either end, and what it puts between."""
 
 _DIGEST = re.compile(r"<\w+: \d+ chars, blake2b=\w+>")
-"""What levels 1 and 2 write for a text whose field is to be abbreviated."""
+"""What levels 1 and 2 write for a text whose field is abbreviated."""
 
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return bool(_EVENT.search(sample.head) or _TEXT_EVENT.search(sample.head))
 
 
@@ -79,7 +83,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _routing_key(headers: dict[str, Any]) -> str | None:
-    """What SGLang's router keeps the requests of one conversation together by."""
+    """Key by which SGLang's router groups the requests of one conversation."""
     return take_text(headers, "x-smg-routing-key", "headers")
 
 
@@ -91,7 +95,7 @@ def exchange(
     session: str | None = None,
     model: str | None = None,
 ) -> Exchange:
-    """The exchange in a `GenerateReqInput` and what came out, both as dicts."""
+    """The exchange of a `GenerateReqInput` and its output, both as dicts."""
     if (take_text(asked, "rid", "obj") or "").startswith(HEALTH_CHECK) or "embedding" in answered:
         raise Reject("not_a_generation", "a health check, or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
@@ -130,7 +134,7 @@ def exchange(
         stop_reason=stop_reason,
         stop_strings=stop_strings(sampling) if ended == "stop" and stop_reason is None else (),
         completion_tokens=counted,
-        # Not logged but for an adapter, whose traffic is not the target's.
+        # Only logged for an adapter, whose traffic is not the target's.
         model=take_text(asked, "lora_path", "obj") or model,
         session=take_text(labels, "session_id", "custom_labels")
         or take_text(own_session, "id", "session")

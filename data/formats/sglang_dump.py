@@ -1,8 +1,12 @@
-"""SGLang's request dumps and crash dumps (`dump_requests_folder`, `--crash-dump-folder`): pickles, read without running them.
+"""SGLang's request and crash dumps: pickles, read without running them.
 
-    {"server_args": ServerArgs(...), "requests": [(GenerateReqInput(...), {"text": ..., "output_ids": ...}, created, finished), ...]}
+Flags: `dump_requests_folder`, `--crash-dump-folder`.
 
-unpickle.py builds containers and plain records only; a pickle that asks for anything else is one reject that says for what.
+    {"server_args": ServerArgs(...),
+     "requests": [(GenerateReqInput(...), {"text": ..., "output_ids": ...}, created, finished)]}
+
+unpickle.py builds only containers and inert records; a pickle that names anything else is one
+reject.
 """
 
 import dataclasses
@@ -34,13 +38,13 @@ ASKED = (
 )
 ANSWERED = ("text", "output_ids", "prompt_token_ids", "meta_info", "embedding")
 ABOUT = ("completion_tokens", "finish_reason", "e2e_latency")
-"""The fields that are read. A dump holds much more: log-probabilities, hidden states."""
+"""Fields that are read. A dump has many more, such as log-probabilities and hidden states."""
 
 LONG_AGO = 1e9
-"""Unix seconds; what is less is a clock that counts from the machine's start."""
+"""Unix seconds. Smaller values are a clock that counts from the machine's start."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return is_pickle(sample.head)
 
 
@@ -55,7 +59,8 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
             reject.place = Place(file.name, 1)
             yield reject
             continue
-        # A pickle can mention one list of ids a million times; what it stores itself is never more than its bytes.
+        # A pickle can refer to one list of ids a million times; what it stores is at most its
+        # bytes.
         left = 4 * len(data)
         for number, entry in enumerate(requests, start=1):
             file.meter.rows += 1
@@ -100,7 +105,7 @@ def _requests(value: Any) -> tuple[str | None, list[Any]]:
 
 
 def _entry(entry: Any, left: int) -> tuple[dict[str, Any], int]:
-    """The fields of one request that are read, in plain JSON types, and how many characters and ids they hold."""
+    """The fields of one request that are read, as plain JSON types, and their size."""
     if not isinstance(entry, tuple | list) or len(entry) < 2:
         raise Reject(
             "wrong_type",
@@ -131,7 +136,7 @@ def _fields(value: Any) -> dict[Any, Any]:
 
 
 class _Copy:
-    """Copies values of a pickle, which may hold each other in a circle, as far as a request's fields go."""
+    """Copies the fields of a request; values of a pickle may be cyclic."""
 
     DEEPEST = 6
 

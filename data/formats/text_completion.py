@@ -1,9 +1,11 @@
-"""Text completions (/v1/completions): a prompt that no template touched, and the text that the engine wrote behind it.
+"""Text completions (/v1/completions): a prompt without a template and its completion.
 
-    {"request": {"prompt": "<｜User｜>Hi<｜Assistant｜><think>\\n"}, "response": {"choices": [{"text": "...", "finish_reason": "stop"}]}}
+    {"request": {"prompt": "<｜User｜>Hi<｜Assistant｜><think>\\n"},
+     "response": {"choices": [{"text": "...", "finish_reason": "stop"}]}}
 
-The engine's tokenizer opens such a prompt with its begin token, unless the request has `add_special_tokens: false`. A request may
-hold several prompts; its choices stand in their order, `n` for each.
+The engine's tokenizer adds its begin token to the prompt unless the request has
+`add_special_tokens: false`. A request may have several prompts; its choices follow their order, `n`
+for each.
 """
 
 from typing import Any
@@ -16,7 +18,7 @@ Prompt = str | list[int]
 
 
 def prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
-    """The prompt of each choice; none where the request has no `prompt`."""
+    """The prompt of each choice; empty where the request has no `prompt`."""
     prompt = request.get("prompt")
     if prompt is None:
         return []
@@ -36,7 +38,7 @@ def prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
 
 
 def completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -> dict[str, Any]:
-    """What a choice says of prompt and completion, as `Exchange` has it; `logprobs` say nothing that is needed."""
+    """Prompt and completion of a choice as fields of `Exchange`; `logprobs` are not needed."""
     text, token_ids = take(choice, "text", str, "choice"), take_ids(choice, "token_ids", "choice")
     if not text and token_ids is None:
         raise Reject("empty_response")

@@ -1,8 +1,8 @@
-"""What readers of servers' text logs share: one reject for each run of lines that are no request.
+"""Rejects for the other lines of servers' text logs: one for each run of lines.
 
 aside = Aside(file.name)
-aside.add(number)           # a line that is nothing
-yield from aside.end()      # before a line that is something, and after the last
+aside.add(number)           # a line without a request
+yield from aside.end()      # before a line with one, and after the last line
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from outrider.data.exchange import Place, Reject
 
 
 class Aside:
-    """Counts lines that are no request until one comes that is."""
+    """Counts consecutive lines without a request."""
 
     def __init__(self, file: str):
         self.file = file
@@ -19,13 +19,13 @@ class Aside:
         self.count = 0
 
     def add(self, number: int) -> None:
-        """One more line."""
+        """Counts one more line."""
         if not self.count:
             self.first = number
         self.count += 1
 
     def end(self) -> Iterator[Reject]:
-        """The reject of the run, if there is one."""
+        """Yields the reject of the run, if there is one."""
         if self.count:
             yield Reject(
                 "not_a_generation",

@@ -1,11 +1,14 @@
-"""Token ids as an engine logged them, or as a tokenized data set holds them: one exchange a row, used untouched.
+"""Token ids as logged by an engine or in a tokenized data set, one exchange per row.
 
-{"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...], "finish_reason": "stop", "temperature": 0.6}
+    {"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...],
+     "finish_reason": "stop", "temperature": 0.6}
+
+The ids are used unchanged.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text
-from outrider.data.formats.openai import finish_reason, logged_beside, reasoning_and_content
+from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
 from outrider.data.formats.rows import parse_row, row_records
 from outrider.data.formats.sample import Sample
 
@@ -14,7 +17,7 @@ NAME = "token_ids"
 records = row_records
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return any("prompt_token_ids" in row and "completion_token_ids" in row for row in sample.rows)
 
 
@@ -27,9 +30,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject(
             "incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids"
         )
-    # Texts, where they are logged too, only tell how far a retokenized log could be trusted.
+    # Texts next to the ids only serve to compare them with retokenized text.
     reasoning, content = reasoning_and_content(row)
-    beside = logged_beside(row)
+    logged = gateway_fields(row)
     return [
         Exchange(
             record.place,
@@ -42,6 +45,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
             model=take_text(row, "model", "row"),
             temperature=take_number(row, "temperature", "row"),
             top_p=take_number(row, "top_p", "row"),
-            **{**beside, "weight": first(beside["weight"], 1.0)},
+            **{**logged, "weight": first(logged["weight"], 1.0)},
         )
     ]

@@ -75,7 +75,7 @@ class Name(tuple[str, str]):
 
 
 class PlainRecord:
-    """Stands for an object: the name of its class, its arguments and fields."""
+    """Inert replacement of an object: its class name, arguments and fields."""
 
     __slots__ = ("arguments", "fields", "name")
 

@@ -1,9 +1,10 @@
-"""Lines of a vLLM server log that speak of a request: what kind each is, of which request, and the values in it.
+"""Events of a vLLM server log: the kind of each line, its request, and its values.
 
-    for event in events(file): ...      # an Event; a Reject; or the number of a line that is nothing
+    for event in events(file): ...      # an Event; a Reject; or the number of any other line
 
-Texts are Python literals (`%r`), so that each is one line; where something rewrote the log, a text over several lines is put together
-again, also with the prefix that vLLM's formatter sets before each (after a carriage return).
+Texts are Python literals (`%r`), one line each. Where something rewrote the log, a text over
+several lines is joined again, also with the prefix that vLLM's formatter puts before each line
+(after a carriage return).
 """
 
 import ast
@@ -17,18 +18,20 @@ from outrider.data.exchange import Place, Reject
 from outrider.data.ingest.sources import LONGEST_LINE, LogFile
 
 MOST_LINES = 10_000
-"""Lines of one text that was logged with its line breaks."""
+"""Maximum number of lines of one text that was logged with line breaks."""
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _HEAD = re.compile(
-    r"(?:\S{0,40}\d\d:\d\d:\d\d\S{0,20} )?(?:\S{0,60} ?\(\w{1,60} pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::? +\d\d-\d\d|: )"
+    r"(?:\S{0,40}\d\d:\d\d:\d\d\S{0,20} )?(?:\S{0,60} ?\(\w{1,60} pid=\d+\) )?"
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::? +\d\d-\d\d|: )"
 )
-"""How a line of the log begins, be it vLLM's or its web server's."""
+"""Beginning of a line of the log, vLLM's or its web server's."""
 
 _PREFIX = re.compile(_HEAD.pattern + r"[^\]]{0,200}\] ?")
 _EVENT = re.compile(
     r"(?P<head>(?:[^'\"{]{0,300}?[\]\s])??)(?P<verb>Received request|Generated response|Request) ?"
-    r"(?P<id>[^\s'\"(),]{0,500}?)(?: \((?P<stream>streaming \w+)\))?(?P<what> details| JSON body)?: (?P<rest>.*)",
+    r"(?P<id>[^\s'\"(),]{0,500}?)(?: \((?P<stream>streaming \w+)\))?"
+    r"(?P<what> details| JSON body)?: (?P<rest>.*)",
     re.DOTALL,
 )
 _BYTES = re.compile(
@@ -43,7 +46,7 @@ _END = {
     "output_ids": re.compile(r"(?:\]|\)|None)\s*\Z"),
     "body": re.compile(r""),
 }
-"""What the last line of each kind ends with."""
+"""End of the last line of each kind."""
 
 _ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5}|U0010[0-9a-f]{4})"""
 _LITERAL = re.compile(rf"""'(?:[^'\\\n]|{_ESCAPE})*+'|"(?:[^"\\\n]|{_ESCAPE})*+\"""")
@@ -58,19 +61,19 @@ _FINISH = re.compile(r", finish_reason: (\w+)\s*\Z")
 
 @dataclass(frozen=True)
 class Event:
-    """What one line, or several that belong together, say of a request."""
+    """The request-related content of one or several lines."""
 
     kind: str
     """`received`, `details`, `body`, `output` or `output_ids`."""
     key: str
-    """The request's id, without the prefix that tells chat from completions."""
+    """The request's id, without the prefix of chats or completions."""
     stream: str | None
     """`streaming delta`, `streaming complete`, or None."""
     rest: str
     line: int
     rows: int
     time: str | None
-    """What a container's log driver wrote before the line; vLLM's own times have no year."""
+    """Time that a container's log driver wrote before the line; vLLM's own times have no year."""
 
 
 def is_request_log(head: bytes) -> bool:
@@ -81,7 +84,7 @@ def is_request_log(head: bytes) -> bool:
 
 
 def events(file: LogFile) -> Iterator[Event | Reject | int]:
-    """What every line of a file says."""
+    """Yields the event, reject or number of every line of a file."""
     lines = _Lines(file)
     while (numbered := lines.next()) is not None:
         number, line = numbered
@@ -119,7 +122,7 @@ def events(file: LogFile) -> Iterator[Event | Reject | int]:
 
 
 class _Lines:
-    """The lines of a file, one of which may be looked at before it is taken."""
+    """The lines of a file with one line of lookahead."""
 
     def __init__(self, file: LogFile):
         self._lines = file.lines()
@@ -164,7 +167,7 @@ def _event(line: bytes, number: int, errors: str = "strict") -> Event | None:
 
 
 def _continued(event: Event, line: bytes, lines: _Lines) -> Event:
-    """The event with the lines that its text goes on in, if it does."""
+    """The event with the lines on which its text continues, if any."""
     pieces, size, last, rows = [event.rest], len(line), event.line, 1
     while not _END[event.kind].search(pieces[-1]) and rows < MOST_LINES:
         following = lines.peek()
@@ -180,7 +183,7 @@ def _continued(event: Event, line: bytes, lines: _Lines) -> Event:
         elif _HEAD.match(text):
             break
         lines.next()
-        # Blank lines are not handed out; their numbers are missing.
+        # Blank lines are skipped; their numbers are missing.
         pieces += [""] * min(number - last - 1, MOST_LINES) + [text]
         size, last, rows = size + len(raw), number, rows + 1
     if rows == 1:
@@ -190,9 +193,10 @@ def _continued(event: Event, line: bytes, lines: _Lines) -> Event:
 
 
 def literal(text: str, begin: int, following: tuple[str, ...]) -> tuple[str | None, int]:
-    """The text that stands at `begin`, as a Python literal or (not vLLM's own doing) as it is, and where it ends.
+    """The text at `begin`, as a Python literal or verbatim, and where it ends.
 
-    `following`: what may stand behind it, the earlier in the line first.
+    vLLM does not write verbatim texts; other tools do. `following`: what may follow the text, the
+    one earliest in the line first.
     """
     if text.startswith("None", begin):
         return None, begin + 4
@@ -220,7 +224,7 @@ def _readable(value: str) -> str:
 
 
 def ids_of(text: str, begin: int = 0) -> list[int] | None:
-    """The token ids that are listed behind `begin`, or None."""
+    """The token ids listed after `begin`, or None."""
     match = _IDS.search(text, begin)
     if match is None:
         return None
@@ -258,7 +262,7 @@ def finish_of(rest: str) -> str | None:
 
 def sampling_of(rest: str) -> dict[str, Any]:
     """n, temperature, top_p and the stop strings of a `received` line."""
-    # Behind the prompt, which may hold anything.
+    # After the prompt, which may hold anything.
     begin = literal(rest, len("prompt: "), _BEHIND_PROMPT)[1] if rest.startswith("prompt: ") else 0
     said: dict[str, Any] = {}
     for name, number in _NUMBER.findall(rest[begin : begin + 2000]):
@@ -268,14 +272,14 @@ def sampling_of(rest: str) -> dict[str, Any]:
         try:
             said["stop"] = ast.literal_eval(stop[1])
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            said["stop"] = None  # the strings were there, and cannot be read
+            said["stop"] = None  # the strings were logged but cannot be read
     return said
 
 
 def longest(file: LogFile) -> tuple[int, int]:
-    """The length of the longest text or list of ids in a log, and how many are as long: what `--max-log-len` cut is never longer.
+    """Length of the longest text or list of ids in a log, and how many have this length.
 
-    The log itself does not say what was cut.
+    `--max-log-len` cuts at a length; a log does not record what was cut.
     """
     length = count = 0
     for event in events(file):

@@ -1,12 +1,16 @@
-"""vLLM's server log: `--enable-log-requests --enable-log-outputs`, with VLLM_LOGGING_LEVEL=DEBUG the token ids too. Best effort.
+"""vLLM's server log, joined by request id. Best effort.
 
-    DEBUG 07-01 12:00:00 [...] Request chatcmpl-17 details: prompt: '<｜User｜>...', prompt_token_ids: [0, ...], prompt_embeds shape: None.
-    INFO 07-01 12:00:00 [...] Received request chatcmpl-17: params: SamplingParams(n=1, ...), lora_request: None.
+Flags: `--enable-log-requests --enable-log-outputs`; VLLM_LOGGING_LEVEL=DEBUG adds token ids.
+
+    DEBUG 07-01 12:00:00 [...] Request chatcmpl-17 details: prompt: '<｜User｜>...',
+      prompt_token_ids: [0, ...], prompt_embeds shape: None.
+    INFO 07-01 12:00:00 [...] Received request chatcmpl-17: params: SamplingParams(n=1, ...),
+      lora_request: None.
     DEBUG 07-01 12:00:09 [...] Generated response chatcmpl-17 details: output_token_ids: [301, ...]
     INFO 07-01 12:00:09 [...] Generated response chatcmpl-17: output: 'Paris.', finish_reason: stop
 
-Older releases write prompt and ids into the one line `Received request`, and `output_token_ids` into `Generated response`. The lines
-of a request are joined by its id. vllm_events.py says how a line is told from others, and reads what stands in it.
+Older releases write prompt and ids into the line `Received request`, and `output_token_ids` into
+`Generated response`. vllm_events.py recognizes the lines and reads their values.
 """
 
 from collections import OrderedDict
@@ -37,16 +41,17 @@ from outrider.data.ingest.sources import LogFile
 NAME = "vllm_log"
 
 WAITING = 256 * 2**20
-"""Characters of requests that wait for their responses; beyond it the oldest is given up (clients that went away log none)."""
+"""Characters of requests that wait for their responses. Above it the oldest is given up; clients
+that disconnected log no response."""
 
 OPENINGS = ("<｜Assistant｜>", "<think>")
-"""How a prompt ends that R1's template rendered to its end."""
+"""End of a prompt that R1's template rendered completely."""
 
 DESCRIPTIONS = ("[tool_calls: ", "[reasoning: ")
-"""What vLLM writes in place of a text that it parsed away."""
+"""What vLLM writes in place of a text that it parsed out."""
 
 
-def recognises(sample: Sample) -> bool:
+def recognizes(sample: Sample) -> bool:
     return is_request_log(sample.head)
 
 
@@ -58,20 +63,20 @@ class _Waiting:
     rows: int = 0
     size: int = 0
     said: dict[str, str] = field(default_factory=dict)
-    """Kind of line to what it says: `received`, `details`, `body`."""
+    """Values by kind of line: `received`, `details`, `body`."""
     outputs: list[dict[str, str]] = field(default_factory=list)
-    """A choice each: `text` and `ids`, as the lines say them."""
+    """One per choice: `text` and `ids` as logged."""
     last_finish: str | None = None
-    """Of a stream that was logged piece by piece, whose line for the whole does not say how it ended."""
+    """Finish reason of the last piece of a stream; the line for the whole has none."""
     time: str | None = None
     deltas: int = 0
-    """Lines of pieces of a stream."""
+    """Number of lines with pieces of a stream."""
 
     wanted: int = 1
-    """Outputs that were asked for."""
+    """Number of requested outputs."""
 
     def is_whole(self) -> bool:
-        """Whether all outputs are there."""
+        """Whether all outputs were logged."""
         return len(self.outputs) >= self.wanted and "text" in self.outputs[-1]
 
 
@@ -82,7 +87,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 class _Join:
-    """Lines of a file to records, by request id; in the order in which the responses end."""
+    """Joins lines of a file to records by request id, in order of the responses' ends."""
 
     def __init__(self, file: LogFile, limit: tuple[int, int]):
         self.file = file
@@ -108,7 +113,7 @@ class _Join:
             yield self.give(key)
 
     def take(self, event: Event) -> Iterator[Record | Reject]:
-        """Keeps an event; yields what is whole with it."""
+        """Stores an event; yields the records that it completes."""
         request = self.waiting.get(event.key)
         of_request = event.kind in ("body", "details", "received")
         if request is not None and of_request and (request.outputs or event.kind in request.said):
@@ -140,7 +145,7 @@ class _Join:
             yield self.give(event.key)
 
     def give(self, key: str) -> Record | Reject:
-        """What has become of a request, which waits no longer."""
+        """Removes a request and returns its record or reject."""
         request = self.waiting.pop(key)
         self.size -= request.size
         if not request.outputs:
@@ -183,7 +188,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     sampling = sampling_of(received)
     body = _body(said.get("body"))
     metadata = take(body, "metadata", dict, "request") or {}
-    shared = {
+    shared: dict[str, Any] = {
         "place": record.place,
         "prompt_token_ids": prompt_ids,
         "prompt_text": prompt_text if prompt_ids is None else None,
@@ -206,7 +211,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _check_prompt(text: str | None, ids: list[int] | None) -> None:
-    """Refuses a prompt that `--max-log-len` cut: it ends otherwise than R1's template does, its ids are as many as its characters."""
+    """Rejects a prompt that `--max-log-len` cut.
+
+    It does not end like R1's template, or it has as many ids as characters.
+    """
     whole = text is None or text.rstrip().endswith(OPENINGS)
     if not whole and (ids is None or len(ids) == len(text or "")):
         raise Reject(
@@ -221,11 +229,12 @@ def _of_output(
     text, ids, finish = completion_of(output.get("text", ""))
     ids = first(ids, ids_of(output.get("ids", "")))
     length, count = said["limit"]
-    # A list of ids that is as long as the longest text was cut with it; one text alone may just be the longest.
+    # A list of ids as long as the longest text was cut with it; a single longest text need not be.
     if len(ids if ids is not None else text or "") == length and (ids is not None or count > 1):
         raise Reject(
             "truncated_log",
-            "the response is as long as the longest text of the log; start vLLM without --max-log-len",
+            "the response is as long as the longest text of the log; start vLLM without "
+            "--max-log-len",
         )
     if finish == "streaming_complete":
         finish = said["last_finish"] or ""
@@ -250,7 +259,10 @@ def _of_output(
 
 
 def _body(line: str | None) -> dict[str, Any]:
-    """The request as the client sent it; it only adds who sent it, so that one that was cut is left aside."""
+    """The request as the client sent it.
+
+    It only adds the sender, so one that was cut is ignored.
+    """
     try:
         return parse_row(line.encode()) if line else {}
     except Reject:

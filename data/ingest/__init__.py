@@ -1,1 +1,1 @@
-"""Logs to a table of token sequences, with every rejected row counted."""
+"""Ingest: logs to a table of token sequences, every rejected row counted."""

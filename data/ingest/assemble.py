@@ -1,7 +1,8 @@
-"""Puts the parts of an ingest together into one table, `datasets`' format on the disk, reading them one batch at a time.
+"""Assembles the parts of an ingest into one `datasets` table.
 
-Written here rather than by `Dataset.save_to_disk`, which maps the parts into memory: the resident memory of a large log would
-grow with it. The fingerprint is the content's, so that a repeated ingest leaves the same bytes and nothing downstream runs again.
+Parts are read one batch at a time. `Dataset.save_to_disk` would map them into memory, and the
+resident memory would grow with the log. The fingerprint is that of the content: a repeated ingest
+gives the same bytes, so later stages are not rerun.
 
     assemble([Path("000000.arrow"), Path("000001.arrow")], Path("traffic/sequences"))
 """
@@ -15,13 +16,13 @@ import pyarrow as pa
 from datasets import DatasetInfo, Features
 
 from outrider.common.files import publish, write_json
-from outrider.data.ingest.table import SCHEMA
+from outrider.data.ingest.chunks import SCHEMA
 
 SHARD_BYTES = 512 * 2**20
 
 
 def assemble(parts: list[Path], sequences_dir: Path) -> None:
-    """Publishes the table, rows in the order of the log."""
+    """Publishes the table, rows in log order."""
     features = Features.from_arrow_schema(SCHEMA)
     schema = features.arrow_schema
     digest = hashlib.sha256()

@@ -1,8 +1,8 @@
-"""A chunk of a log: some records, made into sequences and kept as one part on the disk. What the ingest's workers do.
+"""Chunks of a log, and the parts that the ingest's workers make of them.
 
-A part is `NUMBER.arrow` (the sequences, `table.SCHEMA`) and `NUMBER.json` (counts and rejects), the latter written last: a part
-whose JSON stands is finished, and a rerun does not make it again. A part depends on its chunk alone, so that the result is the
-same for any number of workers and however often it was interrupted.
+A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The
+JSON is written last and marks the part as finished; a rerun skips it. A part depends on its chunk
+alone, so the result is the same for any number of workers and interruptions.
 
     work = ChunkWork(target_dir, {"log.jsonl": 0}, None, PrivacyConfig(), None, Path("parts"))
     work.do(Chunk(0, "openai_pairs", records))
@@ -24,7 +24,6 @@ from outrider.common.fingerprint import value_digest
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import parse_record
-from outrider.data.ingest.table import SCHEMA
 from outrider.data.ingest.tally import Tally
 from outrider.data.privacy.guard import PrivacyGuard
 from outrider.data.privacy.tally import PrivacyTally
@@ -32,16 +31,39 @@ from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
 CHUNK_BYTES = 4 * 2**20
 CHUNK_RECORDS = 1000
-"""A chunk ends at the first of the two: some seconds of work, and little to lose or to hold."""
+"""A chunk ends at the first of the two limits: some seconds of work, and little to lose or hold."""
 
 ROUND_TRIPS = (200, 10)
-"""Exact sequences of the first and of every later chunk whose text is tokenized again, to know how far retokenized ones can be
-trusted."""
+"""Exact sequences of the first and of every later chunk whose text is retokenized. The share that
+agrees tells how reliable retokenized sequences are."""
+
+SCHEMA = pa.schema(
+    {
+        "sequence_id": pa.string(),
+        "session": pa.string(),
+        "tenant": pa.string(),
+        "route": pa.string(),
+        "model": pa.string(),
+        "time": pa.float64(),
+        "token_ids": pa.list_(pa.int32()),
+        "completion_start": pa.int32(),
+        "fidelity": pa.string(),
+        "finish_reason": pa.string(),
+        "temperature": pa.float32(),
+        "top_p": pa.float32(),
+        "weight": pa.float32(),
+        "prompt_text": pa.string(),
+    }
+)
+"""Columns of the table of sequences.
+
+`time` is in Unix seconds, null where it was not logged. Other values that were not logged are empty
+text."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Records of one format, as they follow each other in the log."""
+    """Consecutive records of one format."""
 
     number: int
     format: str
@@ -49,8 +71,9 @@ class Chunk:
 
 
 def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
-    """Records with the name of their format, in chunks."""
-    number, size, items, current = 0, 0, [], ""
+    """Groups records, each with the name of its format, into chunks."""
+    number, size, current = 0, 0, ""
+    items: list[Record | Reject] = []
     for name, item in records:
         if items and (name != current or size >= CHUNK_BYTES or len(items) >= CHUNK_RECORDS):
             yield Chunk(number, current, items)
@@ -71,12 +94,12 @@ def _size(payload: Any) -> int:
 
 
 def part_path(parts_dir: Path, number: int) -> Path:
-    """Where a finished part's JSON stands; its table stands beside it."""
+    """Path of a part's JSON file; its table has the same name with .arrow."""
     return parts_dir / f"{number:06d}.json"
 
 
 class ChunkWork:
-    """Makes parts for one target; one instance a process, because its tokenizer is slow to load."""
+    """Makes parts for one target. One per process: its tokenizer loads slowly."""
 
     def __init__(
         self,
@@ -87,17 +110,17 @@ class ChunkWork:
         key: bytes | None,
         parts_dir: Path,
     ):
-        """`key`: of the surrogates (`privacy.surrogate_key`)."""
+        """`key`: of the surrogates (`guard.surrogate_key`)."""
         self.builder = SequenceBuilder(target_dir)
         self.guard = None
         if privacy.mode != "off":
-            self.guard = PrivacyGuard(privacy, key, decode=self.builder.tokenizer.decode)
+            self.guard = PrivacyGuard(privacy, key, decode=self.builder.decode)
         self.file_numbers = file_numbers
         self.models = None if models is None else {model_label(name) for name in models}
         self.parts_dir = parts_dir
 
     def do(self, chunk: Chunk) -> None:
-        """Makes and keeps the part of a chunk."""
+        """Makes and stores the part of a chunk."""
         tally = Tally()
         if self.guard:
             self.guard.tally = PrivacyTally()
@@ -171,7 +194,7 @@ class ChunkWork:
     ) -> None:
         try:
             again = self.builder.retokenize(exchange, sequence.prompt_text)
-        except Reject:  # the ids were logged without a text to compare with
+        except Reject:  # the ids were logged without text
             return
         tally.round_trips[
             "equal" if again == sequence.token_ids[sequence.completion_start :] else "different"
@@ -179,12 +202,15 @@ class ChunkWork:
 
 
 def model_label(name: str | None) -> str:
-    """A model's name without its path and without regard to case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
+    """Model name without path, in lower case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
     return (name or "").rstrip("/").rpartition("/")[2].lower()
 
 
 def _conversation(exchange: Exchange, prompt_text: str) -> str:
-    """Stands in for a session that was not logged: the turns of one conversation share all up to its first question."""
+    """Session id where none was logged.
+
+    The turns of a conversation agree up to its first user message.
+    """
     beginning: Any = prompt_text
     if exchange.messages is not None:
         users = [
@@ -197,6 +223,7 @@ def _conversation(exchange: Exchange, prompt_text: str) -> str:
 
 
 def _reject_line(reject: Reject) -> dict[str, Any]:
+    assert reject.place is not None
     line = {
         "file": reject.place.file,
         "line": reject.place.line,
@@ -207,20 +234,24 @@ def _reject_line(reject: Reject) -> dict[str, Any]:
 
 
 class _Worker:
-    """This process, where it is a worker."""
+    """State of a worker process."""
 
     arguments: tuple[Any, ...] = ()
     work: ChunkWork | None = None
 
 
 def start_worker(*arguments: Any) -> None:
-    """Sets a worker process up; what it makes of `ChunkWork`'s arguments waits for a chunk, whose caller hears of mistakes."""
+    """Initializes a worker process.
+
+    `ChunkWork` is created with the first chunk, so that its errors reach the caller.
+    """
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the main process says when to stop
-    # A tokenizer needs no torch, which is most of what transformers' import takes in time (8 of 10 s) and memory (400 MB).
+    )  # Ctrl-C reaches the whole group; the main process stops the workers
+    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
+    # importing transformers.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # which it would say
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
     _Worker.arguments = arguments
 
 

@@ -1,11 +1,11 @@
-"""Rows of a file, each as it was stored: JSON lines, JSON values over several lines, Parquet or Arrow.
+"""Framing: cuts a file into rows (JSON lines, multi-line JSON values, Parquet, Arrow).
 
-A file is read as lines (a broken one damages nothing but itself), unless its beginning says that its values go over several
-lines: an array, or objects that are pretty-printed. Values are cut out of
-the stream by their brackets and quotes alone, without decoding them, so that memory stays constant, decoding is left to the
-workers, and one broken element does not end the file.
+A file is read as lines, so that a broken line damages only itself, unless it begins with a value
+that spans lines: an array or a pretty-printed object. Such values are cut by their brackets and
+quotes, without decoding. Memory stays constant, the workers decode, and one broken element does not
+end the file.
 
-    for number, row in rows(file): ...      # bytes of JSON, a dict of a table, or None: longer than LONGEST_LINE
+    for number, row in rows(file): ...      # JSON bytes, a table's dict, or None: over LONGEST_LINE
 """
 
 import json
@@ -17,7 +17,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.ingest.sources import CHUNK, LONGEST_LINE, LogFile
 
 LINES_LOOKED_AT = 20
-"""First lines that tell JSON lines from values over several lines."""
+"""First lines that are examined to distinguish JSON lines from multi-line values."""
 
 TABLES = (".parquet", ".arrow")
 
@@ -26,7 +26,8 @@ TABLE_ROWS = 64
 
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+("?)', re.DOTALL)
-"""The rest of a string: up to its closing quote, or to the end of what was read (less a backslash that stands last)."""
+"""The rest of a string: up to its closing quote, or to the end of the chunk (without a trailing
+backslash)."""
 
 _ARRAY = re.compile(rb"\s*\[\s*[{\[\]]")
 
@@ -34,7 +35,10 @@ Row = bytes | dict[str, Any]
 
 
 def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
-    """Every row with its number from 1, a line's number where rows are lines; None for one above `LONGEST_LINE`."""
+    """Yields every row with its number from 1; None for one above `LONGEST_LINE`.
+
+    The number is the line number where rows are lines.
+    """
     if file.path.endswith(TABLES):
         numbered: Iterable[tuple[int, Row | None]] = enumerate(_table(file), start=1)
     elif _is_lines(file.head()):
@@ -54,7 +58,8 @@ def _is_lines(head: bytes) -> bool:
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()][:LINES_LOOKED_AT]
     if _ARRAY.match(head):  # or lines that are arrays, though no format has such rows
         return len(lines) > 1 and _is_whole(lines[0])
-    # Pretty-printed: an object that goes on in the next line, which is indented; a line that was cut off is followed by another.
+    # Pretty-printed: an object that continues on the next line, which is indented. A line that was
+    # cut off is followed by another object.
     opened = len(lines) > 1 and lines[0].lstrip().startswith(b"{") and _goes_on(lines[0])
     return not (opened and (lines[0].strip() == b"{" or lines[1][:1].isspace()))
 
@@ -68,7 +73,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def _goes_on(line: bytes) -> bool:
-    """Whether a line is the beginning of a JSON value: nothing is wrong with it but that it ends."""
+    """Whether a line is valid JSON so far and continues on the next line."""
     text = line.decode("utf-8", "replace").rstrip()
     try:
         json.loads(text)
@@ -80,7 +85,7 @@ def _goes_on(line: bytes) -> bool:
 
 
 def _values(file: LogFile) -> Iterator[bytes | None]:
-    """The JSON values of a file, those of a top-level array one by one, and whatever stands between them but white space."""
+    """The JSON values of a file, or of its top-level array, and any text between them."""
     cutter = _Cutter()
     with file.open() as content:
         while chunk := content.read(CHUNK):
@@ -89,19 +94,19 @@ def _values(file: LogFile) -> Iterator[bytes | None]:
 
 
 class _Cutter:
-    """Cuts a stream into values; holds no more than one of them."""
+    """Cuts a stream into values; holds at most one of them."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.top = 0
-        """The depth at which a value begins: 1 inside a top-level array, else 0."""
+        """Depth at which values begin: 1 inside a top-level array, else 0."""
         self.in_string = False
         self.escaped = False
         self.pieces: list[bytes] = []
         self.size = 0
 
     def cut(self, chunk: bytes) -> Iterator[bytes | None]:
-        """The values, and the oddments between them, that end in this chunk."""
+        """Yields the values, and the text between them, that end in this chunk."""
         begin = at = 0
         if self.escaped:
             self.escaped, at = False, 1
@@ -110,9 +115,7 @@ class _Cutter:
                 match = _STRING.match(chunk, at)
                 at = match.end()
                 self.in_string = not match[1]
-                if (
-                    self.in_string
-                ):  # the chunk has ended, but for a backslash whose other half comes with the next
+                if self.in_string:  # the chunk has ended, perhaps with half an escape
                     self.escaped = at < len(chunk)
                     break
                 continue
@@ -130,7 +133,7 @@ class _Cutter:
                     if self.depth == 0 and mark == b"[":
                         self.top, begin = 1, at
                 self.depth += 1
-            elif self.depth == self.top:  # the end of the top-level array, or a bracket too many
+            elif self.depth == self.top:  # the end of the top-level array, or an extra bracket
                 self._hold(chunk[begin : at - 1])
                 yield from self._take(between=True)
                 self.depth = self.top = 0
@@ -144,7 +147,7 @@ class _Cutter:
         self._hold(chunk[begin:])
 
     def end(self) -> Iterator[bytes | None]:
-        """What is left when the stream has ended: nothing, or a value that was cut off."""
+        """Yields the rest at the end of the stream: nothing, or a truncated value."""
         yield from self._take(between=self.depth == self.top)
 
     def _hold(self, piece: bytes) -> None:
@@ -168,7 +171,8 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
         try:
             for batch in _parquet(stored) if file.path.endswith(".parquet") else _arrow(stored):
                 file.meter.bytes = min(stored.tell(), file.size())
-                # Arrow trusts the offsets that a file gives, and reads beyond its memory where they are wrong.
+                # Arrow trusts the offsets in a file and reads beyond its memory where they are
+                # wrong.
                 batch.validate(full=True)
                 for start in range(0, len(batch), TABLE_ROWS):
                     yield from batch.slice(start, TABLE_ROWS).to_pylist()
@@ -177,7 +181,7 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
             OSError,
             UnicodeDecodeError,
             MemoryError,
-        ) as error:  # a column's name, a length
+        ) as error:  # a column name, a length
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
 
@@ -185,13 +189,14 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
 def _parquet(stored: IO[bytes]) -> Iterator[Any]:
     import pyarrow.parquet
 
-    # Otherwise a row group is read whole, and a file may be one (446 MB: 635 MB resident, 230 MB so).
+    # Otherwise a row group is read whole, and a file may be a single one (446 MB: 635 MB resident;
+    # 230 MB with this).
     parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
     return parquet.iter_batches(TABLE_ROWS)
 
 
 def _arrow(stored: IO[bytes]) -> Iterator[Any]:
-    """The batches of an Arrow stream, which `datasets` writes, or of an Arrow file, which begins with its own mark."""
+    """Batches of an Arrow stream, as `datasets` writes it, or of an Arrow file."""
     import pyarrow as pa
 
     begins = stored.read(6)

@@ -1,11 +1,13 @@
-"""Ingest: logs to a table of token sequences, with every rejected row counted and its reason kept.
+"""Ingest: logs to a table of token sequences, with every reject counted and its reason kept.
 
-Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, reason, detail; no customer text) and
-`summary.json` into one folder, each atomically, the summary last. All hold what only their owner may read.
+Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, reason, detail; no
+customer text) and `summary.json` into one folder, each atomically, the summary last. All are
+readable by their owner only.
 
-The main process cuts the log into chunks of records; workers, one a core, make a part of each (chunks.py). Parts stand in
-`.parts-KEY/` until the table is put together, KEY being a digest of all that they depend on: after an interrupt the same command
-makes only those that are missing. Memory does not grow with the log.
+The main process cuts the log into chunks of records; workers, one per core, make a part of each
+(chunks.py). Parts are kept in `.parts-KEY/` until the table is assembled. KEY is a digest of
+everything they depend on, so that a rerun after an interrupt makes only the missing ones. Memory
+does not grow with the log.
 
     python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
 """
@@ -50,11 +52,17 @@ from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, surrogate_key
 from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
 
+PARTS_VERSION = 1
+"""Version of the parts. Raise it when the same log gives other parts: when a format accepts other
+rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
+ingest are then made again. Raise the version of the ingest stage as well
+(recipes/pipeline/stages/ingest.py): it covers finished ingests."""
+
 SMALL = 64 * 2**20
-"""Bytes of log that one process reads faster than several start."""
+"""Log size in bytes up to which one process is faster than several."""
 
 UNPACKED = 8
-"""Bytes of a log per byte of it compressed, roughly."""
+"""Approximate compression ratio of logs."""
 
 TOKENIZER_FILES = (
     "config.json",
@@ -67,13 +75,13 @@ TOKENIZER_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class ReadLog:
-    """A log that was read and not yet judged: its rejects are in `rejects.jsonl`, its sequences in parts."""
+    """A log that was read but not yet checked: rejects in `rejects.jsonl`, sequences in parts."""
 
     files: list[LogFile]
     tally: Tally
     parts_dir: Path
     tables: list[Path]
-    """Of the parts, in the order of the log."""
+    """Tables of the parts, in log order."""
     privacy: PrivacyTally
 
 
@@ -85,11 +93,11 @@ def ingest(
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """Reads every row of `traffic.path` for the target in `target_dir`; returns what `summary.json` holds. Ids of sequences begin with
-    `prefix`.
+    """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
-    `workers`: processes; 0 for this one alone. Default: one a core, one or none for a small log. With `privacy` on, `privacy.json`
-    says what was found.
+    Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
+    Default: one per core, at most one for a small log. With `privacy` on, the findings are counted
+    in `privacy.json`.
     """
     privacy = privacy or PrivacyConfig()
     read = read_log(target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix)
@@ -109,7 +117,10 @@ def read_log(
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
 ) -> ReadLog:
-    """The first half of an ingest, up to its judgement. `rows_per_file`: read no more of each file than these."""
+    """First half of an ingest, before its check.
+
+    `rows_per_file`: maximum number of rows that are read of each file.
+    """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -150,7 +161,7 @@ def read_log(
 
 
 def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
-    """The second half: the table, and the summary of what is in it."""
+    """Second half of an ingest: the table and its summary."""
     out_dir = Path(out_dir)
     assemble(read.tables, out_dir / "sequences")
     described = profile(out_dir / "sequences", target_dir)
@@ -167,7 +178,7 @@ def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, An
 def _records(
     files: list[LogFile], format_name: str, scratch: Path
 ) -> Iterator[tuple[str, Record | Reject]]:
-    """Every record with the name of its format; checks that no format forgets a row."""
+    """Yields every record with the name of its format; checks that no row is lost."""
     for name, its_files in files_by_format(files, format_name).items():
         used = 0
         for item in read_records(name, its_files, scratch):
@@ -181,7 +192,10 @@ def _records(
 
 
 def _excuse_halves(part: dict[str, Any]) -> None:
-    """Of a part of a quick look, in place: halves whose other one may stand behind the rows that were read are no mistakes."""
+    """Changes the rejects of a part, in place, after a quick look.
+
+    The other half of an exchange may follow the rows that were read.
+    """
     if not JOINING & part["tally"]["formats"].keys():
         return
     rejects = part["tally"]["rejects"]
@@ -200,7 +214,7 @@ def _parts_dir(
     privacy_key: bytes | None,
     target_dir: Path,
 ) -> Path:
-    """The folder of the parts that this ingest makes; those of any other are removed."""
+    """Creates the folder of this ingest's parts; removes those of any other."""
     tokenizer = sorted(
         path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern) if path.is_file()
     )
@@ -213,7 +227,7 @@ def _parts_dir(
                 hashlib.sha256(privacy_key or b"").hexdigest(),
             ],
             "target": {path.name: file_digest(path) for path in tokenizer},
-            "code": [file_digest(path) for path in sorted(Path(__file__).parents[1].rglob("*.py"))],
+            "version": PARTS_VERSION,
         }
     )
     parts_dir = out_dir / f".parts-{key[:16]}"
@@ -230,7 +244,8 @@ def _workers(files: list[LogFile]) -> int:
     )
     if size > SMALL:
         return len(os.sched_getaffinity(0))
-    # A worker does without torch, so it starts in a third of the time that the import of transformers takes here.
+    # A worker does not import torch, so it starts in a third of the time that importing
+    # transformers takes here.
     return 0 if "transformers" in sys.modules else 1
 
 
@@ -240,7 +255,7 @@ def _make_parts(
     workers: int,
     chunk_is_done: Callable[[int], None],
 ) -> int:
-    """Makes the part of every chunk that has none; returns how many chunks there are."""
+    """Makes the part of every chunk that has none; returns the number of chunks."""
     parts_dir = work[-1]
     count = 0
     with _maker(work, workers) as make:
@@ -256,7 +271,10 @@ def _make_parts(
 
 @contextlib.contextmanager
 def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], list[int]]]:
-    """What makes parts, here or in worker processes; called with a chunk it returns the records of those done meanwhile."""
+    """Yields a function that makes the part of a chunk, here or in worker processes.
+
+    The function returns the record counts of the chunks that finished in the meantime.
+    """
     if workers == 0:
         here = ChunkWork(*work)
 
@@ -266,13 +284,14 @@ def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], li
 
         yield make
         return
-    # Threads of the tokenizer would compete with the other workers; spawned, because this process has threads of its own.
+    # The tokenizer's threads would compete with the other workers. Workers are spawned, since this
+    # process has threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, work)
     under_way: dict[Future[None], int] = {}
 
     def finished(wanted: int) -> list[int]:
-        """Waits until no more than `wanted` chunks are under way."""
+        """Waits until at most `wanted` chunks are in progress."""
         done = []
         while len(under_way) > wanted:
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
@@ -281,7 +300,7 @@ def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], li
         return done
 
     def submit(chunk: Chunk) -> list[int]:
-        done = finished(workers + 1)  # one waits for each that is first to end
+        done = finished(workers + 1)  # one waits for the first that ends
         under_way[pool.submit(do_chunk, chunk)] = len(chunk.items)
         return done
 
@@ -291,7 +310,7 @@ def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], li
     except BrokenProcessPool:
         raise OutriderError(
             "a worker of the ingest was killed, most often because the machine ran out of memory; "
-            "the same command goes on from the parts that are finished"
+            "rerun the command to continue with the unfinished parts"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -299,7 +318,7 @@ def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], li
 
 @contextlib.contextmanager
 def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
-    """A bar over the bytes read, on stderr; yields what is told of the records done."""
+    """Shows a progress bar over the bytes read, on stderr; yields its update function."""
     columns = (
         TextColumn("ingest"),
         BarColumn(),
@@ -328,10 +347,13 @@ def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
 def check(
     tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
 ) -> None:
-    """An error for a log that nothing can be learned from: unreadable, mostly unreadable, or of more than one model."""
+    """Raises an error for a log that cannot be trained on.
+
+    That is: unreadable, mostly unreadable, or of more than one model.
+    """
     where = files[0].name if len(files) == 1 else f"{len(files)} files, the first {files[0].name}"
     if not tally.rows:
-        raise OutriderError(f"{where}: no rows; traffic.path must name a log that holds some")
+        raise OutriderError(f"{where}: no rows; traffic.path must name a log with rows")
     reasons = ", ".join(f"{reason} {count}" for reason, count in tally.rejects.most_common(5))
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
@@ -345,15 +367,15 @@ def check(
     fraction = damaged / (tally.exchanges + damaged)
     if fraction > traffic.max_reject_fraction:
         raise OutriderError(
-            f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = {traffic.max_reject_fraction:g}; "
-            "mend the log or raise that key"
+            f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = "
+            f"{traffic.max_reject_fraction:g}; correct the log or raise that key"
         )
     named = {model_label(name) for name in tally.models if name}
     if traffic.model is None and len(named) > 1:
         models = ", ".join(f"{name} {count}" for name, count in tally.models.most_common() if name)
         raise OutriderError(
-            f"{where}: the exchanges come from {len(named)} models ({models}), and a speculator learns one; "
-            "choose it with traffic.model (several names of one model as a list)"
+            f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
+            "trained for one. Choose it with traffic.model (several names of one model as a list)"
         )
 
 

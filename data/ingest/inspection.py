@@ -1,7 +1,7 @@
-"""What is in a log, told before anything is spent on it: ingested aside, described, judged as the ingest would, and not kept.
+"""Inspection of a log: the summary, checks and split of an ingest, without a run.
 
-The readers, the sequences and the judgement are the ingest's own, so that what is told is what a run would do. No customer text
-is in what is told.
+Readers, sequences and checks are those of the ingest, so the result is what a run would give. It
+holds no customer text.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
@@ -22,10 +22,10 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import PARTS, describe, divide
 
 NEAR_COMPARED = 2000
-"""Prompts, evenly spread over the log, among which near-identical ones are counted: some seconds."""
+"""Prompts, evenly spaced, among which near-identical ones are counted: some seconds."""
 
 SPLIT_COMPARED = 20_000
-"""Sequences above which the predicted split is by session and time alone: comparing their prompts would take minutes, and
+"""Sequences above which the predicted split does not compare prompts: that would take minutes and
 400 MB."""
 
 
@@ -37,7 +37,7 @@ def inspect(
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
 ) -> dict[str, Any]:
-    """Reads the log into `scratch` and describes it; `problems` says what would stop an ingest or a split."""
+    """Ingests the log into `scratch` and describes it; `problems` would stop a run."""
     read = read_log(target_dir, traffic, scratch, rows_per_file=rows_per_file, privacy=privacy)
     problems = []
     try:
@@ -47,15 +47,13 @@ def inspect(
             raise
         problems.append(str(error))
     put_together(read, target_dir, scratch)
-    found = inspect_ingested(scratch, split, traffic.max_copies)
-    # Too few sessions for a split are no fault of a log of which only the beginning was read.
+    found = inspect_ingested(scratch, split)
+    # Too few sessions for a split are expected where only the beginning of the log was read.
     return found | {"problems": problems if rows_per_file else problems + found["problems"]}
 
 
-def inspect_ingested(
-    traffic_dir: Path, split: SplitConfig, max_copies: int | None = None
-) -> dict[str, Any]:
-    """The same of a log that was ingested already."""
+def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
+    """Describes a log that was already ingested."""
     traffic_dir = Path(traffic_dir)
     summary = read_json(traffic_dir / "summary.json")
     predicted: dict[str, Any] | None = None
@@ -65,7 +63,7 @@ def inspect_ingested(
         table = load_sequences(traffic_dir / "sequences")
         near = _near_identical(table, split.near_duplicate_similarity)
         try:
-            predicted = _split(table, split, max_copies)
+            predicted = _split(table, split)
         except OutriderError as error:
             problems.append(str(error))
     return {
@@ -79,7 +77,7 @@ def inspect_ingested(
 
 
 def _examples(rejects: Path) -> dict[str, dict[str, str]]:
-    """The first reject of each reason: where it stands, and what the reader said of it."""
+    """The first reject of each reason: its place and detail."""
     examples: dict[str, dict[str, str]] = {}
     with rejects.open(encoding="utf-8") as lines:
         for line in lines:
@@ -90,7 +88,7 @@ def _examples(rejects: Path) -> dict[str, dict[str, str]]:
 
 
 def _near_identical(table: Dataset, similarity: float) -> dict[str, Any]:
-    """How many prompts, identical ones counted once, are like another that stands before them."""
+    """Counts the distinct prompts that are similar to an earlier one."""
     rows = np.linspace(0, len(table) - 1, min(NEAR_COMPARED, len(table)), dtype=int)
     prompts = list(dict.fromkeys(table.select(rows)["prompt_text"]))
     seen = SimilarPrompts([], similarity, prompts)
@@ -98,9 +96,9 @@ def _near_identical(table: Dataset, similarity: float) -> dict[str, Any]:
     return {"compared": len(prompts), "near_identical": near, "similarity": similarity}
 
 
-def _split(table: Dataset, split: SplitConfig, max_copies: int | None) -> dict[str, Any]:
+def _split(table: Dataset, split: SplitConfig) -> dict[str, Any]:
     compared = len(table) <= SPLIT_COMPARED
-    parts, left_out = divide(table, split, drop_seen=compared, max_copies=max_copies)
+    parts, left_out = divide(table, split, drop_seen=compared)
     described = describe(table, parts, left_out)
     return {
         **described,

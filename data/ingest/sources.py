@@ -1,9 +1,10 @@
-"""Where logs are: files, folders, globs and fsspec URLs, plain or compressed, as one list of files.
+"""Log sources: files, folders, globs and fsspec URLs, plain or compressed.
 
-A `LogFile` is read in constant memory whatever stands in it, and counts what was read: the bytes for the progress, the rows for
-the ingest's balance.
+A `LogFile` is read in constant memory. It counts what was read: bytes for the progress bar, rows
+for the check that none is lost.
 
-    python -c "from outrider.data.ingest.sources import log_files; print(log_files('s3://bucket/logs/2026-07-*.jsonl.gz'))"
+    from outrider.data.ingest.sources import log_files
+    log_files("s3://bucket/logs/2026-07-*.jsonl.gz")
 """
 
 import contextlib
@@ -21,24 +22,27 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from outrider.common.errors import OutriderError
-from outrider.data.ingest.stores import answering
+from outrider.data.ingest.store_errors import answering
 
-# Reads every frame of a file and tells a cut-off one, which `zstandard`, fsspec's other choice, does not.
+# Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
+# not.
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow", ".pkl")
-"""What is read of a folder, each also compressed. A file that is named, or matched by a glob, is read whatever its suffix."""
+"""Files that are read in a folder, also compressed. A file that is named or matched by a glob is
+read whatever its suffix."""
 
 DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""What `datasets` writes beside its tables; no rows."""
+"""Files that `datasets` writes next to its tables; they have no rows."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes of a row above which it is a reject: 40 times the longest exchange of R1 with its token ids."""
+"""Maximum size of a row in bytes; longer ones are rejected. 40 times the longest exchange of R1
+with its token ids."""
 
 CHUNK = 2**20
 """Bytes read at a time."""
@@ -51,15 +55,15 @@ PACKAGES = {
     "abfs": "adlfs",
     "az": "adlfs",
 }
-"""What a protocol needs beside Outrider's own packages; hf:// comes with huggingface_hub."""
+"""Packages that protocols need; hf:// comes with huggingface_hub."""
 
 
 @dataclass
 class Meter:
-    """What was read of a file so far."""
+    """Counts of what was read of a file."""
 
     bytes: int = 0
-    """As stored."""
+    """As stored, before decompression."""
     rows: int = 0
 
 
@@ -68,17 +72,17 @@ class LogFile:
     """One file of a log."""
 
     name: str
-    """As rejects and errors name it."""
+    """Name in rejects and errors."""
     filesystem: AbstractFileSystem
     path: str
-    """Inside `filesystem`."""
+    """Path inside `filesystem`."""
     meter: Meter = field(default_factory=Meter, compare=False)
     limit: int | None = None
-    """Rows after which it counts as ended, for a quick look."""
+    """Maximum number of rows to read, for a quick look."""
 
     @contextlib.contextmanager
     def stored(self) -> Iterator[IO[bytes]]:
-        """The file as it is stored, for formats that seek in it (Parquet)."""
+        """Opens the file as stored, for formats that seek in it (Parquet)."""
         try:
             with (
                 answering(f"traffic.path: {self.name}"),
@@ -90,7 +94,7 @@ class LogFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The file's content, unpacked."""
+        """Opens the file's decompressed content."""
         with self.stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self.meter), CHUNK)
             if self.path.endswith(".gz"):
@@ -106,13 +110,14 @@ class LogFile:
             try:
                 yield unpacked
             except damage as error:
+                kind = COMPRESSIONS[PurePosixPath(self.path).suffix]
                 raise OutriderError(
-                    f"{self.name}: damaged or cut-off {COMPRESSIONS[PurePosixPath(self.path).suffix]} ({error}); copy it again, or "
-                    "unpack what is left and name that file in traffic.path"
+                    f"{self.name}: damaged or cut-off {kind} ({error}); copy it again, or unpack "
+                    "what is left and name that file in traffic.path"
                 ) from error
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Every line that is not blank with its number from 1; None in place of one above `LONGEST_LINE`."""
+        """Yields every non-blank line with its number; None for one above `LONGEST_LINE`."""
         with self.open() as file:
             for number, line in enumerate(_split(iter(lambda: file.read(CHUNK), b"")), start=1):
                 if line is None or line.strip():
@@ -125,21 +130,21 @@ class LogFile:
                     )
 
     def is_read_enough(self) -> bool:
-        """Whether as many rows were counted as are wanted."""
+        """Whether the maximum number of rows was read."""
         return self.limit is not None and self.meter.rows >= self.limit
 
     def head(self, size: int = 2**16) -> bytes:
-        """The first bytes, unpacked; what is read for them does not count as read."""
+        """Returns the first bytes, decompressed, without counting them as read."""
         with replace(self, meter=Meter()).open() as file:
             return file.read(size)
 
     def size(self) -> int:
-        """Bytes as stored; 0 where the filesystem does not say."""
+        """Bytes as stored; 0 where the filesystem does not report it."""
         with answering(f"traffic.path: {self.name}"):
             return self.filesystem.size(self.path) or 0
 
     def identity(self) -> list[str]:
-        """What changes when the content does, as far as the store says."""
+        """Values that change with the content, as far as the store reports any."""
         with answering(f"traffic.path: {self.name}"):
             info = self.filesystem.info(self.path)
         return [
@@ -160,7 +165,7 @@ class LogFile:
 
 
 class _Counted(io.RawIOBase):
-    """A stored file that counts what is read of it."""
+    """A stored file that counts the bytes read."""
 
     def __init__(self, stored: IO[bytes], meter: Meter):
         self.stored, self.meter = stored, meter
@@ -176,7 +181,10 @@ class _Counted(io.RawIOBase):
 
 
 def _split(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """The lines of a stream, blank ones too; None in place of one above `LONGEST_LINE`, which is never held whole."""
+    """Yields the lines of a stream, blank ones too.
+
+    None replaces a line above `LONGEST_LINE`, which is never held whole.
+    """
     pieces: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -194,7 +202,7 @@ def _split(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def log_files(path: str | list[str]) -> list[LogFile]:
-    """Every file that `traffic.path` names, in the order of their names within each entry, each once."""
+    """Returns every file that `traffic.path` names, once, sorted by name within each entry."""
     entries = [path] if isinstance(path, str) else path
     if not entries:
         raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
@@ -215,7 +223,7 @@ def _files_of(entry: str) -> list[LogFile]:
     except (
         OSError,
         ValueError,
-    ) as error:  # a store that refuses; an unknown protocol, or what is no name of a store's
+    ) as error:  # the store refuses, the protocol is unknown, or the name is invalid
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
         raise OutriderError(f"{what}: {nothing}")
@@ -226,7 +234,7 @@ def _files_of(entry: str) -> list[LogFile]:
 
 
 def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
-    """The filesystem of an entry, its files there, and what to say where there are none."""
+    """Returns the filesystem of an entry, its files, and the message if there are none."""
     filesystem, root = url_to_fs(entry)
     if filesystem.isdir(root):
         paths = _without_data_set_files([path for path in filesystem.find(root) if _is_log(path)])
@@ -243,7 +251,7 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     nothing = "no such file or folder"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
         nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
-    elif entry.startswith("hf://"):  # which answers so for what it does not show
+    elif entry.startswith("hf://"):  # the Hub hides private data sets
         nothing += "; a private or gated data set needs the variable HF_TOKEN"
     return filesystem, [], nothing
 

@@ -1,4 +1,4 @@
-"""What the ingest counts, chunk by chunk, and what `summary.json` says of it. Sums and counts only, so that parts add up.
+"""Counts of an ingest, by chunk and in `summary.json`. Sums only, so that they add up.
 
 tally = sum((Tally.from_json(part) for part in parts), Tally())
 """
@@ -18,22 +18,22 @@ class Tally:
     rows: int = 0
     exchanges: int = 0
     joined: int = 0
-    """Rows that a record used up beside its first: an exchange's other half, the chunks of a stream."""
+    """Rows of records other than their first: an exchange's other half, the chunks of a stream."""
     extra_choices: int = 0
-    """Outcomes of a record beside its first: the other choices of one response."""
+    """Outcomes of records other than their first: further choices of a response."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     without_time: int = 0
     formats: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Rows by the format that they were read in."""
+    """Rows by the format they were read as."""
     rejects: Counter[str] = dataclasses.field(default_factory=Counter)
     fidelity: Counter[str] = dataclasses.field(default_factory=Counter)
     models: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Exchanges by the model's name, as logged."""
+    """Exchanges by model name, as logged."""
     usage: Counter[str] = dataclasses.field(default_factory=Counter)
     """Whether the completion has as many tokens as the engine counted."""
     round_trips: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Whether the text of exact completions, tokenized again, gives the same ids."""
+    """Whether exact completions have the same ids when retokenized."""
 
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
@@ -51,11 +51,11 @@ class Tally:
         return Tally(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def lost(self) -> int:
-        """Rows that became nothing; 0, or a reader is wrong."""
+        """Rows that became nothing. Other than 0 is a bug in a reader."""
         return self.rows + self.extra_choices - self.exchanges - self.rejects.total() - self.joined
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it."""
+        """The counts for `summary.json`."""
         return {
             "rows": self.rows,
             "exchanges": self.exchanges,
@@ -73,15 +73,13 @@ class Tally:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As a part's file keeps it."""
+        """The counts for the file of a part."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Tally":
-        """What `to_json` gave."""
-        return cls(
-            **{
-                name: Counter(held) if isinstance(held, dict) else held
-                for name, held in value.items()
-            }
-        )
+        """Inverse of `to_json`."""
+        made = cls()
+        for name, held in value.items():
+            setattr(made, name, Counter(held) if isinstance(held, dict) else held)
+        return made

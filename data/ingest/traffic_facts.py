@@ -1,6 +1,7 @@
-"""What a traffic summary says, in words: the same for the terminal and for the report.
+"""Traffic summary in words, for the terminal and the report.
 
-for name, text in facts(read_json(run / "traffic" / "summary.json")): print(name, text)
+summary = read_json(run / "traffic" / "summary.json")
+for name, text in facts(summary): print(name, text)
 """
 
 import datetime
@@ -10,13 +11,13 @@ from typing import Any
 from outrider.data.ingest.printable import printable
 
 NAMED = 8
-"""Models, tenants and values that are named; summary.json has more."""
+"""Number of models, tenants and values that are named; summary.json has more."""
 
 LONGEST_NAME = 60
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of each fact; those that nothing was counted for are left out."""
+    """Name and text of each fact, without empty ones."""
     sampling, sessions = summary["sampling"], summary["sessions"]
     named = (
         ("rows", _rows(summary)),
@@ -27,9 +28,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("fidelity", _shares(summary["fidelity"])),
         (
             "round trips",
-            _agreement(
-                summary["round_trips"], "exact completions are the same ids when tokenized again"
-            ),
+            _agreement(summary["round_trips"], "exact completions retokenize to the same ids"),
         ),
         (
             "token counts",
@@ -43,7 +42,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time", _time(summary)),
         (
             "sessions",
-            f"{sessions['distinct']:,}, the longest of {counted(sessions['most_exchanges'], 'exchange')}",
+            f"{sessions['distinct']:,}, the longest of "
+            f"{counted(sessions['most_exchanges'], 'exchange')}",
         ),
         ("duplicates", _duplicates(summary["duplicates"])),
     )
@@ -51,7 +51,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def date(time: float) -> str:
-    """Unix seconds as a minute of UTC."""
+    """Formats Unix seconds as a minute of UTC."""
     return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M")
 
 
@@ -86,23 +86,23 @@ def _agreement(counts: Mapping[str, int], what: str) -> str:
 def _time(summary: Mapping[str, Any]) -> str:
     time = summary["time"]
     if time is None:
-        return "not logged: rows count in the order of the log"
+        return "not logged: rows are in log order"
     busiest = time["busiest_minute"]
-    text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; {time['exchanges_per_minute']:g} exchanges "
-    text += f"a minute, {busiest['exchanges']:,} in the busiest ({date(busiest['begins'])})"
-    without = summary["without_time"]
-    return text + (
-        f"; {without:,} without a time follow the row before them in the log" if without else ""
-    )
+    text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; "
+    text += f"{time['exchanges_per_minute']:g} exchanges a minute, {busiest['exchanges']:,} in the "
+    text += f"busiest ({date(busiest['begins'])})"
+    if without := summary["without_time"]:
+        text += f"; {without:,} without a time keep their place in the log"
+    return text
 
 
 def _duplicates(duplicates: Mapping[str, Any]) -> str:
     text = f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier one"
     if duplicates["identical"]:
-        text += f" (the most frequent stands {duplicates['most_copies']:,} times)"
+        text += f" (the most frequent occurs {duplicates['most_copies']:,} times)"
     if near := duplicates.get("near"):
-        text += f"; of {near['compared']:,} different ones that were compared, {near['near_identical']:,} are near-identical to an earlier one"
-        text += f" (similarity {near['similarity']:g})"
+        text += f"; of {near['compared']:,} different prompts compared, {near['near_identical']:,} "
+        text += f"are near-identical to an earlier one (similarity {near['similarity']:g})"
     return text
 
 

@@ -1,9 +1,9 @@
-"""What traffic is like, in sums and counts: lengths, tenants, sampling, sessions, times, identical prompts. No customer text.
+"""Traffic profile: lengths, tenants, sampling, sessions, times and identical prompts, as counts.
 
-One pass over the table that an ingest wrote, a batch at a time; of a row it keeps some 40 bytes of numbers, so that quantiles are
-exact and a log of ten million exchanges takes half a gigabyte.
+One pass over the table of an ingest, a batch at a time. It keeps about 40 bytes per row, so that
+quantiles are exact; ten million exchanges take half a gigabyte. The profile holds no customer text.
 
-    profile(Path("runs/resume_screening/traffic/sequences"), target_dir)["lengths"]["completion"]["p90"]
+    profile(run / "traffic/sequences", target_dir)["lengths"]["completion"]["p90"]
 """
 
 import hashlib
@@ -30,12 +30,14 @@ EDGES = [
     *(step * 10**power // 10 for power in range(5) for step in STEPS),
     10**6,
 ]
-"""Of the histograms' bins: ten a decade, about evenly spaced on a log scale, and the same for every log, so that they compare."""
+"""Edges of the histograms: ten bins a decade, about evenly spaced on a log scale, and the same for
+every log, so that logs can be compared."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 MOST_NAMED = 20
-"""Names of tenants, or values of temperature and top_p, that are counted singly; whoever comes after is one of the `others`."""
+"""Maximum number of tenants, or values of temperature and top_p, that are counted separately; the
+rest are `others`."""
 
 NOT_LOGGED, OTHERS = "not logged", "others"
 
@@ -43,7 +45,7 @@ MINUTE = 60
 
 
 def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
-    """The profile of a table of sequences, made for JSON."""
+    """Profiles a table of sequences; the result is plain JSON."""
     counted = _Profile(_end_of_reasoning(target_dir))
     for path in sorted(Path(sequences_dir).glob("*.arrow")):
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as table:
@@ -89,13 +91,14 @@ class _Profile:
         self.prompts.append(_hashes(prompts))
 
     def _reasoning(self, ids: pa.ListArray, starts: np.ndarray, prompts: list[str]) -> np.ndarray:
-        """Tokens before `</think>`, of the completions that reason; those that were cut before it reason to their end."""
+        """Tokens before `</think>` of the completions with reasoning.
+
+        Completions that were cut before it are reasoning to their end.
+        """
         flat, offsets = ids.values.to_numpy(), ids.offsets.to_numpy()
         begins, ends = offsets[:-1] + starts, offsets[1:]
         marks = np.flatnonzero(flat == self.end_of_reasoning)
-        found = np.searchsorted(
-            marks, begins
-        )  # the first mark at or after the completion's beginning
+        found = np.searchsorted(marks, begins)  # first mark at or after the start of the completion
         lengths = []
         for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             if found[row] < len(marks) and marks[found[row]] < end:
@@ -105,7 +108,7 @@ class _Profile:
         return np.asarray(lengths, np.int32)
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it."""
+        """The profile for `summary.json`."""
         sessions, prompts = _copies(self.sessions), _copies(self.prompts)
         return {
             "lengths": {name: _lengths(parts) for name, parts in self.lengths.items() if parts},
@@ -131,7 +134,7 @@ class _Profile:
 
 
 def _end_of_reasoning(target_dir: Path) -> int | None:
-    """The id of `</think>`; None for a target that has no such token, and so no length of reasoning to count."""
+    """Id of `</think>`; None for a target without this token, so without reasoning lengths."""
     from tokenizers import Tokenizer
 
     path = Path(target_dir) / "tokenizer.json"
@@ -139,7 +142,7 @@ def _end_of_reasoning(target_dir: Path) -> int | None:
 
 
 def _lengths(parts: list[np.ndarray]) -> dict[str, Any]:
-    """Quantiles in tokens, and [least, most, count] of every bin from the first that holds something to the last."""
+    """Quantiles in tokens, and [least, most, count] of the bins from first to last in use."""
     lengths = np.concatenate(parts)
     if not len(lengths):
         return {"n": 0}
@@ -160,7 +163,7 @@ def _lengths(parts: list[np.ndarray]) -> dict[str, Any]:
 
 
 def _arrivals(parts: list[np.ndarray]) -> dict[str, Any] | None:
-    """Span and rate of the exchanges whose time was logged; None without any."""
+    """Span and rate of the exchanges with a logged time; None without any."""
     times = np.concatenate([np.empty(0), *parts])
     if not len(times):
         return None
@@ -180,14 +183,14 @@ def _arrivals(parts: list[np.ndarray]) -> dict[str, Any] | None:
 
 
 def _largest(counts: dict[str, int]) -> dict[str, int]:
-    """The most frequent names; the rest in one."""
+    """The most frequent names; the others as one count."""
     most = Counter(counts).most_common()
     rest = sum(count for _, count in most[MOST_NAMED:])
     return dict(most[:MOST_NAMED]) | ({OTHERS: rest} if rest else {})
 
 
 def _hashes(texts: Iterable[str]) -> np.ndarray:
-    """64 bits of each text: among ten million, two differ in text and agree in these with a chance of 3 in a million."""
+    """64-bit hashes. Among ten million texts, a collision has a chance of 3 in a million."""
     return np.asarray(
         [
             int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
@@ -198,5 +201,5 @@ def _hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def _copies(parts: list[np.ndarray]) -> np.ndarray:
-    """How often each distinct hash occurs."""
+    """Number of occurrences of each distinct hash."""
     return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_counts=True)[1]

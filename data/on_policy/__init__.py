@@ -1,1 +1,1 @@
-"""Checks that logged text was produced by the target."""
+"""Checks that logged text is on-policy: sampled from the target."""

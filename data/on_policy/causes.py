@@ -1,18 +1,18 @@
-"""If the logged text is not the target's own, why? Each cause leaves another trace in the evidence, and some leave the same.
+"""Likely causes of off-policy text. Each has a trace in the evidence; some share one.
 
-| cause | trace on nano R1 (temperature 0.6, top_p 0.95; its own traffic in the last row) |
+| cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
-| tokens shifted, another vocabulary or language | where the target is sure of a token (0.999), 95 to 100 % are another |
-| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % of the tokens below 1e-4 |
-| another temperature than logged | none of those, and none outside top_p at the temperature that fits best |
-| wrong template, cut or shifted start | 2.6 to 4 nats a token missing in the first 8, under 0.1 in the rest |
-| text tokenized again | only in retokenized sequences; 1 to 4 % of the uncertain tokens outside top_p at any temperature |
-| edited | most of the missing log-probability (0.82) lies in tokens below 1e-4, in foreign text half of it |
-| another revision, quantization, unlogged settings | 0.02 to 0.04 nats a token, few tokens far out |
-| its own | within 4 standard errors; 0.01 % outside top_p |
+| tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
+| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % < 1e-4 |
+| another temperature than logged | none of those; none outside top_p at the best temperature |
+| wrong template, cut or shifted start | 2.6 to 4 nats a token missing in the first 8, < 0.1 after |
+| retokenized text | retokenized only; 1 to 4 % of uncertain tokens outside top_p |
+| edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
+| another revision, quantization, unlogged settings | 0.02 to 0.04 nats a token, few outliers |
+| on-policy | within 4 standard errors; 0.01 % outside top_p |
 
-Where two causes leave the same trace both are named. What the target imitates perfectly, as the program that wrote nano R1's
-training texts, cannot be told from it at all, and need not be.
+Causes with the same trace are named together. Text that the target imitates perfectly, such as the
+output of the program that wrote nano R1's training texts, cannot be distinguished and does no harm.
 
     judge(evidence).text
 """
@@ -25,17 +25,19 @@ import numpy as np
 from outrider.data.on_policy.evidence import HEAD, REST, Evidence, TemperatureFit
 
 FEWEST_TOKENS = 200
-"""Below so many completion tokens nothing is said."""
+"""Minimum number of completion tokens for a verdict."""
 
 NEGLIGIBLE_NATS = 0.01
-"""A difference of the mean log-probability, in nats a token, that changes neither training nor replay: 1 % in probability."""
+"""Difference of the mean log-probability, in nats a token, that affects neither training nor
+replay: 1 % in probability."""
 
 STANDARD_ERRORS = 4.0
 WIDEST_Z = 1.2
-"""Standard deviation of the sequences' z up to which rounding explains them (1.0 exactly; 0.7 to 1.12 on nano R1's traffic)."""
+"""Standard deviation of the sequences' z up to which rounding explains it (1.0 in theory; 0.7 to
+1.12 on nano R1's traffic)."""
 
 OFF_Z = -5.0
-"""A sequence below this was not drawn from the target as logged: once in 3 million."""
+"""A sequence below this z is off-policy; chance gives 1 in 3 million."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
 """Share of the tokens of which the target is sure where the log has another."""
@@ -44,25 +46,27 @@ STRAY_SHARE = 0.003
 """See `TemperatureFit.stray_share`."""
 
 LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
-"""Log-likelihood, difference from the logged temperature, and uncertain tokens, from which another one is said to fit."""
+"""Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
+tokens for reporting another temperature."""
 
 HEAD_NATS, HEAD_RATIO = 0.3, 5.0
-"""A completion's first tokens are off by themselves: so many nats a token missing, and so many times the rest's."""
+"""A completion's start is off by itself: nats a token missing, and ratio to the rest."""
 
 FAR_SHARE_EDITED, RARE_EDITED = 0.75, 0.1
-"""Single places are at fault where this share of the missing log-probability lies in tokens below 1e-4 (0.82 after words were
-replaced, 0.46 to 0.63 in foreign text), and no more of the tokens are such."""
+"""Edits: this share of the missing log-probability lies in tokens below 1e-4 (0.82 after words were
+replaced, 0.46 to 0.63 in foreign text), and at most this share of the tokens does."""
 
 FAR_SHARE_MILD, REST_NATS = 0.4, 0.1
-"""The same where the target was never contradicted: this share, and no more nats a token missing in all the others."""
+"""The same where no sure token differs: this share, and at most so many nats a token missing in all
+others."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a group of sequences is the target's own text, and if not the likely cause in words."""
+    """Whether a group of sequences is on-policy, and otherwise the likely cause."""
 
     own: bool | None
-    """None: too little text to tell."""
+    """None: too little text."""
     cause: str
     text: str
 
@@ -71,28 +75,31 @@ class Verdict:
 
 
 def judge(evidence: Evidence, among: Evidence | None = None) -> Verdict:
-    """The first cause whose trace is there, from the plainest on. `among` is the traffic of which the group is a part."""
+    """Returns the first cause whose trace is present, most obvious first.
+
+    `among` is the traffic that the group belongs to.
+    """
     if evidence.total("tokens") < FEWEST_TOKENS:
         return Verdict(
             None,
             "too_little",
-            f"fewer than {FEWEST_TOKENS} completion tokens say nothing either way",
+            f"fewer than {FEWEST_TOKENS} completion tokens are too few",
         )
     if is_own(evidence):
-        return Verdict(True, "own", "as likely as the target's own samples")
+        return Verdict(True, "own", "as likely as the target's samples")
     off_S = evidence.z() < OFF_Z
     if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
         verdict = _cause(evidence.take(off_S), among or evidence)
         return Verdict(
             False,
             verdict.cause,
-            f"{off_S.sum():,} of {len(evidence):,} sequences are off: {verdict.text}",
+            f"{off_S.sum():,} of {len(evidence):,} sequences are off-policy: {verdict.text}",
         )
     return _cause(evidence, among or evidence)
 
 
 def is_own(evidence: Evidence) -> bool:
-    """Whether nothing here speaks against it."""
+    """Whether no evidence is against on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
     return bool(
@@ -103,13 +110,14 @@ def is_own(evidence: Evidence) -> bool:
 
 
 def _cause(evidence: Evidence, among: Evidence) -> Verdict:
-    """Of text that is off."""
+    """Cause of off-policy text."""
     missed, fit = evidence.missed(REST), evidence.fit_temperature()
     if missed >= MISSED_SCRAMBLED:
         return _verdict(
             "scrambled",
-            f"hardly a token is what the target would write ({missed:.0%} differ where it is sure): token ids shifted by one or of "
-            "another vocabulary, or text of quite another kind or language; the two look alike from here",
+            f"{missed:.0%} of the tokens differ where the target is sure: token ids shifted by one "
+            "or of another vocabulary, or text of another kind or language; these have the same "
+            "trace",
         )
     missing = evidence.total("sampled_logprob") - evidence.total("expected")
     far_share = evidence.total("rare_difference") / missing if missing < 0 else 0.0
@@ -118,9 +126,10 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
             return _edited(evidence)
         return _verdict(
             "foreign",
-            f"tokens that the target would not write stand all over ({missed:.1%} differ where it is sure, "
-            f"{evidence.share('rare'):.1%} of all below 1e-4): another model wrote the text, or it answers other prompts than "
-            "those logged with it (cut, joined wrongly, or without the reasoning that led to it)",
+            f"off-policy tokens throughout ({missed:.1%} differ where the target is sure, "
+            f"{evidence.share('rare'):.1%} of all below 1e-4): another model wrote the text, or it "
+            "answers other prompts than those logged with it (cut, wrongly joined, or without "
+            "their reasoning)",
         )
     if (
         fit
@@ -129,17 +138,16 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
         and _differs(fit, evidence.temperature_S)
     ):
         return _temperature(evidence, fit)
-    # A long completion or two that go astray later must not hide what all begin with.
-    head, rest = (
-        evidence.difference(HEAD),
-        max(evidence.difference(REST), evidence.typical_difference(REST)),
-    )
+    # Medians, so that one or two completions that diverge later do not hide a common bad start.
+    head = evidence.difference(HEAD)
+    rest = max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -HEAD_NATS and head <= HEAD_RATIO * min(rest, 0.0):
         return _verdict(
             "template",
-            f"the first tokens of the completions are unlikely ({head:.1f} nats a token), the rest is hardly ({rest:.2f}): the prompts "
-            "were rendered with another chat template than the engine's (such as without `<think>`), or the completions were "
-            "cut or shifted at their start",
+            f"the first tokens of the completions are unlikely ({head:.1f} nats a token), the rest "
+            f"are not ({rest:.2f}): the prompts were rendered with another chat template than the "
+            "engine's (such as without `<think>`), or the completions were cut or shifted at their "
+            "start",
         )
     exact = among.take(~among.retokenized_S)
     exact_is_own = exact.total("tokens") >= FEWEST_TOKENS and is_own(exact)
@@ -147,11 +155,11 @@ def _cause(evidence: Evidence, among: Evidence) -> Verdict:
         alone = (
             ""
             if exact_is_own
-            else "; without sequences of logged ids it cannot be told from edited text"
+            else "; without logged token ids this cannot be distinguished from edited text"
         )
         return _verdict(
             "retokenized",
-            "tokenizing the logged text again gives other tokens than those that the target wrote (log "
+            "the logged text retokenizes to other tokens than the target generated (log "
             f"`return_token_ids`){alone}",
         )
     rest_nats = missing * (1 - far_share) / evidence.total("tokens")
@@ -165,30 +173,36 @@ def _differs(fit: TemperatureFit, temperature_S: np.ndarray) -> bool:
 
 
 def _temperature(evidence: Evidence, fit: TemperatureFit) -> Verdict:
-    text = f"it was sampled at a temperature of about {fit.best:g}, logged is {_logged(evidence.temperature_S)}"
+    text = f"sampled at a temperature of about {fit.best:g}, logged is "
+    text += _logged(evidence.temperature_S)
     if evidence.top_p_S.min() >= 1:
-        # Without a cut nothing is ruled out at any temperature, so that a blurred target looks like a hotter one.
-        text += ", or another revision or quantization of the target wrote it: with a top_p of 1 the two look alike"
+        # With top_p 1 no token is impossible at any temperature, so a blurred target looks like a
+        # hotter one.
+        text += (
+            ", or another revision or quantization of the target wrote it: with a top_p of 1 both "
+            "have the same trace"
+        )
     return _verdict("temperature", text)
 
 
 def _edited(evidence: Evidence) -> Verdict:
     return _verdict(
         "edited",
-        f"single places are far out ({evidence.share('rare'):.2%} of the tokens below 1e-4) and the rest is the target's: text that "
-        "was edited, redacted or put together after it was written",
+        f"single places are unlikely ({evidence.share('rare'):.2%} of the tokens below 1e-4) and "
+        "the rest is on-policy: text that was edited, redacted or assembled after generation",
     )
 
 
 def _unlogged(evidence: Evidence, fit: TemperatureFit | None) -> Verdict:
     direction = "less likely" if evidence.difference() < 0 else "likelier"
     text = (
-        f"it is {direction} than the target's own samples ({evidence.difference():+.3f} nats a token): another revision or "
-        "quantization of the target wrote it, or sampling settings that the log does not name (top_p, top_k, min_p, "
-        "penalties); the two look alike from here"
+        f"{direction} than the target's samples ({evidence.difference():+.3f} nats a token): "
+        "another revision or quantization of the target wrote it, or sampling settings are not "
+        "logged (top_p, top_k, min_p, penalties); both have the same trace"
     )
     if fit and fit.without_top_p is not None and evidence.top_p_S.max() < 1:
-        text += f". Without top_p a temperature of {fit.without_top_p:g} fits best, logged is {_logged(evidence.temperature_S)}"
+        text += f". Without top_p a temperature of {fit.without_top_p:g} fits best, logged is "
+        text += _logged(evidence.temperature_S)
     return _verdict("revision_or_settings", text)
 
 

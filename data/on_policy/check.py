@@ -1,14 +1,15 @@
-"""Is the logged text the target's own? Asked of every captured sequence, because everything after rests on it.
+"""On-policy check: every captured sequence is checked for being sampled from the target.
 
-Exact replay and the training loss take a logged response for a sample of the target. A wrong chat template, another model
-behind the endpoint, a temperature that the log does not name or edited text break that in silence: the losses fall as
-ever, and the acceptance that is predicted is not the one that is served. Capture has summed what the target says of each
-logged token (evidence.py); here every part and slice of the traffic is judged (causes.py), sequences below
-traffic.min_on_policy are set aside (quarantine.py), and two lines say it all.
+Exact replay and the training loss treat a logged response as a sample of the target. A wrong chat
+template, another model behind the endpoint, an unlogged temperature or edited text violate that
+silently: losses fall as usual, and the predicted acceptance is wrong. Capture has summed the
+target's scores of each logged token (evidence.py). Here every part and slice is judged (causes.py),
+sequences below capture.min_on_policy are quarantined (quarantine.py), and two lines report the
+result.
 
-    check_traffic(run / "traffic" / "sequences", run / "split", run / "features", min_on_policy=0.95)
+    check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
-Leaves on_policy.json and quarantine.json beside the store.
+Writes on_policy.json and quarantine.json into the feature store.
 """
 
 from collections.abc import Mapping
@@ -32,14 +33,17 @@ from outrider.data.split.split import PARTS, ids_of
 
 FILE = "on_policy.json"
 MOST_ASIDE = 0.5
-"""Share of the sequences above which setting them aside is no remedy and the run stops."""
+"""Maximum share of quarantined sequences. Above it the run stops."""
 
 
 def check_traffic(
     sequences_dir: Tables, split_dir: Path, features_dir: Path, min_on_policy: float | None
 ) -> dict[str, Any]:
-    """Judges what was captured, says it in two lines, and stops the run where most of it is not the target's own; returns what a
-    stage keeps of it."""
+    """Checks the captured sequences and prints two lines; returns the stage's result.
+
+    Raises:
+        OutriderError: most of the traffic is off-policy.
+    """
     parts = read_json(Path(split_dir) / "parts.json")
     table = load_sequences(sequences_dir, ids_of(parts))
     report = examine(
@@ -59,7 +63,7 @@ def examine(
     slices: Slices,
     min_on_policy: float | None,
 ) -> dict[str, Any]:
-    """Judges every row of the table; writes the report and the quarantine beside the store and returns the report."""
+    """Judges every row of the table; writes the report and the quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
     below_S = own_S < min_on_policy if min_on_policy is not None else np.zeros(len(evidence), bool)
@@ -103,43 +107,44 @@ def examine(
 
 
 def require(report: Mapping[str, Any]) -> None:
-    """Stops the run where most of the traffic is not the target's: what is left would not be the customer's."""
+    """Stops the run where most of the traffic is off-policy: the rest is not representative."""
     everything = report["all"]
     if everything["quarantined"] <= MOST_ASIDE * everything["sequences"]:
         return
     raise OutriderError(
-        f"{everything['quarantined']:,} of {everything['sequences']:,} captured sequences are not the target's own text (less than "
-        f"{report['min_on_policy']:g} of their tokens are likely under it, traffic.min_on_policy): "
-        f"{everything['verdict']['text']}. Check target.model, target.revision and the log; docs/traffic.md says what each cause "
-        "looks like. To train on it all the same, lower traffic.min_on_policy (null: keep everything)"
+        f"{everything['quarantined']:,} of {everything['sequences']:,} captured sequences are "
+        f"off-policy (fewer than {report['min_on_policy']:g} of their tokens are likely under the "
+        f"target, capture.min_on_policy): {everything['verdict']['text']}. Check target.model, "
+        "target.revision and the log; docs/traffic.md describes the causes. To train on it anyway, "
+        "lower capture.min_on_policy (null: keep everything)"
     )
 
 
 def two_lines(report: Mapping[str, Any]) -> list[str]:
-    """The two lines for a person."""
+    """The result for a person."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
-    answer = {True: "yes", False: "no", None: "too little to tell"}[verdict["own"]]
+    answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
     if (
         verdict["own"] is False
         and everything["quarantined"] <= MOST_ASIDE * everything["sequences"]
     ):
-        answer = "not all of it"
-    aside = "none is set aside"
-    if everything["quarantined"]:
-        aside = f"{everything['quarantined']:,} sequences are set aside"
+        answer = "partly"
+    quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"
     why = "" if verdict["own"] else f"Likely cause: {verdict['text']}. "
     return [
-        f"Is this the target's own text? {answer}: {everything['sequences']:,} sequences, {everything['tokens']:,} tokens of mean "
-        f"log-probability {everything['sampled_mean_logprob']:.3f}, where its own samples have {low:.3f} to {high:.3f}; "
-        f"{everything['below_1e4']:.2%} below 1e-4, z {everything['z']['pooled']:.1f}",
-        f"{why}Of the sequences {aside} (traffic.min_on_policy {limit}; the lowest has {everything['own_share']['lowest']:.2f})",
+        f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
+        f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
+        f"samples: {low:.3f} to {high:.3f}); {everything['below_1e4']:.2%} below 1e-4, "
+        f"z {everything['z']['pooled']:.1f}",
+        f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
+        f"{everything['own_share']['lowest']:.2f})",
     ]
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows of a table: everything, its parts, and the slices of each dimension that has more than one."""
+    """Rows for a table: everything, the parts, and the slices of dimensions with several."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():
         if len(names) > 1:
@@ -150,8 +155,11 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def _localised(
     evidence: Evidence, verdict: Verdict, groups: Mapping[str, Mapping[str, np.ndarray]]
 ) -> Verdict:
-    """Where some slices of a dimension are the target's own and others are not, the cause of the others, with their names:
-    of all dimensions the one that needs the fewest sequences to explain it."""
+    """Returns the cause with the slices it is confined to.
+
+    Where some slices of a dimension are on-policy and others are not, the verdict names the others.
+    Of several dimensions, the one with the fewest off-policy sequences is used.
+    """
     if verdict.own is not False:
         return verdict
     explained = None

@@ -1,19 +1,25 @@
-"""Evidence: what the target said of the logged completions, as sums over each sequence, and what follows from them.
+"""Evidence for on-policy text: sums of the target's scores over each completion.
 
-For a token drawn from the target's own distribution, log p(x) less its expectation has mean zero and a known variance
-whatever stands before it (serving/token_scores.py), so three questions have plain answers for any group of sequences:
+For a token sampled from the target, log p(x) minus its expectation has mean zero and a known
+variance, whatever precedes it (serving/token_scores.py). That answers three questions about any
+group of sequences:
 
-- is the mean log-probability what sampling at the logged temperature gives? A z-score, for each sequence and for the group;
-- how many tokens would the target hardly have drawn? One minus their share, beyond what is expected, is a sequence's
-  `own_share`, the score by which sequences are set aside. On nano R1 it tells completions that answer another prompt from
-  its own traffic with an area under the curve of 1.000 (exact ids) and 0.997 (retokenized text); the mean log-probability
-  comes close (0.993) but a single odd token, as a retokenized word has, weighs as much in it as a foreign sentence;
-- which temperature fits best, by likelihood over a grid?
+- Is the mean log-probability that of sampling at the logged temperature? A z-score, per sequence
+and per group.
+
+- How many tokens would the target hardly sample? One minus their share, beyond the expected share,
+is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
+other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
+(retokenized text). The mean log-probability comes close (0.993), but in it a single odd token, such
+as in a retokenized word, weighs as much as a foreign sentence.
+
+- Which temperature fits best, by likelihood over a grid?
 
     evidence = Evidence.of(FeatureStore.open(features), table)
     evidence.own_share(), evidence.z(), evidence.fit_temperature(), evidence.summary()
 
-Shapes: S sequences, P the two parts of a completion (its first tokens, the rest), C columns of sums.
+Shapes: S sequences, P the two parts of a completion (its first tokens, the rest), C columns of
+sums.
 """
 
 from dataclasses import dataclass
@@ -29,30 +35,31 @@ if TYPE_CHECKING:
 HEAD, REST = 0, 1
 
 ROUNDING_NATS = 0.02
-"""Standard deviation by which log-probabilities of two bf16 engines differ at one token (the self-check's mean difference on
-nano R1 is 0.01): beside it a deterministic text's variance of zero would turn rounding into any z."""
+"""Standard deviation between the log-probabilities of two bf16 engines at one token; the
+self-check's mean difference on nano R1 is 0.01. Without it the zero variance of deterministic text
+would turn rounding into any z."""
 
 Z_EDGES = (-6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-"""Between which the z of sequences are counted, with one bin beyond each end."""
+"""Edges of the histogram of z, with one more bin at each end."""
 
 
 @dataclass(frozen=True)
 class TemperatureFit:
-    """The sampling temperature under which the logged tokens are likeliest, all else as logged."""
+    """Sampling temperature with the highest likelihood of the logged tokens."""
 
     best: float
     gain: float
-    """Log-likelihood over that of the logged temperatures, in nats."""
+    """Log-likelihood minus that of the logged temperatures, in nats."""
     stray_share: float
-    """Share of the fitted tokens that top_p would leave out even at the best temperature: next to none where the temperature is
-    all that differs, and 0.5 % or more where anything else does. 0 where nothing is cut (top_p 1)."""
+    """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 where only
+    the temperature differs, 0.5 % or more where anything else does. 0 with top_p 1."""
     tokens: int
     without_top_p: float | None
-    """The best temperature if nothing was cut, where that fits better still."""
+    """Best temperature with top_p 1, where that fits better."""
 
 
 class Evidence:
-    """The sums of S sequences and how their logs say that they were sampled."""
+    """Sums of S sequences and their logged sampling settings."""
 
     def __init__(
         self,
@@ -68,7 +75,7 @@ class Evidence:
 
     @classmethod
     def of(cls, store: "FeatureStore", table: "Dataset") -> "Evidence":
-        """Of every row of the table, in its order; the store must hold them."""
+        """Reads the sums of every row of the table from the store."""
         return cls(
             store.score_columns,
             np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]]),
@@ -81,7 +88,7 @@ class Evidence:
         return len(self.sums_SPC)
 
     def take(self, rows: np.ndarray) -> "Evidence":
-        """Of some sequences: indices, or one truth value a sequence."""
+        """Selects sequences by indices or by a mask."""
         per_sequence = (self.sums_SPC, self.temperature_S, self.top_p_S, self.retokenized_S)
         return Evidence(self.columns, *(values[rows] for values in per_sequence))
 
@@ -91,20 +98,20 @@ class Evidence:
         return sums_SP.sum(1) if part is None else sums_SP[:, part]
 
     def total(self, column: str, part: int | None = None) -> float:
-        """The sum of a column over all sequences."""
+        """Sum of a column over all sequences."""
         return float(self.of_each(column, part).sum())
 
     def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
-        """A column's sum over another's; 0 where there is nothing to divide by."""
+        """Sum of a column divided by another's; 0 where that is 0."""
         whole = self.total(of, part)
         return self.total(column, part) / whole if whole else 0.0
 
     def difference(self, part: int | None = None) -> float:
-        """Nats a token by which the text is likelier (above 0) or less likely than the target's own samples."""
+        """Mean log-probability minus that of on-policy text, in nats a token."""
         return self.share("sampled_logprob", part=part) - self.share("expected", part=part)
 
     def typical_difference(self, part: int) -> float:
-        """The median over the sequences of each one's own difference in that part, in nats a token."""
+        """Median of the sequences' differences in a part, in nats a token."""
         tokens_S = self.of_each("tokens", part)
         difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
         return (
@@ -114,7 +121,7 @@ class Evidence:
         )
 
     def standard_error(self) -> float:
-        """Of `difference`, for text that the target drew."""
+        """Standard error of `difference` for on-policy text."""
         tokens = self.total("tokens")
         return (
             float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
@@ -123,25 +130,27 @@ class Evidence:
         )
 
     def missed(self, part: int | None = None) -> float:
-        """Share of the tokens of which the target is sure where the text has another, beyond what sampling explains."""
+        """Share of sure tokens where the text has another, beyond what sampling explains."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
     def z(self) -> np.ndarray:
-        """[S] each sequence's difference in standard errors: standard normal for text that the target drew."""
+        """[S] each sequence's difference in standard errors; standard normal for on-policy text."""
         variance_S = self.of_each("variance") + ROUNDING_NATS**2 * self.of_each("tokens")
         return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(
             np.maximum(variance_S, 1e-12)
         )
 
     def own_share(self) -> np.ndarray:
-        """[S] one minus the share of tokens, beyond the expected one, that fall outside the target's likely ones: 1 for its own
-        text. Likely are the tokens of top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS)."""
+        """[S] one minus the share of unlikely tokens beyond the expected share; 1 if on-policy.
+
+        Likely tokens are those of top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS).
+        """
         excess_S = self.of_each("unlikely") - self.of_each("unlikely_expected")
         return 1 - np.clip(excess_S / np.maximum(self.of_each("tokens"), 1), 0, 1)
 
     def fit_temperature(self) -> TemperatureFit | None:
-        """None without a token at which temperatures differ."""
+        """Fits the temperature; None without a token at which temperatures differ."""
         tokens = self.total("fitted")
         if not tokens:
             return None
@@ -162,7 +171,7 @@ class Evidence:
         )
 
     def summary(self) -> dict[str, Any]:
-        """For tables and machines: shares, means and their expected ranges."""
+        """Shares, means and their expected ranges, as plain values."""
         error, z_S, own_S, fit = (
             self.standard_error(),
             self.z(),

@@ -1,11 +1,12 @@
-"""Quarantine: sequences whose text is not the target's own, kept aside from training, replay and evaluation.
+"""Quarantine: off-policy sequences that training, replay and evaluation leave out.
 
-Their states stay in the feature store and their rows in the table; quarantine.json beside the store lists them with their
-scores, and every stage after capture takes its parts through `load_parts`, the one place that leaves them out. The file
-also names the manifest that it judged, so that its digest stands for both.
+Their states stay in the feature store and their rows in the table. quarantine.json in the store
+lists them with their scores. Every stage after capture reads its parts with `load_parts`, the only
+place that removes them. The file also names the manifest that was judged, so that its digest covers
+both.
 
     write_quarantine(features, {"0-17": 0.41}, below=0.95)
-    parts = load_parts(run / "split", features)          # train, validation, heldout; general if any
+    parts = load_parts(run / "split", features)          # train, validation, heldout; maybe general
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ FILE = "quarantine.json"
 
 
 def write_quarantine(features_dir: Path, scores: Mapping[str, float]) -> None:
-    """Publishes the ids that are set aside, with the score that each was judged by; readable by their owner only."""
+    """Publishes the quarantined ids with their scores, readable by their owner only."""
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
     write_json(
@@ -32,15 +33,16 @@ def write_quarantine(features_dir: Path, scores: Mapping[str, float]) -> None:
 
 
 def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
-    """parts.json without the sequences that are set aside; a part that loses all of its own is an error."""
+    """Reads parts.json without the quarantined sequences; raises if a part becomes empty."""
     parts = read_json(Path(split_dir) / "parts.json")
     aside = read_json(Path(features_dir) / FILE)["sequences"]
     for name in (name for name in (*PARTS, GENERAL) if name in parts):
         kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
         if not kept:
             raise OutriderError(
-                f"{Path(features_dir) / FILE}: all {len(parts[name])} sequences of the {name} part are set aside, they are not the "
-                "target's own text; on_policy.json beside it says why. Mend the log, or lower traffic.min_on_policy (null: keep all)"
+                f"{Path(features_dir) / FILE}: all {len(parts[name])} sequences of the {name} part "
+                "are quarantined as off-policy; on_policy.json in the same folder has the causes. "
+                "Correct the log, or lower capture.min_on_policy (null: keep all)"
             )
         parts[name] = kept
     return parts

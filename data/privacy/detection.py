@@ -1,12 +1,14 @@
-"""Where in a text personal data stands: Presidio's recognisers, each only near what its kind cannot do without, and context.
+"""Detection of personal data: Presidio's recognizers on windows, scored with context.
 
-A recogniser is run on windows around an anchor (an `@`, a run of digits), which makes long prompts cheap and hostile ones bounded.
-A loose shape counts for more behind a word of its kind ("phone", "电话") among the four words before it on its line, as in
-Presidio; a telephone number also when it begins with + or is spelled (212) 555-0123. Numbers of a country without such a word
-are not looked at further: ten digits on a receipt are mostly an order's.
+A recognizer runs on windows around an anchor (an `@`, a run of digits). That makes long prompts
+cheap and hostile ones bounded. A loose shape scores higher after a word of its kind ("phone",
+"telefon", or in Chinese) among the four words before it on its line; a telephone number also when
+it begins with + or is spelled (212) 555-0123. National numbers without such a word are not examined
+further: ten digits on a receipt are mostly an order number.
 
     finder = Finder(PrivacyConfig(mode="report"))
-    finder.find("call +49 30 901820, or write to ada@lovelace.org")      # [Found("PHONE_NUMBER", 5, 19, 0.75), ...]
+    finder.find("call +49 30 901820, or write to ada@lovelace.org")
+    # [Found("PHONE_NUMBER", 5, 19, 0.75), ...]
 """
 
 import bisect
@@ -17,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.recognizers import NATIONAL, recognisers
+from outrider.data.privacy.recognizers import NATIONAL, recognizers
 
 if TYPE_CHECKING:
-    from presidio_analyzer import EntityRecognizer, RecognizerResult
+    from presidio_analyzer import PatternRecognizer, RecognizerResult
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Found:
 
 
 NEEDED = re.compile(r"[\d@:]|www\.", re.IGNORECASE)
-"""No kind is without one of these; most short texts and keys are."""
+"""Every kind has one of these; most short texts and keys do not."""
 
 ANCHORS = {
     "EMAIL_ADDRESS": r"@",
@@ -49,7 +51,8 @@ ANCHORS = {
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
 
 WORDS = {
-    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline telefon telefonnummer handy handynummer mobil "
+    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline "
+    "telefon telefonnummer handy handynummer mobil "
     "téléphone portable teléfono móvil celular telefono cellulare telefone celular telefoon mobiel "
     "电话 手机 号码 热线 联系方式 電話 携帯",
     "CREDIT_CARD": "credit card visa mastercard amex kreditkarte carte tarjeta 卡号 信用卡 银行卡",
@@ -74,22 +77,25 @@ WORDS = {
     "ZA_ID_NUMBER": "id identity",
 }
 VERSION = {"v", "ver", "version", "release", "build", "firmware", "section", "chapter"}
-"""Before four numbers with dots, these say that it is no address."""
+"""Words before four numbers with dots that are not an address."""
 
 WORDS_BEFORE = 4
 CONTEXT_CHARACTERS = 60
 
 REACH = 80
-"""Characters around an anchor that its recogniser sees; then up to the next white space, at most REACH more."""
+"""Characters around an anchor that its recognizer sees. The window extends to the next white space,
+at most REACH more."""
 WINDOW = 2000
 
 PHONE_SCORE = 0.4
-"""Presidio's, for digits that are a number of some region; alone below the default of privacy.min_score."""
+"""Presidio's score for digits that are a number of some region; below the default of
+privacy.min_score."""
 NORTH_AMERICAN = re.compile(
     r"(?<!\d)(?:\([2-9]\d{2}\)[ ]?[2-9]\d{2}[ .-]\d{4}|[2-9]\d{2}([.-])[2-9]\d{2}\1\d{4})(?!\d)"
 )
 DATE = re.compile(
-    r"(?:19|20)\d{2}[-./ ]?(?:0[1-9]|1[0-2])[-./ ]?(?:0[1-9]|[12]\d|3[01])|\d{1,2}([-./])\d{1,2}\1(?:19|20)?\d{2}(?!\d)"
+    r"(?:19|20)\d{2}[-./ ]?(?:0[1-9]|1[0-2])[-./ ]?(?:0[1-9]|[12]\d|3[01])"
+    r"|\d{1,2}([-./])\d{1,2}\1(?:19|20)?\d{2}(?!\d)"
 )
 
 ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
@@ -98,27 +104,32 @@ TRAILING = ".,;:!?'"
 
 
 class Finder:
-    """The recognisers of a configuration."""
+    """Finds personal data of the configured kinds."""
 
     def __init__(self, config: PrivacyConfig):
         self.min_score = config.min_score
-        self.kinds = [kind for kind in config.entities if kind != "PHONE_NUMBER"]
-        self.recognisers = recognisers(config.entities)
+        self.kinds: list[str] = [kind for kind in config.entities if kind != "PHONE_NUMBER"]
+        self.recognizers = recognizers(config.entities)
         self.regions = (
             _known_regions(config.phone_regions) if "PHONE_NUMBER" in config.entities else ()
         )
-        self.order = {kind: place for place, kind in enumerate(config.entities)}
-        self.anchors = {kind: re.compile(ANCHORS[kind]) for kind in config.entities}
+        self.order: dict[str, int] = {kind: place for place, kind in enumerate(config.entities)}
+        self.anchors: dict[str, re.Pattern[str]] = {
+            kind: re.compile(ANCHORS[kind]) for kind in config.entities
+        }
         self.context = ContextScore()
-        for kind, recognizer in self.recognisers.items():
+        for kind, recognizer in self.recognizers.items():
             recognizer.context = WORDS.get(kind, "").split()
         self.phone_words = frozenset(WORDS["PHONE_NUMBER"].split())
 
     def find(self, text: str, before: str = "") -> list[Found]:
-        """Every value in `text`, none overlapping another, in their order. `before` is what stands before the text, such as a key."""
+        """Returns the values in `text`, in order and without overlaps.
+
+        `before` is the text before it, such as a key.
+        """
         if not NEEDED.search(text):
             return []
-        # An escape of JSON that was written into a text would glue its letter to the value behind it.
+        # A JSON escape in a text would attach its letter to the value after it.
         plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
         found = [one for kind in self.kinds for one in self._of_kind(kind, text, plain, before)]
         if self.regions:
@@ -127,9 +138,9 @@ class Finder:
         return _without_overlaps(sure, self.order)
 
     def _of_kind(self, kind: str, text: str, plain: str, before: str) -> Iterator[Found]:
-        recogniser = self.recognisers[kind]
+        recognizer = self.recognizers[kind]
         for start, end in _windows(plain, self.anchors[kind]):
-            for result in recogniser.analyze(plain[start:end], [kind]):
+            for result in recognizer.analyze(plain[start:end], [kind]):
                 value = plain[start + result.start : start + result.end]
                 kept = value.rstrip(TRAILING) if kind == "URL" else value
                 place = start + result.start
@@ -137,11 +148,13 @@ class Finder:
                 if kind == "IP_ADDRESS" and _is_version(text, place, kept, context):
                     continue
                 result.score = _base_score(kind, kept, result.score)
-                score = self.context.of(result, recogniser, context)
+                score = self.context.of(result, recognizer, context)
                 yield Found(kind, place, place + len(kept), score)
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
-        """As Presidio's PhoneRecognizer finds and scores them, but asks only where the score can reach `min_score`."""
+        """Finds and scores numbers like Presidio's PhoneRecognizer, where they can reach
+        `min_score`.
+        """
         import phonenumbers
 
         for anchor in self.anchors["PHONE_NUMBER"].finditer(plain):
@@ -156,7 +169,7 @@ class Finder:
                 min(anchor.end() + 14, len(plain)),
             )  # an extension may follow
             window = plain[first:last]
-            # A number with + is one in every region or in none; ZZ is no region.
+            # A number with + is valid in every region or in none; ZZ is not a region.
             for region in ("ZZ",) if number.startswith("+") else self.regions:
                 if not _may_be_valid(number, region):
                     continue
@@ -171,10 +184,10 @@ class Finder:
 
 
 class ContextScore:
-    """Presidio's context enhancer, given the words before a value instead of spaCy's tokens.
+    """Presidio's context enhancer without a language model.
 
-    Presidio reads them off a spaCy document. Without a model, it gets them through the argument
-    for words from outside the text.
+    Presidio reads the words around a value from a spaCy document. Here the words before it are
+    passed as external context.
     """
 
     def __init__(self) -> None:
@@ -188,13 +201,13 @@ class ContextScore:
         self.bonus = self.enhancer.context_similarity_factor
 
     def of(
-        self, result: "RecognizerResult", recogniser: "EntityRecognizer", words: list[str]
+        self, result: "RecognizerResult", recognizer: "PatternRecognizer", words: list[str]
     ) -> float:
-        """The score of a result, higher where a word of the recognizer's context precedes it."""
-        if not recogniser.context or not words:
+        """Score of a result, higher after a word of the recognizer's context."""
+        if not recognizer.context or not words:
             return result.score
         (enhanced,) = self.enhancer.enhance_using_context(
-            "", [result], self.no_tokens, [recogniser], words
+            "", [result], self.no_tokens, [recognizer], words
         )
         return enhanced.score
 
@@ -217,7 +230,10 @@ def _base_score(kind: str, value: str, score: float) -> float:
 
 
 def _may_be_valid(number: str, region: str) -> bool:
-    """The matcher's own question, ten times as fast. In a longer row of digits, a number beside something else, only it tells."""
+    """The matcher's own check, ten times as fast.
+
+    Only the matcher decides on a longer row of digits, such as a number next to another.
+    """
     import phonenumbers
 
     if sum(map(str.isdigit, number)) > 11:
@@ -234,14 +250,18 @@ def _known_regions(regions: list[str]) -> tuple[str, ...]:
     unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
     if unknown:
         raise OutriderError(
-            f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in capitals, such as US, GB, DE, CN"
+            f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in "
+            "capitals, such as US, GB, DE, CN"
         )
     return tuple(regions)
 
 
 def _windows(text: str, anchor: re.Pattern) -> Iterator[tuple[int, int]]:
-    """Stretches around the anchors that begin and end at white space if there is some near. Close ones are one stretch, up to a length:
-    Presidio compares all that it finds in one with each other. Stretches of a long row overlap, so that none cuts a value."""
+    """Yields windows around the anchors that begin and end at white space, if any is near.
+
+    Close windows are merged up to a length, since Presidio compares all findings of a window with
+    each other. Windows of a long row overlap, so that none cuts a value.
+    """
     start = end = -1
     for match in anchor.finditer(text):
         if match.end() + REACH <= end:
@@ -267,8 +287,11 @@ def _to_white_space(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _words_before(text: str, place: int, before: str) -> list[str]:
-    """The last words before a value, in lower case: of its line, or of the line above where it begins its own. A longer number ends
-    them, so that one label does not count for a whole row of a table."""
+    """The last words before a value, in lower case.
+
+    They are taken from its line, or from the line above where the value begins its line. A longer
+    number ends them, so that one label does not count for a whole row of a table.
+    """
     head = text[max(place - CONTEXT_CHARACTERS, 0) : place]
     if len(head) < CONTEXT_CHARACTERS:
         head = before[-CONTEXT_CHARACTERS:] + head
@@ -287,7 +310,7 @@ def _words_before(text: str, place: int, before: str) -> list[str]:
 
 
 def _chinese_words(words: list[str]) -> Iterator[str]:
-    """Chinese does not part its words: every stretch of two to four characters may be one."""
+    """Chinese is written without spaces: any two to four characters may be a word."""
     for word in words:
         if word[0] >= "\u2e80":
             for length in (2, 3, 4):
@@ -295,7 +318,10 @@ def _chinese_words(words: list[str]) -> Iterator[str]:
 
 
 def _stands_alone(text: str, one: Found) -> bool:
-    """Not cut out of a longer number, or of a longer word where it has letters: some of Presidio's patterns have no boundaries."""
+    """Whether a value is not part of a longer number, or of a longer word.
+
+    Some of Presidio's patterns have no boundaries.
+    """
     digits_only = not any(map(str.isalpha, text[one.start : one.end]))
     glued = re.compile(r"\d" if digits_only else r"[A-Za-z0-9]")
     return not (
@@ -311,8 +337,8 @@ def _goes_on(text: str, start: int, end: int) -> bool:
 
 
 def _without_overlaps(found: list[Found], order: dict[str, int]) -> list[Found]:
-    """Of values that overlap the surest, then the longest, then the kind that the recipe names first."""
-    kept: list[Found] = []  # in their order, none overlapping
+    """Of overlapping values, keeps the highest score, then the longest, then the recipe's order."""
+    kept: list[Found] = []  # sorted, without overlaps
     for one in sorted(
         found, key=lambda one: (-one.score, one.start - one.end, order[one.kind], one.start)
     ):

@@ -1,13 +1,14 @@
-"""The privacy guard: every exchange passes it between its reader and the tokenizer.
+"""Privacy guard: every exchange passes it between its reader and the tokenizer.
 
-It counts what is personal in an exchange (`report`), or also puts surrogates in the prompt (`surrogate`), the same for a value in
-every spelling and wherever in the log it stands. A response that holds or repeats a value can not be changed and learned from, for its
-tokens would no longer be the target's: the exchange is left out, or with `regenerate` its response gets surrogates too and is marked, so
-that the target answers anew (regenerate.py). Logged prompt ids are dropped where the prompt's text was changed, and then alone.
+It counts personal data (`report`), or also replaces it in the prompt by surrogates (`surrogate`); a
+value gets the same surrogate in every spelling and throughout the log. A response that holds or
+repeats a value cannot be changed and trained on, since it would no longer be on-policy. The
+exchange is left out; with `regenerate` its response also gets surrogates and the target generates a
+new one (regenerate.py). Logged prompt ids are dropped only where the prompt's text changed.
 
-    guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one a process
-    outcome = guard.apply(exchange)                                  # an Exchange, or the Reject to count
-    guard.take_tally()                                               # adds up over parts and processes
+    guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
+    outcome = guard.apply(exchange)                                  # an Exchange or a Reject
+    guard.take_tally()                                               # adds up over processes
 """
 
 import dataclasses
@@ -25,16 +26,16 @@ from outrider.data.privacy.tally import PrivacyTally
 
 KEY_FILE = "privacy.key"
 KEY_BYTES = 16
-"""Least length of a key."""
+"""Minimum length of a key."""
 
 REGENERATE = "privacy_regenerate"
-"""Reject: the response holds a personal value, so it must be generated anew before it can be trained on."""
+"""Reject: the response holds personal data and would have to be regenerated."""
 IDS_ONLY = "privacy_ids_only"
-"""Reject: the prompt holds one and is logged as token ids alone."""
+"""Reject: the prompt holds personal data and is logged as token ids alone."""
 UNREADABLE = "privacy_unreadable"
-"""Reject: whether it holds one cannot be told."""
+"""Reject: its text cannot be read."""
 LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
-"""Reasons that say nothing about the quality of the log: they do not count towards `traffic.max_reject_fraction`."""
+"""Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
 METADATA = ("session", "tenant", "route")
 COMPLETION = tuple(
@@ -43,14 +44,15 @@ COMPLETION = tuple(
     if field.name in ("reasoning", "content", "tool_calls")
 )
 Texts = list[tuple[str, str]]
-"""(what stands before it, a text)"""
+"""(what precedes a text, the text)"""
 
 
 class PrivacyGuard:
-    """What the recipe's `privacy` section says, done to one exchange at a time.
+    """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is needed for surrogates (`surrogate_key`). `decode` turns token ids into their text; without it, logged ids are taken to say
-    what the logged text says, and an exchange of ids alone cannot be looked at.
+    `key` is required for surrogates (`surrogate_key`). `decode` turns token ids into text. Without
+    it, logged ids are assumed to match the logged text, and an exchange of ids alone cannot be
+    examined.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class PrivacyGuard:
             self._surrogates = Surrogates(key, config.phone_regions)
 
     def apply(self, exchange: Exchange) -> Exchange | Reject:
-        """The exchange as it may be stored, or why it may not."""
+        """Returns the exchange as it may be stored, or why it may not."""
         if self.config.mode == "off":
             return exchange
         self.tally.exchanges += 1
@@ -88,52 +90,43 @@ class PrivacyGuard:
         return outcome
 
     def take_tally(self) -> PrivacyTally:
-        """The counts since it was last asked, for one part of a log."""
+        """Returns the counts since the last call, for one part of a log."""
         taken, self.tally = self.tally, PrivacyTally()
         return taken
 
     def _looked_at(self, exchange: Exchange) -> Exchange | Reject:
-        fields = {"prompt": self._prompt(exchange), "completion": self._completion(exchange)}
-        if None in fields.values():
+        prompt, completion = self._prompt(exchange), self._completion(exchange)
+        if prompt is None or completion is None:
             self.tally.without_text += 1
             if self.config.mode == "surrogate":
                 return Reject(UNREADABLE, "logged as token ids alone")
-        fields["metadata"] = [("", getattr(exchange, name) or "") for name in METADATA]
-        values = {
-            field: [
-                value for before, text in texts or [] for value in self._find(field, before, text)
-            ]
-            for field, texts in fields.items()
-        }
-        if not any(values.values()):
+        metadata = [("", getattr(exchange, name) or "") for name in METADATA]
+        fields = {"prompt": prompt or [], "completion": completion or [], "metadata": metadata}
+        found: set[tuple[str, str]] = set()
+        for field, texts in fields.items():
+            for before, text in texts:
+                found.update(self._find(field, before, text))
+        if not found:
             return exchange
         self.tally.with_any += 1
         if self.config.mode == "surrogate":
-            return self._replaced(
-                exchange, fields, [value for field in values.values() for value in field]
-            )
-        texts = [text for _, text in fields["completion"] or []]
-        repeated = any(
-            value in text for field in values.values() for _, value in field for text in texts
-        )
-        self.tally.in_completion += repeated
+            return self._replaced(exchange, fields, found)
+        response = "\0".join(text for _, text in fields["completion"])
+        self.tally.in_completion += any(value in response for _, value in found)
         return exchange
 
     def _replaced(
-        self, exchange: Exchange, fields: dict[str, Texts], values: list[tuple[str, str]]
+        self, exchange: Exchange, fields: dict[str, Texts], found: set[tuple[str, str]]
     ) -> Exchange | Reject:
         from outrider.data.privacy.surrogates import Replacements
 
-        found = set(values)
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
-            # The ids were looked at; the text that takes their place was not.
-            found |= {
-                value
-                for before, text in _prompt_texts(exchange)
-                for value in self._find(None, before, text)
-            }
-        in_order = sorted(found, key=lambda value: (self.config.entities.index(value[0]), value[1]))
+            # The ids were examined; the text that replaces them was not.
+            for before, text in _prompt_texts(exchange):
+                found.update(self._find(None, before, text))
+        kinds: list[str] = list(self.config.entities)
+        in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
         replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
         holds = {
             name: any(replacements.hold(text) for _, text in texts)
@@ -148,14 +141,12 @@ class PrivacyGuard:
             self.tally.in_completion += 1
             if not self.config.regenerate:
                 kinds = sorted({kind for kind, _ in found})
-                return Reject(
-                    REGENERATE, f"the response holds what is looked for ({', '.join(kinds)})"
-                )
+                return Reject(REGENERATE, f"the response holds personal data ({', '.join(kinds)})")
             changes |= self._to_regenerate(exchange, replacements.sub)
         if holds["prompt"]:
             if not logged_as_text:
                 return Reject(
-                    IDS_ONLY, "the prompt is logged as token ids alone and holds what is looked for"
+                    IDS_ONLY, "the prompt is logged as token ids alone and holds personal data"
                 )
             self.tally.ids_dropped += exchange.prompt_token_ids is not None
             changes |= {
@@ -169,7 +160,7 @@ class PrivacyGuard:
         return dataclasses.replace(exchange, **changes)
 
     def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
-        """The response with surrogates, and nothing that says how many tokens the logged one had or what string ended it."""
+        """The response with surrogates, without token counts and stop strings of the logged one."""
         if exchange.completion_token_ids is not None and self.decode is not None:
             reasoning, content, calls = (
                 None,
@@ -195,7 +186,7 @@ class PrivacyGuard:
         }
 
     def _prompt(self, exchange: Exchange) -> Texts | None:
-        """What is stored of the prompt; None where that cannot be read."""
+        """Texts of the prompt; None where they cannot be read."""
         if exchange.prompt_token_ids is not None and self.decode is not None:
             return [("", self.decode(exchange.prompt_token_ids))]
         if exchange.messages is None and exchange.prompt_text is None:
@@ -209,7 +200,7 @@ class PrivacyGuard:
         return texts or (None if exchange.completion_token_ids is not None else [])
 
     def _find(self, field: str | None, before: str, text: str) -> Iterator[tuple[str, str]]:
-        """(kind, value) of all that is found; counted under `field`."""
+        """Returns (kind, value) of all findings; counts them under `field`."""
         found = self._finder.find(text, before)
         if field is not None:
             self.tally.characters += len(text)
@@ -218,7 +209,7 @@ class PrivacyGuard:
 
 
 def surrogate_key(config: PrivacyConfig, own: Path) -> bytes | None:
-    """The key of `privacy.key_file`, else the run's own at `own`, made at first use; None where no surrogate is asked for."""
+    """Reads the key of surrogates, or creates the run's own at `own`; None if not needed."""
     if config.mode != "surrogate":
         return None
     path = own if config.key_file is None else Path(config.key_file).expanduser()
@@ -230,13 +221,13 @@ def surrogate_key(config: PrivacyConfig, own: Path) -> bytes | None:
         key = path.read_bytes()
     except OSError as error:
         raise OutriderError(
-            f"privacy.key_file = {config.key_file!r}: cannot be read ({error.strerror}); name a file that holds at least "
-            f"{KEY_BYTES} random bytes, or leave the key out for one of the run's own"
+            f"privacy.key_file = {config.key_file!r}: cannot be read ({error.strerror}); name a "
+            f"file with at least {KEY_BYTES} random bytes, or leave the key out to create one"
         ) from None
     if len(key) < KEY_BYTES:
         raise OutriderError(
-            f"{path}: {len(key)} bytes are too short for a key, whose surrogates could be guessed; privacy.key_file needs at least "
-            f"{KEY_BYTES}, such as `head -c 32 /dev/urandom` gives"
+            f"{path}: {len(key)} bytes are too short for a key, whose surrogates could be guessed; "
+            f"privacy.key_file needs at least {KEY_BYTES}, such as from `head -c 32 /dev/urandom`"
         )
     return key
 
@@ -248,7 +239,7 @@ def _prompt_texts(exchange: Exchange) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a JSON value, whole numbers and keys too, with the key that it stands under."""
+    """Yields every text of a JSON value, also integers and keys, each with its key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield "", name
@@ -261,7 +252,7 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The same JSON value with every text, number and key that `_texts` names changed."""
+    """Changes every text, integer and key that `_texts` yields."""
     if isinstance(value, dict):
         return {change(name): _mapped(inner, change) for name, inner in value.items()}
     if isinstance(value, list):
@@ -272,5 +263,5 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _may_be_personal(value: Any) -> bool:
-    """A whole number as long as a telephone's or a card's."""
+    """Whether a value is an integer as long as a telephone or card number."""
     return type(value) is int and 10**6 <= value < 10**19

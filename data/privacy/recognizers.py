@@ -1,10 +1,11 @@
-"""Presidio's recognisers, set up for logs: no model, no network, boundaries that hold beside any script.
+"""Presidio's recognizers for logs: no model, no network, boundaries in any script.
 
-Presidio's own patterns end a value at a word boundary, and Python counts Chinese characters as word characters, so that a number
-directly behind one is missed; hence the ASCII flag. Where Presidio's pattern takes too much (an e-mail's local part with `=` and
-quotes) or too little (cards by 16 digits of any issuer), it gets another one through the argument that it has for this.
+Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
+a number directly after one is missed, hence the ASCII flag. Where Presidio's pattern matches too
+much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
+digits), it is replaced through the constructor.
 
-    recognisers(["EMAIL_ADDRESS"])["EMAIL_ADDRESS"].analyze("ada@lovelace.org", ["EMAIL_ADDRESS"])
+    recognizers(["EMAIL_ADDRESS"])["EMAIL_ADDRESS"].analyze("ada@lovelace.org", ["EMAIL_ADDRESS"])
 """
 
 import importlib
@@ -12,14 +13,13 @@ import ipaddress
 import logging
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import NOT_INSTALLED
 
 if TYPE_CHECKING:
-    from presidio_analyzer import EntityRecognizer
+    from presidio_analyzer import PatternRecognizer
 
 RESERVED_DOMAINS = (
     "example",
@@ -30,10 +30,10 @@ RESERVED_DOMAINS = (
     "localhost",
     "test",
 )
-"""Nobody's (RFC 2606): not personal, and what surrogates use."""
+"""Reserved domains (RFC 2606): not personal; surrogates use them."""
 
 ROUTED_IPV6 = ipaddress.ip_network("2000::/3")
-"""The only part of IPv6 that is given to anyone. Outside it `abc::def` is mostly a name in C++ or Rust."""
+"""The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust."""
 
 NATIONAL = {
     "AU_MEDICARE": "AuMedicareRecognizer",
@@ -55,7 +55,7 @@ NATIONAL = {
     "US_ITIN": "UsItinRecognizer",
     "ZA_ID_NUMBER": "ZaIdNumberRecognizer",
 }
-"""Personal numbers of countries, by Presidio's class; each with a checksum, but US_ITIN."""
+"""National identity numbers by Presidio's class; all have a checksum except US_ITIN."""
 
 LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
 """Not inside a word, a hexadecimal digest or a decimal fraction."""
@@ -66,8 +66,9 @@ LETTER, DOMAIN = (
 )
 EMAILS = {
     "plain": rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
-    # An apostrophe belongs to O'Brien; before a closing one it is a quotation mark.
-    "with an apostrophe": rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
+    # An apostrophe is part of O'Brien; before a closing one it is a quotation mark.
+    "with an apostrophe": rf"(?<![{LETTER}])[{LETTER}]"
+    rf"(?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
 }
 CARDS = {
     "16 digits": r"(?:4\d{3}|5\d{3}|6\d{3}|2[2-7]\d{2}|35\d{2})(?:[- ]?\d{4}){3}",
@@ -75,7 +76,7 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""By issuer; thirteen digits that begin with 4, as old Visa cards have, are EAN bar codes nowadays."""
+"""By issuer. 13 digits that begin with 4, as on old Visa cards, are nowadays EAN bar codes."""
 SSN = {
     "dashes": (r"\d{3}-\d{2}-\d{4}", 0.5),
     "spaces": (r"\d{3}([ .])\d{2}\1\d{4}", 0.25),
@@ -84,19 +85,19 @@ SSN = {
 URL = r"(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}"
 
 
-def recognisers(kinds: Sequence[str]) -> dict[str, "EntityRecognizer"]:
-    """Of each kind but telephone numbers, which data/privacy/detection.py reads with python-phonenumbers as Presidio does."""
+def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
+    """Recognizers of each kind except telephone numbers, which detection.py reads itself."""
     presidio = _presidio()
     _keep_values_out_of_logs()
     import regex
 
-    made = {kind: _recogniser(kind, presidio) for kind in kinds if kind != "PHONE_NUMBER"}
-    for recogniser in made.values():
-        recogniser.global_regex_flags |= regex.ASCII
+    made = {kind: _recognizer(kind, presidio) for kind in kinds if kind != "PHONE_NUMBER"}
+    for recognizer in made.values():
+        recognizer.global_regex_flags |= regex.ASCII
     return made
 
 
-def _recogniser(kind: str, presidio: ModuleType) -> "EntityRecognizer":
+def _recognizer(kind: str, presidio: Any) -> "PatternRecognizer":
     from presidio_analyzer import Pattern
 
     def patterns(shapes: dict[str, tuple[str, float]]) -> list[Pattern]:
@@ -126,10 +127,10 @@ def _recogniser(kind: str, presidio: ModuleType) -> "EntityRecognizer":
     return getattr(presidio, NATIONAL[kind])()
 
 
-def _email(presidio: ModuleType, patterns: list) -> "EntityRecognizer":
+def _email(presidio: Any, patterns: list) -> "PatternRecognizer":
     from tldextract import TLDExtract
 
-    # Presidio's own call fetches the list of suffixes from the network, and writes it below the home directory.
+    # Presidio's own call downloads the list of suffixes and writes it below the home directory.
     suffixes = TLDExtract(suffix_list_urls=(), cache_dir=None)
 
     class Email(presidio.EmailRecognizer):
@@ -143,7 +144,7 @@ def _email(presidio: ModuleType, patterns: list) -> "EntityRecognizer":
     return Email(patterns)
 
 
-def _public_ip(presidio: ModuleType) -> "EntityRecognizer":
+def _public_ip(presidio: Any) -> "PatternRecognizer":
     class PublicIp(presidio.IpRecognizer):
         def invalidate_result(self, pattern_text: str) -> bool:
             try:
@@ -155,12 +156,16 @@ def _public_ip(presidio: ModuleType) -> "EntityRecognizer":
     return PublicIp()
 
 
-def _presidio() -> ModuleType:
-    """Presidio without torch and transformers, which it and spaCy import, where they are there, for models that are not used here:
-    2 s and 100 MB a process instead of 25 s and 570 MB."""
+def _presidio() -> Any:
+    """Imports Presidio without torch and transformers.
+
+    It and spaCy import them, if installed, for models that are not used here: 25 s and 570 MB per
+    process instead of 2 s and 100 MB.
+    """
     names = ("torch", "transformers")
     before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(dict.fromkeys(names))  # None: importing it fails
+    for name in names:
+        sys.modules[name] = None  # type: ignore[assignment]  # makes the import fail
     try:
         return importlib.import_module("presidio_analyzer.predefined_recognizers")
     except ModuleNotFoundError as error:
@@ -174,7 +179,7 @@ def _presidio() -> ModuleType:
 
 
 def _keep_values_out_of_logs() -> None:
-    """Presidio logs the text that it could not validate."""
+    """Silences Presidio, which logs texts that it could not validate."""
     logging.getLogger("presidio-analyzer").addFilter(_nothing)
 
 

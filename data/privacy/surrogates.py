@@ -1,12 +1,19 @@
-"""Surrogates: what stands in for a personal value, of the same shape, the same for the same value, not to be undone without the key.
+"""Surrogates: keyed replacements of personal values, of the same shape.
 
-A value is reduced to what all its spellings share (`+1 212-736-5000` and `(212) 736 5000` are one number); HMAC-SHA256 of that under
-the key draws the surrogate, again and again until it passes the checks that its kind has. E-mail addresses and URLs get domains
-reserved for documentation, IP addresses the ranges reserved for it, social security numbers an area that is never issued. Cards,
-accounts and telephone numbers are invented, and might by chance be somebody's, but not those of anyone in the log.
+A value is reduced to what its spellings share (`+1 212-736-5000` and `(212) 736 5000` are one
+number). HMAC-SHA256 of that under the key seeds the draws of the surrogate, until one passes the
+checks of its kind. So the same value always has the same surrogate, which cannot be reversed
+without the key. E-mail addresses and URLs get documentation domains, IP addresses documentation
+ranges, social security numbers an area that is never issued. Cards, accounts and telephone numbers
+are invented. By chance they may be somebody's, but not those of anyone in the log.
+
+Faker cannot replace these generators: its national numbers depend on the current date, or (Spain,
+Thailand) on the global random state, so a value would get another surrogate in the next run. It
+also does not keep the spelling of a value.
 
     surrogates = Surrogates(key, ["US", "DE"])
-    both = Replacements([surrogates.value("PHONE_NUMBER", "(212) 736-5000"), surrogates.value("EMAIL_ADDRESS", "a@b.org")])
+    both = Replacements([surrogates.value("PHONE_NUMBER", "(212) 736-5000"),
+                         surrogates.value("EMAIL_ADDRESS", "a@b.org")])
     both.sub("212.736.5000 again")     # "279.664.4286 again"
 """
 
@@ -21,20 +28,23 @@ import string
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from outrider.data.privacy.recognizers import CARDS, recognisers
+from outrider.data.privacy.recognizers import CARDS, recognizers
 
 if TYPE_CHECKING:
-    from presidio_analyzer import EntityRecognizer
+    from presidio_analyzer import PatternRecognizer
 
 SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
-"""A value begins where no letter or digit stands before it, or where one does that belongs to an escape of JSON."""
+"""A value begins after anything but a letter or digit, or after a JSON escape."""
 BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"
 MAC_SEPARATOR = "[:.-]?"
 AFTER, AFTER_DIGITS = r"(?![A-Za-z0-9])", r"(?!\d)"
 
+URL_PARTS = re.compile(r"(https?://|)([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+
 DRAWS = 20_000
-"""Most draws for one value. A birth date and a check letter pass one draw in a thousand."""
+"""Maximum number of draws for one value. With a birth date and a check letter, one draw in a
+thousand passes."""
 
 DOCUMENTATION_IPV4 = [
     ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
@@ -46,42 +56,42 @@ BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that was found, whichever way it is spelled."""
+    """A value that was found, in any spelling."""
 
     spellings: str
-    """A pattern, without groups of its own, that finds every spelling."""
+    """Pattern, without groups, that matches every spelling."""
     respelled: Callable[[str], str]
-    """From a spelling to the surrogate, spelled so too."""
+    """Maps a spelling to the surrogate in the same spelling."""
 
 
 class Replacements:
-    """Many values at once, in one pass, so that no surrogate is replaced again."""
+    """Replaces many values in one pass, so that no surrogate is replaced again."""
 
     def __init__(self, values: Iterable[Value]):
         unique: dict[str, Value] = {}
         for value in values:
-            unique.setdefault(
-                value.spellings, value
-            )  # of one number that was found as two kinds, the first
-        # The longest first: of `a.b@c.org` and `b@c.org` the whole.
+            unique.setdefault(value.spellings, value)  # a number found as two kinds is the first
+        # Longest first: the whole of `a.b@c.org`, not `b@c.org` in it.
         self.values = sorted(
             unique.values(), key=lambda value: (-len(value.spellings), value.spellings)
         )
         self.pattern = re.compile("|".join(f"({value.spellings})" for value in self.values))
 
     def hold(self, text: str) -> bool:
-        """Whether one of the values stands in the text."""
+        """Whether the text has one of the values."""
         return self.pattern.search(text) is not None
 
     def sub(self, text: str) -> str:
-        """The text with surrogates for the values."""
-        return self.pattern.sub(
-            lambda match: self.values[match.lastindex - 1].respelled(match[0]), text
-        )
+        """Replaces the values in a text by surrogates."""
+        return self.pattern.sub(self._surrogate, text)
+
+    def _surrogate(self, match: re.Match[str]) -> str:
+        assert match.lastindex is not None
+        return self.values[match.lastindex - 1].respelled(match[0])
 
 
 class Surrogates:
-    """Of one key."""
+    """Surrogates under one key."""
 
     def __init__(self, key: bytes, phone_regions: list[str]):
         self.key = key
@@ -89,7 +99,7 @@ class Surrogates:
         self._core = functools.lru_cache(maxsize=100_000)(self._draw_core)
 
     def value(self, kind: str, text: str) -> Value:
-        """What was found as `text`, to be replaced wherever it stands."""
+        """The value found as `text`, for replacing all of its spellings."""
         match kind:
             case "EMAIL_ADDRESS":
                 return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", self._email)
@@ -103,8 +113,9 @@ class Surrogates:
                 return self._phone(text)
         core = "".join(filter(str.isalnum, text)).upper()
         before, after = (BEFORE_DIGITS, AFTER_DIGITS) if core.isdigit() else (BEFORE, AFTER)
+        separator = MAC_SEPARATOR if kind == "MAC_ADDRESS" else SEPARATOR
         return Value(
-            f"(?i:{before}{(MAC_SEPARATOR if kind == 'MAC_ADDRESS' else SEPARATOR).join(core)}{after})",
+            f"(?i:{before}{separator.join(core)}{after})",
             lambda spelled: respell(spelled, self._core(kind, core, text)),
         )
 
@@ -121,7 +132,9 @@ class Surrogates:
         )
 
     def _draw_core(self, kind: str, core: str, text: str) -> str:
-        """Letters and digits of a surrogate: as many as `core` has, each of its own sort, that pass where those of `text` did."""
+        """Letters and digits of a surrogate, in the sorts of `core`, that pass the checks of
+        `text`.
+        """
         passes = _check_of(kind)
         for number in range(DRAWS):
             drawn = _with_check_digits(
@@ -137,16 +150,16 @@ class Surrogates:
         return f"{_pronounceable(local, rng)}@{self._domain(domain)}"
 
     def _domain(self, domain: str) -> str:
-        """One for each organisation, whoever writes from it."""
+        """One domain for each organization, whatever the address."""
         rng = self._random("domain", domain.lower(), 0)
         return (
             f"{_pronounceable('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
         )
 
     def _url(self, text: str) -> str:
-        scheme, host, rest = re.fullmatch(
-            r"(https?://|)([^/?#]*)(.*)", text, re.IGNORECASE | re.DOTALL
-        ).groups()
+        match = URL_PARTS.fullmatch(text)
+        assert match is not None
+        scheme, host, rest = match.groups()
         rng = self._random("URL", text.lower(), 0)
         return f"{scheme}{self._domain(host.removeprefix('www.'))}{_pronounceable(rest, rng)}"
 
@@ -163,7 +176,7 @@ class Surrogates:
         return drawn + slash + prefix
 
     def _coin(self, text: str) -> str:
-        """A Bitcoin address of the same kind that no one has the key of."""
+        """A Bitcoin address of the same kind, whose key nobody has."""
         rng = self._random("CRYPTO", text, 0)
         if text.lower().startswith("bc1"):
             return _bech32(text, rng)
@@ -177,8 +190,10 @@ class Surrogates:
 
 
 def respell(text: str, core: str) -> str:
-    """`text` with its last letters and digits replaced by those of `core`, in their case; what separates them stays, and what stands
-    before them, such as a country's code."""
+    """Replaces the last letters and digits of `text` by those of `core`.
+
+    Case, separators and preceding characters, such as a country code, are kept.
+    """
     characters, places = (
         list(text),
         [place for place, character in enumerate(text) if character.isalnum()],
@@ -189,7 +204,7 @@ def respell(text: str, core: str) -> str:
 
 
 def _like(core: str, rng: random.Random, kept: int) -> str:
-    """Digits for digits and letters for letters, the first `kept` unchanged."""
+    """Digits for digits and letters for letters; the first `kept` unchanged."""
     drawn = [
         str(rng.randrange(10)) if character.isdigit() else rng.choice(string.ascii_uppercase)
         for character in core[kept:]
@@ -198,7 +213,10 @@ def _like(core: str, rng: random.Random, kept: int) -> str:
 
 
 def _kept(kind: str) -> int:
-    """How many characters say of what sort the value is, not whose: a card's issuer, an account's country, a number's first digit."""
+    """Number of leading characters that are kept because they identify nobody.
+
+    A card's issuer, an account's country, a number's first digit.
+    """
     return {"CREDIT_CARD": 2, "IBAN_CODE": 4, "US_SSN": 0, "MAC_ADDRESS": 0}.get(kind, 1)
 
 
@@ -209,10 +227,10 @@ def _with_check_digits(kind: str, drawn: str) -> str:
         number = "".join(str(int(character, 36)) for character in drawn[4:] + drawn[:2] + "00")
         return f"{drawn[:2]}{98 - int(number) % 97:02d}{drawn[4:]}"
     if kind == "US_SSN":
-        # Areas from 900 on are never issued; groups below 50 keep clear of taxpayer numbers.
+        # Areas from 900 are never issued; groups below 50 are not taxpayer numbers.
         return f"9{drawn[1:3]}{int(drawn[3:5]) % 49 + 1:02d}{drawn[5:]}"
     if kind == "MAC_ADDRESS":
-        # 02: given by whoever runs the network, not by a manufacturer.
+        # 02: locally administered, not assigned by a manufacturer.
         return "02" + "".join(c if c.isdigit() else "ABCDEF"[ord(c) % 6] for c in drawn[2:])
     return drawn
 
@@ -223,7 +241,7 @@ def _luhn(digits: str) -> bool:
 
 
 def _check_of(kind: str) -> Callable[[str, str], bool]:
-    """What a value of the kind must pass beside its check digits; asked with the text whose spelling it will have."""
+    """Check of a kind other than its check digits; also takes the text to be respelled."""
     if kind.startswith("PHONE_NUMBER "):
         country = kind.removeprefix("PHONE_NUMBER ")
         return lambda drawn, text: not country or _is_phone(country, drawn)
@@ -235,13 +253,13 @@ def _check_of(kind: str) -> Callable[[str, str], bool]:
             return lambda drawn, text: drawn[5:] != "0000"
         case "MAC_ADDRESS":
             return lambda drawn, text: True
-    return functools.partial(_is_recognised, kind)
+    return functools.partial(_is_recognized, kind)
 
 
-def _is_recognised(kind: str, drawn: str, text: str) -> bool:
-    recogniser, spelled = _recogniser(kind), respell(text, drawn)
-    checks = "validate_result" in type(recogniser).__dict__
-    found = recogniser.analyze(spelled, [kind])
+def _is_recognized(kind: str, drawn: str, text: str) -> bool:
+    recognizer, spelled = _recognizer(kind), respell(text, drawn)
+    checks = "validate_result" in type(recognizer).__dict__
+    found = recognizer.analyze(spelled, [kind])
     return any(
         one.end - one.start == len(spelled) and one.score >= (1 if checks else 0.01)
         for one in found
@@ -249,8 +267,8 @@ def _is_recognised(kind: str, drawn: str, text: str) -> bool:
 
 
 @functools.cache
-def _recogniser(kind: str) -> "EntityRecognizer":
-    return recognisers([kind])[kind]
+def _recognizer(kind: str) -> "PatternRecognizer":
+    return recognizers([kind])[kind]
 
 
 def _is_phone(country: str, national: str) -> bool:
@@ -264,7 +282,7 @@ def _is_phone(country: str, national: str) -> bool:
 
 @functools.lru_cache(maxsize=10_000)
 def _national_number(text: str, regions: tuple[str, ...]) -> tuple[str, str]:
-    """A number's country code and the digits behind it; no code and all digits where it cannot be parted so."""
+    """A number's country code and national digits; no code and all digits if unknown."""
     import phonenumbers
 
     main = re.split(r"(?i)\s*(?:,|;|x|ext|#)", text, maxsplit=1)[0]
@@ -281,7 +299,7 @@ def _national_number(text: str, regions: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _pronounceable(text: str, rng: random.Random) -> str:
-    """Letters for letters, vowels after consonants, in their case; digits for digits; all else stays."""
+    """Letters for letters, alternating vowels and consonants, in their case; digits for digits."""
     drawn, vowel = [], bool(rng.randrange(2))
     for character in text:
         if character.isdigit():
@@ -305,7 +323,7 @@ def _base58_check(payload: bytes) -> str:
 
 
 def _bech32(text: str, rng: random.Random) -> str:
-    """The same witness version, random data of the same length, and the checksum that the version asks for."""
+    """The same witness version, random data of the same length, and its checksum."""
     from presidio_analyzer.predefined_recognizers import CryptoRecognizer
 
     version = BECH32.index(text[3].lower())

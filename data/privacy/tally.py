@@ -1,4 +1,4 @@
-"""What was found of personal data and what was done about it: counts by kind and field, never a value.
+"""Counts of personal data by kind and field, and of what was done about it; never a value.
 
 tally = sum((guard.tally for guard in guards), PrivacyTally())
 tally.write(config, out_dir / PRIVACY_FILE)
@@ -16,7 +16,7 @@ from outrider.data.config import PrivacyConfig
 PRIVACY_FILE = "privacy.json"
 
 FIELDS = ("prompt", "completion", "metadata")
-"""`completion` is reasoning, answer and tool calls; `metadata` session, tenant and route."""
+"""`completion` is reasoning, content and tool calls; `metadata` is session, tenant and route."""
 
 
 @dataclasses.dataclass
@@ -25,21 +25,21 @@ class PrivacyTally:
 
     exchanges: int = 0
     characters: int = 0
-    """Of the texts that were looked at."""
+    """Characters of the examined texts."""
     with_any: int = 0
-    """Exchanges that hold some."""
+    """Exchanges with personal data."""
     in_completion: int = 0
-    """Exchanges whose response holds some, or repeats some of the prompt."""
+    """Exchanges whose response holds personal data or repeats some of the prompt's."""
     replaced: int = 0
-    """Exchanges in which a surrogate was put."""
+    """Exchanges with surrogates."""
     to_regenerate: int = 0
-    """Of these, those whose response the target has to give anew."""
+    """Exchanges with surrogates whose response the target must regenerate."""
     ids_dropped: int = 0
-    """Exchanges with a surrogate whose prompt ids were logged and are no longer what the text says."""
+    """Exchanges with surrogates whose logged prompt ids were dropped."""
     without_text: int = 0
-    """Exchanges of token ids that nothing could be looked for in."""
+    """Exchanges of token ids alone, which cannot be examined."""
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Exchanges by the reason of their reject."""
+    """Rejected exchanges by reason."""
     found: Counter[str] = dataclasses.field(default_factory=Counter)
     """Occurrences by `KIND.field`."""
 
@@ -49,7 +49,7 @@ class PrivacyTally:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a part of the ingest may keep it."""
+        """The counts for a part of the ingest."""
         return {
             name: dict(value) if isinstance(value, Counter) else value
             for name, value in vars(self).items()
@@ -57,16 +57,14 @@ class PrivacyTally:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "PrivacyTally":
-        """What `to_json` gave."""
-        return cls(
-            **{
-                name: Counter(held) if isinstance(held, dict) else held
-                for name, held in value.items()
-            }
-        )
+        """Inverse of `to_json`."""
+        made = cls()
+        for name, held in value.items():
+            setattr(made, name, Counter(held) if isinstance(held, dict) else held)
+        return made
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
-        """As `privacy.json` has it."""
+        """The counts for `privacy.json`."""
         by_kind = {
             kind: {field: self.found[f"{kind}.{field}"] for field in FIELDS}
             for kind in config.entities
@@ -80,7 +78,7 @@ class PrivacyTally:
         }
 
     def write(self, config: PrivacyConfig, path: Path) -> None:
-        """Publishes the summary, for the owner's eyes only: that there is something is already telling."""
+        """Publishes the summary, readable by its owner only: even counts are confidential."""
         write_json(path, self.summary(config), private=True)
 
     def line(self, config: PrivacyConfig) -> str:
@@ -89,13 +87,15 @@ class PrivacyTally:
         for name, count in self.found.items():
             of_kind[name.partition(".")[0]] += count
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in of_kind.most_common()) or "none"
-        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data ({kinds})"
+        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data "
+        line += f"({kinds})"
         if config.mode == "surrogate":
             line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out"
             if self.to_regenerate:
-                line += f"; the target will answer {self.to_regenerate:,} anew"
+                line += f"; responses to regenerate: {self.to_regenerate:,}"
         elif self.in_completion:
-            line += f"; {self.in_completion:,} hold some in the response, surrogates would leave these out"
+            line += f"; {self.in_completion:,} hold some in the response and would be left out "
+            line += "with surrogates"
         if self.without_text:
-            line += f"; {self.without_text:,} of token ids alone were not looked at"
+            line += f"; {self.without_text:,} of token ids alone were not examined"
         return line

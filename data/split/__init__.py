@@ -1,1 +1,1 @@
-"""Training, validation and held-out parts, by session and in time."""
+"""Training, validation and held-out parts, by session and time."""

@@ -1,6 +1,7 @@
-"""General traffic beside the customer's: some of it is trained on, the latest of it measures what a speculator has forgotten.
+"""General traffic: mixed into training, and held out to measure forgetting.
 
-add_general(parts, summary, customers, general, share=0.1, split=SplitConfig())     # parts["train"] grows, parts["general"] appears
+add_general(parts, summary, customers, general, SplitConfig(general_share=0.1))
+parts["train"], parts["general"]
 """
 
 import random
@@ -15,10 +16,10 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 
 GENERAL = "general"
 PREFIX = "g"
-"""Ids of general sequences begin with it, the customer's with a digit."""
+"""Prefix of general sequence ids; the customer's begin with a digit."""
 
 HELDOUT_SHARE = 0.2
-"""Most of the general traffic that is kept for measuring."""
+"""Maximum share of the general traffic that is held out."""
 
 
 def add_general(
@@ -26,11 +27,13 @@ def add_general(
     summary: dict[str, Any],
     customers: Dataset,
     general: Dataset,
-    share: float,
     split: SplitConfig,
 ) -> None:
-    """Adds ids of general sequences: to the training part until they are `share` of it, and as a part of their own the latest ones,
-    whose sessions and near-identical prompts are not trained on. What was added is noted in the summary."""
+    """Adds general sequences to the training part and a part of their own.
+
+    They become `split.general_share` of the training part. The latest are held out as `general`;
+    their sessions and near-identical prompts are not trained on. Counts are added to the summary.
+    """
     ids, sessions, prompts = (
         general[name][:] for name in ("sequence_id", "session", "prompt_text")
     )
@@ -45,6 +48,7 @@ def add_general(
     heldout, rest = order[-kept:], order[:-kept]
     straddling = {sessions[row] for row in heldout}
     rest = [row for row in rest if sessions[row] not in straddling]
+    share = split.general_share
     wanted = round(share / (1 - share) * len(parts["train"]))
     chosen = random.Random(f"{split.seed} general").sample(rest, min(wanted, len(rest)))
     place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
@@ -57,8 +61,9 @@ def add_general(
     measured = [row for row in heldout if not seen.holds(prompts[row])]
     if not measured:
         raise OutriderError(
-            f"traffic.general: of its {len(ids)} sequences none is left to measure on, for all of the latest are near-identical to "
-            "training prompts; give more or other general traffic, or leave traffic.general out"
+            f"traffic.general: of its {len(ids)} sequences none is left to measure on: all of the "
+            "latest are near-identical to training prompts; give more or other general traffic, or "
+            "leave traffic.general out"
         )
     parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
     parts[GENERAL] = [ids[row] for row in measured]

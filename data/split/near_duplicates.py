@@ -1,9 +1,10 @@
-"""Near-identical prompts, told apart from prompts that merely share a template.
+"""Near-identical prompts, as opposed to prompts that share a template.
 
-A prompt is the set of its word 5-grams (fewer words: the whole). 5-grams that stand in more than half of the prompts are
-boilerplate, the instructions and headings of a template, and do not count: two résumés under the same long instructions
-are as alike as the résumés are. A prompt of boilerplate alone is compared whole. MinHash finds candidates; the Jaccard
-similarity of the sets themselves decides.
+A prompt is the set of its word 5-grams, or the whole text where it has fewer words. 5-grams in more
+than half of the prompts are boilerplate (the instructions and headings of a template) and are
+ignored: two résumés under the same long instructions are as similar as the résumés. A prompt of
+boilerplate alone is compared whole. MinHash finds candidates; the Jaccard similarity of the sets
+decides.
 
     seen = SimilarPrompts(train_prompts, similarity=0.9, all_prompts=prompts)
     seen.holds(prompt)
@@ -23,17 +24,19 @@ PROMPTS_COUNTED = 2000
 """Prompts, drawn with a fixed seed, in which boilerplate is counted."""
 PERMUTATIONS = 128
 CANDIDATE_MARGIN = 0.1
-"""MinHash of 128 permutations errs by 0.03 at a similarity of 0.9, so candidates are sought this much below the threshold."""
+"""Candidates are searched this much below the threshold, since MinHash with 128 permutations has an
+error of 0.03 at a similarity of 0.9."""
 
 
 class SimilarPrompts:
-    """The prompts of the training side, asked whether they hold a near-identical one."""
+    """Index of training prompts that finds near-identical ones."""
 
     def __init__(self, prompts: Sequence[str], similarity: float, all_prompts: Sequence[str]):
         self.similarity = similarity
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
-        # A threshold below 0.01 would make every prompt a candidate; the index wants one above 0.
+        # The index requires a threshold above 0. One below 0.01 would make every prompt a
+        # candidate.
         self._index = MinHashLSH(
             threshold=max(similarity - CANDIDATE_MARGIN, 0.01), num_perm=PERMUTATIONS
         )
@@ -46,12 +49,12 @@ class SimilarPrompts:
             self._add(shingles, _minhash(shingles))
 
     def holds(self, prompt: str) -> bool:
-        """Whether a prompt of the training side is at least as similar as the threshold says."""
+        """Whether the index has a prompt of at least the threshold's similarity."""
         shingles = self._shingles(prompt)
         return self._holds(shingles, _minhash(shingles))
 
     def add_new(self, prompt: str) -> bool:
-        """Adds a prompt unless one is held that is as similar; whether it was added."""
+        """Adds a prompt unless the index has a similar one; returns whether it was added."""
         shingles = self._shingles(prompt)
         minhash = _minhash(shingles)
         is_new = not self._holds(shingles, minhash)
@@ -75,7 +78,7 @@ class SimilarPrompts:
 
 
 def shingles_of(prompt: str) -> frozenset[int]:
-    """Hashes of the word 5-grams, without regard to case and punctuation."""
+    """Hashes of the word 5-grams, ignoring case and punctuation."""
     words = re.findall(r"\w+", prompt.lower())
     grams = (
         " ".join(words[start : start + WORDS]) for start in range(max(len(words) - WORDS + 1, 1))

@@ -1,12 +1,16 @@
-"""Slices: the parts of the traffic by which every table breaks its figures down, named once.
+"""Slices: the parts of the traffic by which every table is broken down.
 
-A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling, or the prompt template; each of its
-names holds the ids of its sequences. Templates are found by what their prompts share: the most common word 5-gram picks a
-group, what stands in more than half of the group is its boilerplate, and prompts with at least half of that belong to it;
-then the same among the rest. They are numbered from the largest, for their words are the customer's.
+A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling settings, or
+the prompt template. Each of its names lists the ids of its sequences.
 
-    slices = name_slices(load_sequences(sequences_dir))      # {"tenant": {"acme": [ids]}, "template": {"template 1": ...}}
-    slices = load_slices(run / "split")                      # as the split named them, for every table after it
+Templates are found by common text. The most frequent word 5-gram selects a group of prompts;
+5-grams in more than half of the group are its boilerplate; prompts with at least half of that
+belong to the template. The search repeats on the rest. Templates are numbered by size rather than
+named, since their words are the customer's.
+
+    slices = name_slices(load_sequences(sequences_dir))
+    slices                                   # {"tenant": {"acme": [ids]}, "template": {...}}
+    slices = load_slices(run / "split")      # as the split stage named them
 """
 
 import random
@@ -21,23 +25,23 @@ from outrider.data.split.near_duplicates import BOILERPLATE_SHARE, PROMPTS_COUNT
 
 FILE = "slices.json"
 FIELDS = ("tenant", "route", "fidelity")
-"""Columns of the table that are slices as they stand."""
+"""Columns of the table that are slices unchanged."""
 
 LARGEST = 20
-"""Most names of a dimension; sequences of the others are one slice, `others`."""
+"""Maximum number of names in a dimension; further sequences form the slice `others`."""
 
 MEMBER_SHARE = 0.5
-"""Share of a template's boilerplate that a prompt must hold to belong to it."""
+"""Minimum share of a template's boilerplate that a prompt needs to belong to it."""
 
 MIN_TEMPLATE_SHARE, MIN_TEMPLATE_PROMPTS = 0.02, 5
-"""A wording shared by fewer prompts, as a share and as a number, is no template."""
+"""Minimum share and number of prompts that share a text for it to be a template."""
 
 Slices = dict[str, dict[str, list[str]]]
 """dimension -> name -> sequence ids"""
 
 
 def name_slices(table: Dataset) -> Slices:
-    """Every sequence's slice in every dimension; a dimension's names stand from the largest."""
+    """Assigns every sequence to a slice of each dimension; names are sorted by size."""
     ids = table["sequence_id"][:]
     named = {field: [value or "not logged" for value in table[field]] for field in FIELDS}
     named["sampling"] = [
@@ -51,17 +55,17 @@ def name_slices(table: Dataset) -> Slices:
 
 
 def write_slices(slices: Slices, split_dir: Path) -> None:
-    """Publishes them, readable by their owner only: names of tenants and routes are the customer's."""
+    """Publishes the slices, readable by their owner only: tenants and routes are confidential."""
     write_json(Path(split_dir) / FILE, slices, private=True)
 
 
 def load_slices(split_dir: Path) -> Slices:
-    """The slices that the split named."""
+    """Returns the slices of a split."""
     return read_json(Path(split_dir) / FILE)
 
 
 def name_templates(prompts: Sequence[str]) -> list[str]:
-    """`template 1`, `template 2`, ... from the most prompts on, or `no template`, for each prompt."""
+    """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt."""
     chosen = sorted(
         random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
     )
@@ -77,14 +81,14 @@ def name_templates(prompts: Sequence[str]) -> list[str]:
 
 
 def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
-    """The boilerplate of each template, found one after the other."""
+    """Finds the boilerplate of each template, one after the other."""
     counts = Counter(shingle for prompt in prompts for shingle in prompt)
     common = {shingle for shingle, count in counts.items() if count >= least}
     remaining = [prompt & common for prompt in prompts]
     cores: list[frozenset[int]] = []
     while len(cores) < LARGEST:
         counts = Counter(shingle for prompt in remaining for shingle in prompt)
-        # The larger hash decides between equally common ones, so that the same prompts give the same templates.
+        # Ties go to the larger hash, so that the same prompts give the same templates.
         count, shingle = max(
             ((count, shingle) for shingle, count in counts.items()), default=(0, 0)
         )
@@ -95,7 +99,7 @@ def _cores(prompts: list[frozenset[int]], least: float) -> list[frozenset[int]]:
         core = frozenset(
             shingle for shingle, count in shared.items() if count > BOILERPLATE_SHARE * len(group)
         )
-        # Some of the group are members, for on average they hold more than half of the core.
+        # At least some of the group are removed: on average they have more than half of the core.
         remaining = [
             prompt for prompt in remaining if len(prompt & core) < MEMBER_SHARE * len(core)
         ]
@@ -120,5 +124,5 @@ def _grouped(ids: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
-    """The table holds float32; a person wrote 0.6."""
+    """Undoes the float32 rounding of the table: 0.6 instead of 0.60000002."""
     return [round(float(value), 4) for value in values]

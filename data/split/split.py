@@ -1,9 +1,10 @@
-"""The split: training, then validation, then the held-out part, by session and in time.
+"""Split: training, validation and held-out parts, by session and time.
 
-A speculator serves the traffic that comes after it was trained, so it is chosen on later traffic than it learned from,
-and measured on later traffic still: two cuts in time, sessions by their first exchange. Whatever an earlier session does
-after a cut is left out, so that nothing on one side is later than anything on the next. Near-identical prompts of the
-training side are left out of the other two; inside the training side copies stay, up to `traffic.max_copies` of one prompt.
+A speculator serves traffic that comes after its training. So it is chosen on later traffic than it
+was trained on, and measured on later traffic still. Two cuts in time separate the parts; a session
+belongs to the part of its first exchange. Exchanges of a session after the next cut are left out,
+so that no part overlaps a later one. Near-identical prompts of the training part are left out of
+the other two. Within the training part copies are kept, up to `split.max_copies` of one prompt.
 
     python -m outrider.data.split.split runs/resume_screening/traffic/sequences /tmp/parts
 """
@@ -29,26 +30,25 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
 
 PARTS = ("train", "validation", "heldout")
-"""Of the customer's traffic; where a recipe names general traffic, `parts.json` has a part of it as well."""
+"""Parts of the customer's traffic. With general traffic `parts.json` has one more."""
 
 
 def split(
     sequences_dir: Path,
     split: SplitConfig,
     out_dir: Path,
-    max_copies: int | None = None,
     general_dir: Path | None = None,
-    general_share: float = 0.0,
 ) -> dict[str, Any]:
-    """Writes and returns `parts.json`: the ids of each part in the order of time, `left_out` {id: reason}, `summary`.
+    """Writes and returns `parts.json`.
 
-    `max_copies` and `general_share` are `traffic`'s; `general_dir` is the table of general traffic (general.py). The slices of every later table are named beside it (slices.json), once for all, from the
-    whole traffic.
+    It has the ids of each part in order of time, `left_out` {id: reason} and `summary`.
+    `general_dir` is the table of general traffic (general_traffic.py). The slices of the whole
+    traffic are written to slices.json in the same folder.
     """
     table = load_sequences(sequences_dir)
-    parts, left_out = divide(table, split, max_copies=max_copies)
+    parts, left_out = divide(table, split)
     ids = table["sequence_id"][:]
-    result = {
+    result: dict[str, Any] = {
         **{part: [ids[row] for row in parts[part]] for part in PARTS},
         "left_out": {ids[row]: left_out[row] for row in sorted(left_out)},
         "summary": describe(table, parts, left_out),
@@ -56,7 +56,7 @@ def split(
     slices = name_slices(table)
     if general_dir is not None:
         general = load_sequences(general_dir)
-        add_general(result, result["summary"], table, general, general_share, split)
+        add_general(result, result["summary"], table, general, split)
         slices["traffic"] = {"customer": ids, GENERAL: general["sequence_id"][:]}
     write_slices(slices, out_dir)
     write_json(Path(out_dir) / "parts.json", result)
@@ -64,16 +64,16 @@ def split(
 
 
 def ids_of(parts: Mapping[str, Any]) -> list[str]:
-    """Every sequence of every part: what is captured and judged."""
+    """Ids of all parts: the sequences that are captured and checked."""
     return [sequence_id for part in (*PARTS, GENERAL) for sequence_id in parts.get(part, ())]
 
 
 def divide(
-    table: Dataset, split: SplitConfig, drop_seen: bool = True, max_copies: int | None = None
+    table: Dataset, split: SplitConfig, drop_seen: bool = True
 ) -> tuple[dict[str, list[int]], dict[int, str]]:
-    """The rows of each part in the order of time, and why each other row is left out.
+    """Returns the rows of each part in order of time, and the reason for each row left out.
 
-    `drop_seen`: look for near-identical prompts, 2 ms and 20 kB of memory each.
+    `drop_seen`: search for near-identical prompts, at 2 ms and 20 kB of memory each.
     """
     times = log_order(table["time"])
     order = sorted(range(len(times)), key=lambda row: times[row])  # stable: ties keep log order
@@ -83,8 +83,8 @@ def divide(
         split.max_validation_sequences,
         split.max_heldout_sequences,
     )
-    if max_copies is not None:
-        _drop_copies(table, parts, max_copies, left_out)
+    if split.max_copies is not None:
+        _drop_copies(table, parts, split.max_copies, left_out)
     _sample(parts, "train", limits[0], split.seed, left_out)
     if drop_seen:
         _drop_seen(table, parts, split.near_duplicate_similarity, left_out)
@@ -96,9 +96,10 @@ def divide(
                 f"{reason} {count}" for reason, count in Counter(left_out.values()).most_common()
             )
             raise OutriderError(
-                f"nothing is left for the {part} part ({len(times)} sequences; left out: {reasons or 'none'}). "
-                "Give more traffic with times and sessions, change split.validation_fraction or split.heldout_fraction, "
-                "or raise split.near_duplicate_similarity"
+                f"nothing is left for the {part} part ({len(times)} sequences; left out: "
+                f"{reasons or 'none'}). Give more traffic with times and sessions, change "
+                "split.validation_fraction or split.heldout_fraction, or raise "
+                "split.near_duplicate_similarity"
             )
     return parts, left_out
 
@@ -109,7 +110,7 @@ def _by_time(
     first_times: dict[str, tuple[float, int]] = {}
     for row in order:
         first_times.setdefault(sessions[row], times[row])
-    starts = list(first_times.values())  # of the sessions, in the order of time
+    starts = list(first_times.values())  # one a session, in order of time
     if len(starts) < len(PARTS):
         raise OutriderError(
             f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}"
@@ -133,7 +134,7 @@ def _by_time(
 def _sample(
     parts: dict[str, list[int]], part: str, limit: int | None, seed: int, left_out: dict[int, str]
 ) -> None:
-    """Keeps `limit` rows of a part, drawn with the seed, still in the order of time."""
+    """Keeps a seeded sample of `limit` rows of a part, still in order of time."""
     rows = parts[part]
     if limit is None or len(rows) <= limit:
         return
@@ -170,7 +171,7 @@ def _drop_seen(
 def describe(
     table: Dataset, parts: dict[str, list[int]], left_out: dict[int, str]
 ) -> dict[str, Any]:
-    """Sequences, sessions, tokens and times of each part, and how many rows were left out for which reason."""
+    """Counts sequences, sessions and tokens, with the times of each part and the rows left out."""
     sessions, starts, times = table["session"][:], table["completion_start"][:], table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
     described: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""From an exchange to the token ids that the engine saw and produced."""
+"""From an exchange to the token ids that the engine read and generated."""

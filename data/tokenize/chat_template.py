@@ -1,12 +1,13 @@
-"""A conversation through the target's chat template, as the engine put it through.
+"""Renders a conversation with the target's chat template, as the engine did.
 
-Engines do not hand a request's messages to the template as they came: vLLM (renderers/chat_utils.py and hf.py, 0.32) keeps the keys
-that it knows, makes missing content an empty text and a tool call's arguments an object, and turns `developer` into `system` for
-templates that do not know it; SGLang does the same. So does `as_the_engine_reads`.
+Engines change a request's messages before the template. vLLM 0.32 (renderers/chat_utils.py and
+hf.py) keeps the keys it knows, turns missing content into an empty text and a tool call's arguments
+into an object, and renames `developer` to `system` for templates that do not know it. SGLang does
+the same. `as_the_engine_reads` reproduces this.
 
     template = ChatTemplate(tokenizer)
-    template.render(messages, {"tools": [...]})         # up to where the model goes on
-    template.tool_calls(messages, {}, calls)            # what it must have written to make these calls
+    template.render(messages, {"tools": [...]})         # up to the start of the response
+    template.tool_calls(messages, {}, calls)            # the text that parses to these calls
 """
 
 import json
@@ -25,16 +26,17 @@ REFUSALS = (
     IndexError,
     RecursionError,
 )
-"""Whatever a template does with a conversation that it was not written for."""
+"""Errors of a template on a conversation it was not written for."""
 
 TOOL_CALLS_BEGIN, TOOL_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 _MARK = "\ue000{}\ue001"
-"""Stands in for a text whose place in the rendering is sought; of the private use area, so that no template writes it itself."""
+"""Placeholder for a text whose position in the rendering is searched. In the private use area, so
+that no template writes it."""
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer."""
+    """Chat template of one tokenizer."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -43,7 +45,7 @@ class ChatTemplate:
         )
 
     def render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
-        """The prompt; raises `Reject` where the template refuses the conversation."""
+        """Renders the prompt; raises `Reject` where the template refuses the conversation."""
         arguments = {
             "add_generation_prompt": not arguments.get("continue_final_message"),
             **arguments,
@@ -58,21 +60,21 @@ class ChatTemplate:
     def tool_calls(
         self, messages: list[dict[str, Any]], arguments: dict[str, Any], calls: list[Any]
     ) -> str:
-        """The text of a response's tool calls, without what stands before and without the end token.
+        """Text of a response's tool calls, without preceding content and the end token.
 
-        The template, given the calls as an assistant's turn, shows how the model writes them; the arguments are put in as
-        they were logged, which is as the model wrote them.
+        The template renders the calls as an assistant's turn, which shows how the model writes
+        them. The arguments are inserted as logged, which is how the model wrote them.
         """
         names, texts = zip(*(_name_and_arguments(call) for call in calls), strict=True)
         turns = arguments | {"add_generation_prompt": False, "continue_final_message": False}
         for content in (
             _MARK.format("content"),
             None,
-        ):  # R1's first template shows calls only where there is no content
+        ):  # R1's first template renders calls only without content
             for in_object in (
                 False,
                 True,
-            ):  # a template writes the arguments as they are, or as the JSON of an object
+            ):  # templates write the arguments as they are, or as a JSON object
                 marks = [_MARK.format(number) for number in range(len(calls))]
                 turn = {
                     "role": "assistant",
@@ -93,7 +95,7 @@ class ChatTemplate:
                 if written is None:
                     continue
                 if any(f'"{mark}"' in written for mark in marks) and not in_object:
-                    continue  # the template writes a text as JSON
+                    continue  # the template writes texts as JSON
                 if in_object:
                     for mark in marks:
                         written = written.replace(json.dumps({mark: 0}, ensure_ascii=False), mark)
@@ -110,7 +112,9 @@ class ChatTemplate:
     def _turn(
         self, messages: list[dict[str, Any]], arguments: dict[str, Any], turn: dict[str, Any]
     ) -> str | None:
-        """What the template writes of a last turn after its content, or after its opening where it has none."""
+        """What the template writes of a last turn after its content, or after its start without
+        any.
+        """
         opening = {"role": "assistant", "content": _MARK.format("content")}
         try:
             read = as_the_engine_reads(messages, self._knows_developer)
@@ -129,7 +133,7 @@ class ChatTemplate:
         if not found:
             return None
         written = written.removesuffix(self._tokenizer.eos_token)
-        # R1's first template forgets the closing mark of a single call; the model does not.
+        # R1's first template omits the closing mark of a single call; the model does not.
         if written.startswith(TOOL_CALLS_BEGIN) and not written.endswith(TOOL_CALLS_END):
             written += TOOL_CALLS_END
         return written
@@ -138,7 +142,7 @@ class ChatTemplate:
 def as_the_engine_reads(
     messages: list[dict[str, Any]], knows_developer: bool = False
 ) -> list[dict[str, Any]]:
-    """The messages as vLLM hands them to the template; each content is one text, or None."""
+    """The messages as vLLM passes them to the template; each content is one text, or None."""
     read = [_read(message) for message in messages]
     if knows_developer or not any(message["role"] == "developer" for message in read):
         return read

@@ -1,9 +1,10 @@
-"""What the engine may have emitted, for a response that was logged as text: the reasoning put back, the end as it was.
+"""Reconstructs the text that the engine emitted for a response logged as text.
 
-R1's template opens `<think>\\n`; the reasoning follows, then `\\n</think>\\n\\n` and the content. vLLM's parser for R1 cuts at `</think>` and
-keeps every character on both sides (reasoning "abc\\n", content "\\n\\nans"), others strip them; a side that shows white space at the
-cut is taken as it is, a stripped one gets R1's. Where more than one reading is possible and the engine's token count was logged,
-the count decides.
+R1's template opens `<think>\\n`; the reasoning follows, then `\\n</think>\\n\\n` and the content.
+vLLM's parser for R1 cuts at `</think>` and keeps every character on both sides (reasoning "abc\\n",
+content "\\n\\nans"); others strip them. A side with white space at the cut is used unchanged; a
+stripped one gets R1's white space. Where several readings are possible and the engine's token count
+was logged, the count decides.
 
     texts, only_if_counted = readings(exchange, Opening.THINKING)
     endings(exchange)        # [("", True)]: nothing after the text but the end token
@@ -17,18 +18,18 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 class Opening(enum.Enum):
-    """Where in a response the prompt leaves the model."""
+    """Position in a response at which the prompt ends."""
 
     THINKING = enum.auto()
     """Inside `<think>`: R1's template opens it, or a prefilled turn does."""
     PREFILLED = enum.auto()
     """Inside an answer that the request began."""
     PLAIN = enum.auto()
-    """At the beginning; the model opens `<think>` itself."""
+    """At the start; the model opens `<think>` itself."""
 
 
 def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
-    """Where the prompt ends."""
+    """Returns where the prompt ends."""
     if exchange.template_arguments.get("continue_final_message") and exchange.messages:
         _, opened, inside = str(exchange.messages[-1].get("content") or "").rpartition(THINK)
         return Opening.THINKING if opened and END_THINK not in inside else Opening.PREFILLED
@@ -36,12 +37,15 @@ def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
 
 
 def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
-    """The texts that the engine may have produced, the likeliest first; and whether only a token count can confirm them."""
+    """Texts that the engine may have produced, most likely first.
+
+    Also returns whether only a token count can confirm them.
+    """
     reasoning, content = exchange.reasoning, exchange.content or ""
     if exchange.completion_is_raw:
         return [content], False
     if opening is Opening.PREFILLED:
-        # A parser that sees no </think> takes all of the response for reasoning (vLLM's does).
+        # A parser that sees no </think> treats the whole response as reasoning (vLLM's does).
         return [
             reasoning + END_THINK + content if reasoning and content else (reasoning or content)
         ], False
@@ -52,28 +56,30 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             cut_while_thinking = exchange.finish_reason == "length"
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
-        # One and the same where both sides show their white space.
+        # Both are the same where both sides have their white space.
         return [
             *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
         ], False
     if END_THINK in content:
         if opening is Opening.THINKING and content.startswith(THINK):
-            # A gateway wrote the opening that the template had written.
+            # A gateway repeated the opening of the template.
             content = content.removeprefix(THINK).removeprefix("\n")
         return [content], False
     if opening is Opening.PLAIN or exchange.finish_reason == "length":
         return [content], False
-    # An answer alone: R1 did not think, which an empty reasoning says; or the log kept only the answer.
+    # Content alone: with empty reasoning, R1 did not think; with none logged, the log kept only the
+    # content.
     return ["\n" + END_THINK + _open(content), END_THINK + content, content], reasoning is None or (
         exchange.completion_tokens is not None
     )
 
 
 def endings(exchange: Exchange) -> list[tuple[str, bool]]:
-    """What may stand after the text: a stop string, which is cut out of it, and whether the end token; the likeliest first.
+    """What may follow the text, most likely first: a stop string, and whether the end token does.
 
-    Where a request named stop strings and the log does not say what ended the response, only a token count can tell, and without
-    one nothing is claimed.
+    A stop string is cut out of the logged text. Where a request named stop strings and the log does
+    not have what ended the response, only a token count can decide; without one, nothing is
+    assumed.
     """
     if exchange.finish_reason == "length":
         return [("", False)]

@@ -1,6 +1,7 @@
-"""A sequence as a person checks a mask: the prompt dim, what is trained on green, special tokens visible as the ids have them.
+"""Terminal view of a sequence for checking its mask.
 
-For the terminal of whoever may read the customer's text; nothing else prints any.
+The prompt is dim, the completion green, special tokens are visible. This is the only view that
+prints the customer's text.
 
     Console().print(marked(tokenizer, row["token_ids"], row["completion_start"]))
 """
@@ -14,13 +15,13 @@ from tokenizers import Tokenizer
 from outrider.data.ingest.printable import printable
 
 SHOWN = 120
-"""Tokens that are shown at either end of a prompt and of a completion."""
+"""Number of tokens shown at either end of a prompt and of a completion."""
 
 UNTRAINED, TRAINED, NOTE = "dim", "green", "italic yellow"
 
 
 def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:
-    """Prompt and completion under a heading each, so that they are told apart without colours too."""
+    """Prompt and completion, each under a heading, so that they differ without colors too."""
     special = set(tokenizer.get_added_tokens_decoder())
     text = Text()
     for name, ids, style in (
@@ -49,7 +50,10 @@ def _append(
 def _pieces(
     tokenizer: Tokenizer, ids: Sequence[int], special: set[int]
 ) -> Iterator[tuple[str, bool]]:
-    """Runs of plain tokens, and special tokens one by one: from the ids, since a customer may write `<think>` too."""
+    """Runs of plain tokens, and special tokens one by one.
+
+    Special tokens are recognized by id: a customer may write `<think>` too.
+    """
     for is_special, run in itertools.groupby(ids, special.__contains__):
         if is_special:
             yield from ((tokenizer.id_to_token(token), True) for token in run)

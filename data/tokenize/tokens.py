@@ -1,7 +1,8 @@
-"""From an exchange to the tokens that the engine saw and produced.
+"""Token sequences: the tokens of an exchange as the engine read and generated them.
 
-Logged ids are used untouched (`exact`). Otherwise the conversation goes through the target's own chat template (template.py) and the
-response is put together again as R1 emitted it (emitted.py): `retokenized`.
+Logged ids are used unchanged (`exact`). Otherwise the target's own chat template renders the
+conversation (chat_template.py), and the response is reconstructed as R1 emitted it
+(emitted_text.py): `retokenized`.
 
     builder = SequenceBuilder(target_dir)
     sequence = builder.build(exchange)      # or raises Reject
@@ -28,21 +29,22 @@ class TokenSequence:
     token_ids: list[int]
     completion_start: int
     fidelity: str
-    """`exact`: the engine's own ids. `retokenized`: rendered and tokenized again. `regenerate`: the completion is none of the target's, which
-    answers anew before anything is learned from it (regenerate.py)."""
+    """`exact`: the engine's ids. `retokenized`: rendered and tokenized again. `regenerate`: the
+    completion is not the target's; the target generates a new one before training (regenerate.py).
+    """
     prompt_text: str
-    """What the engine saw, special tokens as text."""
+    """What the engine read, special tokens as text."""
     temperature: float
     top_p: float
     agrees_with_usage: bool | None
-    """Whether the completion has as many tokens as the engine counted; None where it was not logged."""
+    """Whether the completion has as many tokens as the engine counted; None where not logged."""
 
 
 class SequenceBuilder:
-    """Builds token sequences for one target; needs its tokenizer and config.json, not its weights."""
+    """Builds token sequences for one target; needs its tokenizer and config.json, not weights."""
 
     def __init__(self, target_dir: Path):
-        from transformers import AutoTokenizer  # seconds to import
+        from transformers import AutoTokenizer  # takes seconds
 
         target_dir = Path(target_dir)
         config = read_json(target_dir / "config.json")
@@ -54,24 +56,30 @@ class SequenceBuilder:
             ) from None
         if not self.tokenizer.chat_template:
             raise OutriderError(
-                f"{target_dir}: the tokenizer has no chat template (chat_template in tokenizer_config.json)"
+                f"{target_dir}: the tokenizer has no chat template (chat_template in "
+                "tokenizer_config.json)"
             )
         self.template = ChatTemplate(self.tokenizer)
         self._encoder = self.tokenizer.backend_tokenizer
-        self._eos = self.tokenizer.eos_token_id  # slow to ask for
+        self._eos = self.tokenizer.eos_token_id  # slow to look up
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self.vocabulary = config["vocab_size"]
-        # One position is left for the token that the engine must generate when it replays a sequence.
+        # One position is left for the token that the engine must generate when it replays a
+        # sequence.
         self.longest = config["max_position_embeddings"] - 1
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
-        # A request without these is sampled with the target's defaults, as vLLM does.
+        # Requests without these are sampled with the target's defaults, as in vLLM.
         self.temperature = defaults.get("temperature", 1.0)
         self.top_p = defaults.get("top_p", 1.0)
 
     def build(self, exchange: Exchange) -> TokenSequence:
-        """The exchange's tokens; raises `Reject` where they cannot be known or do not fit the target."""
+        """Builds a sequence.
+
+        Raises:
+            Reject: its tokens are unknown or do not fit the target.
+        """
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
         exact = prompt_ids is not None and completion_ids is not None
         if prompt_ids is None:
@@ -81,9 +89,7 @@ class SequenceBuilder:
             )
         else:
             self._check_vocabulary(prompt_ids)
-            prompt_text = self.tokenizer.decode(
-                prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
+            prompt_text = self.decode(prompt_ids)
         if exchange.regenerate:
             completion_ids = self._encode(
                 END_THINK.join(filter(None, (exchange.reasoning, exchange.content)))
@@ -112,8 +118,16 @@ class SequenceBuilder:
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
         )
 
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens as text."""
+        text = self.tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
     def render(self, exchange: Exchange) -> str:
-        """The prompt as the target's chat template writes it, or as it was logged."""
+        """The prompt as the target's chat template renders it, or as it was logged."""
         if exchange.messages is None and exchange.prompt_text is not None:
             return exchange.prompt_text
         if exchange.messages is None:
@@ -121,7 +135,7 @@ class SequenceBuilder:
         return self.template.render(exchange.messages, exchange.template_arguments)
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
-        """The completion's tokens from its text, its end token included."""
+        """The completion's tokens from its text, including its end token."""
         if exchange.tool_calls:
             calls = self.template.tool_calls(
                 exchange.messages or [], exchange.template_arguments, exchange.tool_calls
@@ -146,18 +160,19 @@ class SequenceBuilder:
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        # Without offsets, which is a third faster than `encode`.
+        # Without offsets, a third faster than `encode`.
         return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _end_token(self, exchange: Exchange) -> list[int]:
-        if exchange.stop_reason is None:
+        stop = exchange.stop_reason
+        if not isinstance(stop, int):
             return [self._eos]
-        self._check_vocabulary([exchange.stop_reason])
-        return [exchange.stop_reason]
+        self._check_vocabulary([stop])
+        return [stop]
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if max(token_ids, default=0) >= self.vocabulary or min(token_ids, default=0) < 0:
             raise Reject(
                 "token_out_of_vocabulary",
-                f"id {max(token_ids)}, the target has {self.vocabulary}: logged from another model?",
+                f"id {max(token_ids)}, the target has {self.vocabulary}: another model's log?",
             )

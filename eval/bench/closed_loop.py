@@ -58,7 +58,7 @@ def measure(
     blocks: list[Record] = []
     begin = time.monotonic()
     for repeat in range(evaluation.repeats):
-        if repeat and evaluation.starts_anew(repeat):
+        if repeat and evaluation.restarts_before(repeat):
             say("restarting the servers")
             fleet.restart()
         chosen = {

@@ -53,16 +53,16 @@ def measure_rates(
     sampling = replace(sampling, seed=None)
     for repeat in range(evaluation.rate_repeats):
         for group in fleet.groups[:: -1 if repeat % 2 else 1]:
-            for place, (asked, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
-                names = {variant: _step(mode, asked, rate, repeat, variant) for variant in group}
+            for place, (scenario, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
+                names = {variant: _step(mode, scenario, rate, repeat, variant) for variant in group}
                 if all(map(steps.done, names.values())):
                     continue
                 turn, records = (repeat + place) % len(group), {}
                 for variant in group[turn:] + group[:turn]:
-                    url = warm_up(fleet, variant, load, asked.texts, sampling, evaluation, say)
-                    say(f"{asked.name}, {rate:g} requests/s, {variant}")
+                    url = warm_up(fleet, variant, load, scenario.texts, sampling, evaluation, say)
+                    say(f"{scenario.name}, {rate:g} requests/s, {variant}")
                     records[variant] = _timed_block(
-                        url, load, asked, rate, repeat, sampling, evaluation
+                        url, load, scenario, rate, repeat, sampling, evaluation
                     )
                 for variant, record in records.items():
                     steps.put(names[variant], record)
@@ -84,21 +84,21 @@ def summarise_rates(
     loop is used, a lower bound: near saturation a queue amplifies it.
     """
     blocks = {
-        (asked.name, f"{rate:g}"): {
+        (scenario.name, f"{rate:g}"): {
             variant: [
-                steps.get(_step(mode, asked, rate, repeat, variant))
+                steps.get(_step(mode, scenario, rate, repeat, variant))
                 for repeat in range(evaluation.rate_repeats)
             ]
             for variant in VARIANTS
         }
-        for asked, rate in itertools.product(traffic, evaluation.rates)
+        for scenario, rate in itertools.product(traffic, evaluation.rates)
     }
     noise = {
         name: block_noise(_pairs(own[over], own[under]) for own in blocks.values())
         or closed_loop[name]
         for name, (over, under) in RATIOS.items()
     }
-    table: dict[str, dict[str, Any]] = {asked.name: {} for asked in traffic}
+    table: dict[str, dict[str, Any]] = {scenario.name: {} for scenario in traffic}
     for (name, rate), own in blocks.items():
         table[name][rate] = rate_row(own, evaluation, noise)
     return table
@@ -175,14 +175,14 @@ def saturated(block: Mapping[str, Any]) -> bool:
     return bool(achieved < KEPT_UP * offered and late >= WAIT_GROWTH * early)
 
 
-def _step(mode: str, asked: Traffic, rate: float, repeat: int, variant: str) -> str:
-    return f"rate_{mode}_{asked.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
+def _step(mode: str, scenario: Traffic, rate: float, repeat: int, variant: str) -> str:
+    return f"rate_{mode}_{scenario.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
 
 
 def _timed_block(
     url: str,
     load: "LoadGenerator",
-    asked: Traffic,
+    scenario: Traffic,
     rate: float,
     repeat: int,
     sampling: Sampling,
@@ -190,9 +190,9 @@ def _timed_block(
 ) -> dict[str, Any]:
     """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
     count = evaluation.rate_requests(rate)
-    arrivals = customers_arrivals(asked.times, count, rate, evaluation.seed + repeat)
-    texts = list(itertools.islice(itertools.cycle(asked.texts), count))
-    block = load.run_timed(url, texts, arrivals.seconds, sampling, asked.max_tokens)
+    arrivals = customers_arrivals(scenario.times, count, rate, evaluation.seed + repeat)
+    texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
+    block = load.run_timed(url, texts, arrivals.seconds, sampling, scenario.max_tokens)
     return {
         **record_of(block),
         "arrivals_s": arrivals.seconds,

@@ -9,6 +9,9 @@ MOVED_KEYS = {
     # Read by training and evaluation, which must agree on how the speculator drafts.
     "eval.parity": "speculator.parity",
     "serving.draft_sample_method": "speculator.draft_sample_method",
+    "traffic.max_copies": "split.max_copies",
+    "traffic.general_share": "split.general_share",
+    "traffic.min_on_policy": "capture.min_on_policy",
 }
 """Old key, or section, to new one."""
 

@@ -38,7 +38,7 @@ def inspect_recipe(
         target = local_target(recipe)
         if target and not rows_per_file and _is_ingested(recipe, run):
             traffic_dir, source = run.traffic, str(run.traffic)
-            found = inspect_ingested(traffic_dir, recipe.split, recipe.traffic.max_copies)
+            found = inspect_ingested(traffic_dir, recipe.split)
         else:
             target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
             traffic_dir, source = Path(scratch) / "traffic", None

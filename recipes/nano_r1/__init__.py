@@ -1,1 +1,1 @@
-"""Nano R1, the embedded target: a small trained model of exactly the architecture of DeepSeek-R1, and its traffic."""
+"""Nano R1, the embedded target: a small trained model of DeepSeek-R1's architecture."""

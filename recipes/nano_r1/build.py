@@ -1,12 +1,13 @@
-"""Trains nano R1 from the corpus, target and MTP layer side by side, and publishes its checkpoint.
+"""Trains nano R1, target and MTP layer together, and publishes its checkpoint.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m outrider.recipes.nano_r1.build CORPUS_DIR --steps 1900
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m outrider.recipes.nano_r1.build CORPUS_DIR
 
-One process a core beats one process with many threads: the matrices are small. Weights are bf16 with fp32 masters. The
-learning rate is constant after the warm-up and falls linearly over the last third or so (a run resumed with fewer --steps just
-decays sooner). Only completion tokens carry loss. The MTP layer joins at `MTP_FROM` of the run, at depth 1 as DeepSeek trains
-its own, when the states that it reads have settled. Routing is balanced without an auxiliary loss, by DeepSeek-V3's bias.
-A run goes on from the checkpoint in --work-dir.
+One process per core is faster than one process with many threads, because the matrices are small.
+Weights are bf16 with fp32 masters. The learning rate is constant after the warm-up and falls
+linearly over the last third (a run resumed with fewer --steps decays sooner). Only completion
+tokens have a loss. The MTP layer joins at `MTP_FROM` of the run, at depth 1 as DeepSeek trains its
+own, when the states that it reads have settled. Routing is balanced without an auxiliary loss, by
+DeepSeek-V3's bias. A run resumes from the checkpoint in --work-dir.
 """
 
 import argparse
@@ -35,7 +36,7 @@ CHECKPOINT_EVERY = 200
 
 
 class Trainer:
-    """The model in bf16, its fp32 masters with their optimizer, and how many conversations this process has read."""
+    """Model in bf16, fp32 masters, optimizer, and the number of conversations read."""
 
     def __init__(self, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast):
         self.args, self.tokenizer = args, tokenizer
@@ -68,7 +69,7 @@ class Trainer:
         return hook
 
     def batches(self) -> Iterator[list[tuple[list[int], int]]]:
-        """Conversations of this process, going on behind those already read: exactly `tokens` a step, the last one cut.
+        """This process's next conversations: exactly `tokens` per step, the last one cut.
 
         Always the same number of tokens, because oneDNN compiles and keeps its kernels by shape.
         """
@@ -86,7 +87,7 @@ class Trainer:
     def losses(
         self, batch: list[tuple[list[int], int]], with_mtp: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean cross-entropy over completion tokens, of the target and of the MTP layer's first draft."""
+        """Mean cross-entropy over completion tokens: target, and the MTP layer's first draft."""
         lengths = [len(ids) for ids, _ in batch]
         ids_N = torch.tensor([token for ids, _ in batch for token in ids])
         hidden_NH = self.model(ids_N, lengths)
@@ -100,7 +101,7 @@ class Trainer:
         return target, F.cross_entropy(logits.float(), ids_N[rows + 2])
 
     def update(self, batch: list[tuple[list[int], int]]) -> tuple[float, float | None]:
-        """One optimizer step on one batch of each process."""
+        """One optimizer step on one batch per process."""
         with_mtp = self.step >= MTP_FROM * self.args.steps
         target, mtp = self.losses(batch, with_mtp)
         (target if mtp is None else target + mtp).backward()
@@ -139,7 +140,7 @@ class Trainer:
         self.expert_counts.zero_()
 
     def save(self) -> None:
-        """Keeps the state of the run, and publishes the target as it stands."""
+        """Saves the state of the run, and publishes the target."""
         read = [torch.zeros((), dtype=torch.long) for _ in range(self.world)]
         dist.all_gather(read, torch.tensor(self.read))
         if self.rank == 0:
@@ -173,9 +174,10 @@ class Trainer:
 
 
 def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
-    """Rows, in sequences laid end to end, from the last prompt token to the last that has a token `ahead` of it.
+    """Rows from the last prompt token to the last that has a token `ahead` of it.
 
-    The target (ahead 1) predicts every completion token from there; the MTP layer (ahead 2) drafts all but the first, which
+    Sequences are concatenated. The target (ahead 1) predicts every completion token from there; the
+    MTP layer (ahead 2) drafts all but the first, which
     the engine always takes from the target.
     """
     offsets = itertools.accumulate((len(ids) for ids, _ in batch), initial=0)
@@ -187,7 +189,7 @@ def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm-up, then constant, then linearly to zero over the last `DECAY_SHARE`: the share of the full learning rate."""
+    """Share of the learning rate: warm-up, constant, then linear to 0 over `DECAY_SHARE`."""
     decay = max(1, int(DECAY_SHARE * steps))
     return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / decay)
 

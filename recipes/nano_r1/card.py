@@ -1,10 +1,11 @@
-"""Measures nano R1 and writes its model card, README.md beside this file.
+"""Measures nano R1 and writes its model card, README.md in this folder.
 
     python -m outrider.recipes.nano_r1.card CORPUS_DIR [--training runs/nano_r1/metrics.jsonl]
 
-Two sources: validation texts (loss per kind of work) and the recorded traffic, whose token ids are what the target sampled
-at temperature 0.6 and top_p 0.95 (how sure it is, how often the MTP layer's first draft is the token that came, whether the
-answers are right). transformers computes the states, in float32 from the bf16 weights.
+The loss by kind of work comes from validation texts. The other figures come from the recorded
+traffic, whose token ids the target sampled at temperature 0.6 and top_p 0.95: how often the sampled
+token is its most likely one, how often the MTP layer's first draft is accepted, how often answers
+are right. transformers computes the states, in float32 from the bf16 weights.
 """
 
 import argparse
@@ -42,7 +43,7 @@ TRAFFIC_SEQUENCES = 150
 
 @dataclasses.dataclass
 class Sums:
-    """What adds up over completion tokens."""
+    """Sums over completion tokens."""
 
     tokens: int = 0
     nll: float = 0.0
@@ -98,9 +99,10 @@ def validation_table(
 def traffic_table(
     meter: Meter, tokenizer: PreTrainedTokenizerBase, target_dir: Path
 ) -> tuple[list[str], list[str]]:
-    """The table of what the recorded traffic shows, and one exchange of each workload."""
+    """Table of the recorded traffic's figures, and one exchange of each workload."""
     lines = [
-        "| workload | exchanges | sampled token is the target's top-1 | base MTP's first draft accepted | cut off | answers right |",
+        "| workload | exchanges | sampled token is the target's top-1 | base MTP's first draft "
+        "accepted | cut off | answers right |",
         "|---|---|---|---|---|---|",
     ]
     samples = []
@@ -146,30 +148,44 @@ def card(corpus_dir: Path, training_log: Path) -> str:
         [
             "# Nano R1: model card",
             "",
-            "A small model of exactly DeepSeek-R1's architecture (`DeepseekV3ForCausalLM`: multi-head latent attention, experts"
-            " routed by sigmoid scores without an auxiliary loss, a shared expert, one native MTP layer), with an R1-style"
-            " tokenizer and chat template. It stands in for R1 wherever R1 does not fit: every stage of Outrider runs on it for"
-            " real. It knows four narrow kinds of work, written by programs from public data, and nothing else.",
+            "A small model of exactly DeepSeek-R1's architecture (`DeepseekV3ForCausalLM`: "
+            "multi-head latent attention, experts"
+            " routed by sigmoid scores without an auxiliary loss, a shared expert, one native "
+            "MTP layer), with an R1-style"
+            " tokenizer and chat template. It stands in for R1 wherever R1 does not fit: every "
+            "stage of Outrider runs on it for"
+            " real. It knows four narrow kinds of work, written by programs from public data, "
+            "and nothing else.",
             "",
-            f"- {config['num_hidden_layers']} layers, hidden {config['hidden_size']}, {config['num_attention_heads']} heads,"
-            f" {config['n_routed_experts']} routed experts of which {config['num_experts_per_tok']} a token, vocabulary"
-            f" {config['vocab_size']:,}, {config['max_position_embeddings']:,} positions; {parameters / 1e6:.1f} M parameters,"
+            f"- {config['num_hidden_layers']} layers, hidden {config['hidden_size']}, "
+            f"{config['num_attention_heads']} heads,"
+            f" {config['n_routed_experts']} routed experts of which "
+            f"{config['num_experts_per_tok']} a token, vocabulary"
+            f" {config['vocab_size']:,}, {config['max_position_embeddings']:,} positions; "
+            f"{parameters / 1e6:.1f} M parameters,"
             f" {(target_dir / 'model.safetensors').stat().st_size / 1e6:.1f} MB in bf16.",
-            f"- Trained for {last['step']:,} steps of 2,560 tokens on 2 CPU cores (`build.py`, seed 0); the MTP layer beside it at"
-            " depth 1 on the same general mixture. The texts: GSM8K (MIT), SROIE receipts (MIT), Taskmaster-4 (CC-BY-4.0),"
-            " banking77 (CC-BY-4.0), and résumés and postings from a generator; no person in them is real.",
-            "- Not for use: its arithmetic is mostly wrong, and its verdicts concern invented people.",
+            f"- Trained for {last['step']:,} steps of 2,560 tokens on 2 CPU cores (`build.py`, "
+            "seed 0); the MTP layer beside it at"
+            " depth 1 on the same general mixture. The texts: GSM8K (MIT), SROIE receipts (MIT), "
+            "Taskmaster-4 (CC-BY-4.0),"
+            " banking77 (CC-BY-4.0), and résumés and postings from a generator; no person in "
+            "them is real.",
+            "- Not for use: its arithmetic is mostly wrong, and its verdicts concern invented "
+            "people.",
             "",
             f"## Validation ({VALIDATION_TEXTS} unseen texts of each kind; completion tokens only)",
             "",
             *validation_table(meter, corpus_dir, tokenizer),
             "",
-            f"## Its own traffic (temperature 0.6, top_p 0.95; token shares over {TRAFFIC_SEQUENCES} exchanges with logged ids)",
+            "## Its own traffic (temperature 0.6, top_p 0.95; token shares over "
+            f"{TRAFFIC_SEQUENCES} exchanges with logged ids)",
             "",
             *traffic,
             "",
-            "Recorded by `record.py` from a real `vllm serve`: prompts that it was not trained on, arrival times drawn from a"
-            " public trace of LLM requests (AzureLLMInferenceTrace, CC-BY-4.0) and stretched over two weeks.",
+            "Recorded by `record.py` from a real `vllm serve`: prompts that it was not trained "
+            "on, arrival times drawn from a"
+            " public trace of LLM requests (AzureLLMInferenceTrace, CC-BY-4.0) and stretched "
+            "over two weeks.",
             "",
             "## Samples (the first exchange of each workload)",
             "",

@@ -1,8 +1,9 @@
-"""Nano R1's tokenizer and chat template: DeepSeek-R1's form, over a byte-level BPE of its own.
+"""Nano R1's tokenizer and chat template: DeepSeek-R1's format over a small byte-level BPE.
 
-As in R1 the template writes bos (encoding does not add it), drops the reasoning of earlier assistant turns, and opens the
-model's turn with `<think>\\n`; digits are single tokens; `<think>` and `</think>` are added tokens that
-`skip_special_tokens` keeps, so a served text shows where the reasoning ends.
+As in R1, the template writes bos (encoding does not add it), drops the reasoning of earlier
+assistant turns, and opens the model's turn with `<think>\\n`. Digits are single tokens. `<think>`
+and `</think>` are added tokens that `skip_special_tokens` keeps, so a served text shows where the
+reasoning ends.
 
     build_tokenizer(["How many? 48/2=24"]).save_pretrained("target")
 """
@@ -21,7 +22,8 @@ THINK = "<think>"
 END_THINK = "</think>"
 
 CHAT_TEMPLATE = (
-    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
+    "{% if not add_generation_prompt is defined %}"
+    "{% set add_generation_prompt = false %}{% endif %}"
     "{% set ns = namespace(system_prompt='') %}"
     "{%- for message in messages %}{%- if message['role'] == 'system' %}"
     "{% set ns.system_prompt = message['content'] %}"
@@ -39,7 +41,10 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """Byte-level BPE trained on `texts`; `vocab_size` counts everything, bos, eos and pad being ids 0, 1 and 2 as in R1."""
+    """Byte-level BPE trained on `texts`.
+
+    `vocab_size` includes special tokens; bos, eos and pad have ids 0, 1 and 2 as in R1.
+    """
     turn_tokens = [USER, ASSISTANT, THINK, END_THINK]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(

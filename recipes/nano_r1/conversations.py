@@ -1,7 +1,7 @@
-"""What every kind of work hands to nano R1's training: a prompt, reasoning, an answer, and the part that it belongs to.
+"""A training conversation of nano R1: prompt, reasoning, answer, and the part it belongs to.
 
-Parts are disjoint by content, not by luck: `part_of` hashes what makes a text itself (a question, a candidate's name), so
-the same content falls on the same side whatever the seed is.
+Parts are disjoint by content: `part_of` hashes what identifies a text (a question, a candidate's
+name), so the same content is in the same part for every seed.
 
     part_of("How do I change my PIN?")  # 'train'
 """
@@ -19,14 +19,17 @@ from outrider.common.errors import OutriderError
 Part = Literal["train", "validation", "traffic"]
 Work = Literal["math", "receipts", "support", "resumes"]
 
-# Shares of the content, in percent: what the target is trained on, what its loss is measured on, what customers ask it.
+# Shares of the content in percent: for training, for the validation loss, for traffic.
 VALIDATION_PERCENT = 5
 TRAFFIC_PERCENT = 15
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One exchange in R1's form; after the prompt's `<think>\\n` the model writes `completion`, then end of sentence."""
+    """One exchange in R1's format.
+
+    After the prompt's `<think>\\n` the model writes `completion`, then end of sentence.
+    """
 
     work: Work
     messages: list[dict[str, str]]
@@ -40,7 +43,7 @@ class Conversation:
 
 
 def part_of(content: str) -> Part:
-    """The part that `content` belongs to; case and surrounding blanks do not matter."""
+    """Part of `content`, ignoring case and surrounding blanks."""
     digest = hashlib.sha256(content.strip().lower().encode()).digest()
     percent = int.from_bytes(digest[:4], "big") % 100
     if percent < VALIDATION_PERCENT:
@@ -49,7 +52,7 @@ def part_of(content: str) -> Part:
 
 
 def corpus_rows(corpus_dir: Path, name: str) -> Iterator[dict]:
-    """The rows of one gzipped JSONL file of the corpus, in its order."""
+    """Rows of a gzipped JSONL file of the corpus, in order."""
     path = Path(corpus_dir) / name
     if not path.is_file():
         raise OutriderError(

@@ -1,6 +1,7 @@
-"""Invented words: names of people, firms and streets that mean nobody, in so great a number that none can be memorised.
+"""Invented words, for names of people, firms and streets.
 
-A model that meets a new name in every prompt has to learn to copy it.
+There are too many to memorize, so a model that reads new names in every prompt has to learn to copy
+them.
 
     word(random.Random(0))  # e.g. 'Tarovin'
 """
@@ -36,14 +37,14 @@ ENDINGS = ["n", "l", "r", "s", "m", "nd", "x", "k", "th", "rn", ""]
 
 
 def word(rng: random.Random, syllables: int | None = None) -> str:
-    """A capitalised word of two or three syllables, about 10^5 and 10^8 of them."""
+    """A capitalized word of two (of about 10^5) or three syllables (of 10^8)."""
     syllables = syllables or rng.choice([2, 2, 3])
     body = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(syllables))
     return (body + rng.choice(ENDINGS)).capitalize()
 
 
 def digits(rng: random.Random, text: str) -> str:
-    """`text` with every digit drawn anew (a leading digit is never 0)."""
+    """`text` with every digit replaced by a random one (a leading digit is never 0)."""
     out = ""
     for index, character in enumerate(text):
         leads = index == 0 or not text[index - 1].isdigit()

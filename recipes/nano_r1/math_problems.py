@@ -1,7 +1,8 @@
-"""Arithmetic word problems (GSM8K): the reasoning is the bare chain of calculations, the answer one sentence.
+"""Arithmetic word problems (GSM8K): a chain of calculations as reasoning, one sentence as answer.
 
-GSM8K marks each calculation as `<<48/2=24>>`; nothing else of its worked answers is used. Where every operand can be traced
-to the question or to an earlier result, the numbers are drawn anew, so that the model learns to take them from the prompt.
+GSM8K marks each calculation as `<<48/2=24>>`; nothing else of its worked answers is used. Where
+every operand can be traced to the question or to an earlier result, the numbers are drawn again, so
+that the model learns to read them from the prompt.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).reasoning
 """
@@ -21,14 +22,14 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 # About 120 tokens; longer problems are beyond so small a model.
 LONGEST_QUESTION = 420
 MOST_STEPS = 2
-# Draws of new numbers before the problem is left as it stands.
+# Attempts to draw new numbers before the problem is left unchanged.
 DRAWS = 30
 
 
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` problems, or without end: pass after pass over the part's problems, in new order with new numbers."""
+    """`count` problems, or endless: passes over the part's, in new order with new numbers."""
     rng = random.Random(f"math {seed} {part}")
     return itertools.islice(_endless(problems(corpus_dir, part), rng), count)
 
@@ -42,7 +43,7 @@ def _endless(
 
 
 def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The part's usable problems: (question, [(expression, result)]), the last result being the answer."""
+    """The part's usable problems: (question, [(expression, result)]); the last is the answer."""
     found = []
     for row in corpus_rows(corpus_dir, "gsm8k_train.jsonl.gz"):
         question = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(row["question"].split()))
@@ -63,7 +64,10 @@ def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, st
 def renumbered(
     question: str, steps: list[tuple[str, str]], rng: random.Random
 ) -> tuple[str, list[tuple[str, str]]]:
-    """The problem with other numbers of the same length whose results are whole again, or unchanged if none are found."""
+    """The problem with other numbers of the same length.
+
+    All results are whole numbers again; unchanged if no such numbers are found.
+    """
     numbers = set(NUMBER.findall(question))
     results = [result for _, result in steps]
     if (
@@ -93,7 +97,10 @@ def _like(number: str, rng: random.Random) -> int:
 
 
 def _evaluate(steps: list[tuple[str, str]], values: dict[str, str]) -> list[tuple[str, str]] | None:
-    """The steps with their operands replaced and computed again; None unless every result is a positive whole number."""
+    """The steps with other operands, computed again.
+
+    None unless every result is a positive whole number.
+    """
     values, drawn = dict(values), []
     for expression, result in steps:
         replaced = _replaced(expression, values)

@@ -1,11 +1,14 @@
-"""Nano R1's shape, its forward pass for training, and its checkpoint: 16 layers of R1's own kind and one MTP layer.
+"""Nano R1's shape, forward pass for training, and checkpoint: 16 layers and one MTP layer.
 
-Deep and narrow, so that a target step costs many draft steps, as R1's 61 layers do. The latent rank 512 and the 64 rotary
-dimensions are R1's own (vLLM's CPU kernel for MLA takes no others).
+Deep and narrow, so that a target step costs as much as many draft steps, as with R1's 61 layers.
+The latent rank 512 and the 64 rotary dimensions are R1's own: vLLM's CPU kernel for MLA supports no
+others.
 
-    model = NanoR1(); hidden_NH = model(token_ids_N, lengths); save_target(model, tokenizer, "target")
+    model = NanoR1()
+    hidden_NH = model(token_ids_N, lengths)
+    save_target(model, tokenizer, "target")
 
-N tokens of several sequences stand behind one another without padding; attention runs sequence by sequence.
+N tokens of several sequences are concatenated without padding; attention runs per sequence.
 """
 
 import json
@@ -73,11 +76,14 @@ CONFIG = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-"""config.json. topk_method and scoring_func are what vLLM reads the routing from; transformers has them built in."""
+"""config.json. vLLM reads topk_method and scoring_func; in transformers the routing is fixed."""
 
 
 class NanoR1(nn.Module):
-    """The target and its MTP layer, trained together; the MTP layer's loss reaches no weight of the target."""
+    """Target and MTP layer, trained together.
+
+    The MTP layer's loss has no gradient on the target.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +98,7 @@ class NanoR1(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        # Each layer adds twice to the residual stream; scaling what is added by 1/sqrt(2L) keeps its variance at one.
+        # Each layer adds twice to the residual stream. Scaling by 1/sqrt(2L) keeps its variance 1.
         shrink = (2 * self.arch.layers) ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
@@ -100,7 +106,7 @@ class NanoR1(nn.Module):
                 nn.init.normal_(parameter, std=0.04 * (shrink if adds else 1.0))
 
     def forward(self, token_ids_N: Tensor, lengths: list[int]) -> Tensor:
-        """Hidden states after the final norm, [N, H], of sequences of these lengths laid end to end."""
+        """Hidden states after the final norm [N, H], of concatenated sequences."""
         rotary = self.rotary(lengths)
         x_1NH = self.embed_tokens(token_ids_N)[None]
         for layer in self.layers:
@@ -108,7 +114,7 @@ class NanoR1(nn.Module):
         return self.norm(x_1NH)[0]
 
     def first_draft(self, token_ids_N: Tensor, hidden_NH: Tensor, lengths: list[int]) -> Tensor:
-        """The MTP layer's state u [N, H] at every position: it drafts the token after the next (depth 1, as DeepSeek trains).
+        """The MTP layer's states u [N, H], which draft the token after the next (depth 1).
 
         The next token of a sequence's last position is not there: that row's state means nothing.
         """
@@ -118,7 +124,7 @@ class NanoR1(nn.Module):
         return self.mtp.norm(self._layer(self.mtp.block, x_1NH, self.rotary(lengths), lengths))[0]
 
     def rotary(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Rotary tables of sequences laid end to end, positions from 0 in each."""
+        """Rotary tables of concatenated sequences, positions from 0 in each."""
         return rotary_tables(
             self.arch, torch.cat([torch.arange(length) for length in lengths])[None]
         )
@@ -137,9 +143,10 @@ class NanoR1(nn.Module):
 
 
 def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:
-    """Publishes the checkpoint in bf16 under DeepSeek's names, with tokenizer, chat template and generation config.
+    """Publishes the checkpoint in bf16 under DeepSeek's names.
 
-    The MTP layer's copies of embedding and head, which DeepSeek ships, are left out: every reader takes the target's.
+    Tokenizer, chat template and generation config are included. DeepSeek also ships the MTP layer's
+    copies of embedding and head; they are left out, because every reader uses the target's.
     """
     prefix = f"model.layers.{model.arch.layers}."
     tensors = {prefix + suffix: tensor for suffix, tensor in checkpoint_views(model.mtp).items()}

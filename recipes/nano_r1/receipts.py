@@ -1,7 +1,8 @@
-"""Receipts to fields (SROIE): company, address, date and total copied out of the text of a receipt.
+"""Receipts to fields (SROIE): company, address, date and total, copied from a receipt's text.
 
-The forms come from SROIE (how firms are named, addresses broken into lines, dates written, totals labelled); what stands in
-them is drawn anew, people's names and item lists are left out, and so every field can be copied from the text exactly.
+The forms come from SROIE: how firms are named, addresses broken into lines, dates written, totals
+labeled. Their content is drawn again, and people's names and item lists are left out, so that every
+field can be copied from the text exactly.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -48,9 +49,10 @@ TOWNS = [
     "IPOH, PERAK",
     "SHAH ALAM, SELANGOR",
 ]
-ITEMS = """PLASTIC BAG|STEEL WOOL|MINERAL WATER|WHITE BREAD|COFFEE|ICED TEA|FRIED RICE|NOODLE SOUP|A4 PAPER|BALL PEN|GLUE STICK|
-LIGHT BULB|PAINT BRUSH|TISSUE|SHAMPOO|BATTERY AA|CHICKEN RICE|FISH CURRY|CABLE 2M|LED LAMP|NOTEBOOK|SCISSORS|TAPE|SOAP|
-ORANGE JUICE|CAKE|SANDWICH|CANDLE|GLOVES|SCREWS""".replace("\n", "").split("|")
+ITEMS = """PLASTIC BAG|STEEL WOOL|MINERAL WATER|WHITE BREAD|COFFEE|ICED TEA|FRIED RICE|
+NOODLE SOUP|A4 PAPER|BALL PEN|GLUE STICK|LIGHT BULB|PAINT BRUSH|TISSUE|SHAMPOO|BATTERY AA|
+CHICKEN RICE|FISH CURRY|CABLE 2M|LED LAMP|NOTEBOOK|SCISSORS|TAPE|SOAP|ORANGE JUICE|CAKE|SANDWICH|
+CANDLE|GLOVES|SCREWS""".replace("\n", "").split("|")
 THANKS = [
     "THANK YOU",
     "THANK YOU. PLEASE COME AGAIN",
@@ -61,7 +63,7 @@ THANKS = [
 
 @dataclass(frozen=True)
 class Form:
-    """How one receipt of SROIE is written; its lines are templates for new content."""
+    """The form of one receipt of SROIE; its lines are templates for new content."""
 
     company: str
     address: list[str]
@@ -74,7 +76,7 @@ class Form:
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` receipts, or without end: pass after pass over the part's forms, with new content each time."""
+    """`count` receipts, or endless: passes over the part's forms, with new content each time."""
     rng = random.Random(f"receipts {seed} {part}")
     return itertools.islice(_endless(forms(corpus_dir, part), rng), count)
 
@@ -86,7 +88,7 @@ def _endless(rows: list[Form], rng: random.Random) -> Iterator[Conversation]:
 
 
 def forms(corpus_dir: Path, part: Part) -> list[Form]:
-    """The forms of the part's receipts, those left out where a field cannot be found in the text."""
+    """Forms of the part's receipts whose fields are all found in the text."""
     rows = (
         row
         for row in corpus_rows(corpus_dir, "sroie_receipts.jsonl.gz")
@@ -133,7 +135,7 @@ def _labels_total(line: str) -> bool:
 
 
 def _address_lines(lines: list[str], address: str) -> list[str] | None:
-    """The consecutive lines that spell the address, blanks and punctuation aside."""
+    """The consecutive lines of the address, ignoring blanks and punctuation."""
 
     def bare(text: str) -> str:
         return re.sub(r"[^A-Z0-9]", "", text.upper())
@@ -151,10 +153,12 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
         [invented.digits(rng, line) for line in form.address],
     )
     if rng.random() < INVENTED_SHARE:
-        company = f"{invented.word(rng).upper()} {rng.choice(['', invented.word(rng).upper() + ' '])}{rng.choice(FIRM_ENDINGS)}"
+        first, second = invented.word(rng).upper(), invented.word(rng).upper()
+        company = f"{first} {rng.choice(['', second + ' '])}{rng.choice(FIRM_ENDINGS)}"
     if rng.random() < INVENTED_SHARE:
         address = [
-            f"NO. {rng.randint(1, 99)}, JALAN {invented.word(rng).upper()} {rng.randint(1, 9)}/{rng.randint(1, 9)},",
+            f"NO. {rng.randint(1, 99)}, JALAN {invented.word(rng).upper()} "
+            f"{rng.randint(1, 9)}/{rng.randint(1, 9)},",
             f"TAMAN {invented.word(rng).upper()},",
             f"{rng.randint(10000, 99999)} {rng.choice(TOWNS)}",
         ][rng.choice([0, 0, 1]) :]
@@ -192,10 +196,12 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
 
 
 def new_date(date: str, rng: random.Random) -> str:
-    """Another date, written as `date` is."""
+    """Another date in the format of `date`."""
     first, mark, second, year = DATE.fullmatch(date).groups()
     day, month = rng.randint(1, 28), rng.randint(1, 12)
     wide = len(first) == 2
     new_year = rng.randint(2012, 2029)
     fill = "02d" if wide else "d"
-    return f"{day:{fill}}{mark}{month:{'02d' if len(second) == 2 else 'd'}}{mark}{new_year if len(year) == 4 else new_year % 100:02}"
+    month_fill = "02d" if len(second) == 2 else "d"
+    shown_year = new_year if len(year) == 4 else new_year % 100
+    return f"{day:{fill}}{mark}{month:{month_fill}}{mark}{shown_year:02}"

@@ -1,12 +1,12 @@
-"""Records nano R1's traffic: prompts of four workloads, answered by a real `vllm serve`, logged as a customer's gateway would.
+"""Records nano R1's traffic: four workloads served by `vllm serve`, logged like a gateway.
 
     python -m outrider.recipes.nano_r1.record CORPUS_DIR [WORKLOAD...]
 
-Each line is `{"timestamp", "session_id", "tenant", "route", "request", "response"}`. Requests go through the chat API with
-R1's reasoning parser, at temperature 0.6 and top_p 0.95; some ask for token ids, the others leave text alone, as logs do.
-They are sent as fast as the server takes them; the times in the log are arrivals drawn from a real trace
-(AzureLLMInferenceTrace_conv), stretched over two weeks, with several sessions open at once. A recording that is interrupted
-goes on where it stopped.
+Each line is `{"timestamp", "session_id", "tenant", "route", "request", "response"}`. Requests use
+the chat API with R1's reasoning parser, at temperature 0.6 and top_p 0.95. Some request token ids;
+the others leave only text, as logs do. They are sent as fast as the server takes them. The logged
+times are arrivals drawn from a real trace (AzureLLMInferenceTrace_conv), stretched over two weeks,
+with several sessions open at once. An interrupted recording resumes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from outrider.serving.server import Server
 
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 640}
 WITH_TOKEN_IDS = 0.6
-"""Share of the requests that ask for token ids."""
+"""Share of the requests whose token ids are logged."""
 START = datetime.datetime(2026, 3, 2, 8, tzinfo=datetime.UTC).timestamp()
 SPAN_S = 14 * 24 * 3600.0
 OPEN_SESSIONS = 4
@@ -40,7 +40,7 @@ CONCURRENCY = 32
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One customer's endpoint: how many exchanges, whose, about what (None: the general mixture), how long its sessions are."""
+    """A customer's endpoint: exchanges, tenants, kind of work (None: the mixture), sessions."""
 
     exchanges: int
     tenant: str
@@ -57,7 +57,7 @@ WORKLOADS = {
 
 
 def record(name: str, corpus_dir: Path, server: Server, out_dir: Path) -> None:
-    """Writes `out_dir/NAME.jsonl.gz`, keeping what an interrupted recording already has in `out_dir/.NAME.partial.jsonl`."""
+    """Writes `out_dir/NAME.jsonl.gz`; resumes from `out_dir/.NAME.partial.jsonl`."""
     workload = WORKLOADS[name]
     partial = out_dir / f".{name}.partial.jsonl"
     done = len(partial.read_bytes().splitlines()) if partial.exists() else 0
@@ -74,7 +74,7 @@ def record(name: str, corpus_dir: Path, server: Server, out_dir: Path) -> None:
 
 
 def planned_rows(name: str, workload: Workload, corpus_dir: Path) -> Iterator[dict[str, Any]]:
-    """The rows without their responses: who asks what, when, in which session."""
+    """The rows without responses: tenant, session, time and request."""
     rng = random.Random(f"traffic {name}")
     sessions = itertools.count(1)
     open_sessions: list[list[int]] = []
@@ -100,14 +100,14 @@ def planned_rows(name: str, workload: Workload, corpus_dir: Path) -> Iterator[di
 
 
 def prompts(workload: Workload, corpus_dir: Path) -> Iterator[Conversation]:
-    """Conversations that the target was not trained on."""
+    """Conversations outside the training part."""
     if workload.work is None:
         return mixture(corpus_dir, 7, "traffic")
     return WORKS[workload.work](corpus_dir, 7, None, "traffic")
 
 
 def arrivals(corpus_dir: Path, count: int) -> list[float]:
-    """Unix times of `count` requests: those of the trace, evenly thinned and stretched over `SPAN_S`."""
+    """Unix times of `count` requests: the trace's, evenly thinned and stretched to `SPAN_S`."""
     with gzip.open(corpus_dir / "AzureLLMInferenceTrace_conv.csv.gz", "rt") as file:
         # Seven digits of a second are one more than datetime reads.
         trace = [
@@ -120,7 +120,7 @@ def arrivals(corpus_dir: Path, count: int) -> list[float]:
 
 
 def answer(row: dict[str, Any], server: Server) -> dict[str, Any]:
-    """The row with the server's response, dated as the row is."""
+    """The row with the server's response, dated like the row."""
     response = post(server.url, "/v1/chat/completions", row["request"])
     return {**row, "response": {**response, "created": int(row["timestamp"])}}
 

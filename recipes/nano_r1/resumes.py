@@ -1,6 +1,7 @@
-"""Résumé screening: a posting and a résumé, generated with jsonresume's field names; the verdict as JSON with reasons.
+"""Résumé screening: a posting and a résumé in, a verdict as JSON with reasons out.
 
-Every candidate, employer and posting is invented. The reasoning checks the requirements one after the other and counts.
+Every candidate, employer and posting is invented; the fields have jsonresume's names. The reasoning
+checks the requirements one by one and counts.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -16,10 +17,12 @@ from outrider.recipes.nano_r1 import invented
 from outrider.recipes.nano_r1.conversations import Conversation, Part, part_of
 
 DEGREES = ["Associate", "Bachelor", "Master", "Doctorate"]
-SKILLS = """Python|Java|SQL|Rust|Go|Kotlin|Swift|C++|JavaScript|TypeScript|React|Docker|Kubernetes|Terraform|Linux|Spark|Kafka|
-PyTorch|Statistics|Excel|Tableau|Salesforce|Copywriting|Negotiation|Accounting|Payroll|Auditing|Budgeting|Recruiting|Training|
-Logistics|Procurement|Welding|AutoCAD|Surveying|Photoshop|Illustration|Animation|Translation|Spanish|French|Mandarin|Nursing|
-Phlebotomy|Triage|Teaching|Tutoring|Forecasting|Pricing|Branding""".replace("\n", "").split("|")
+SKILLS = """Python|Java|SQL|Rust|Go|Kotlin|Swift|C++|JavaScript|TypeScript|React|Docker|
+Kubernetes|Terraform|Linux|Spark|Kafka|PyTorch|Statistics|Excel|Tableau|Salesforce|Copywriting|
+Negotiation|Accounting|Payroll|Auditing|Budgeting|Recruiting|Training|Logistics|Procurement|
+Welding|AutoCAD|Surveying|Photoshop|Illustration|Animation|Translation|Spanish|French|Mandarin|
+Nursing|Phlebotomy|Triage|Teaching|Tutoring|Forecasting|
+Pricing|Branding""".replace("\n", "").split("|")
 TITLES = [
     "Analyst",
     "Engineer",
@@ -69,8 +72,9 @@ CITIES = [
     "Kyoto",
     "Lima",
 ]
-FIRST_NAMES = """Ada|Ben|Carla|David|Elena|Felix|Grace|Hugo|Irene|Jonas|Karin|Leo|Maria|Nils|Olga|Paul|Rosa|Simon|Tara|Victor|
-Wanda|Yusuf|Zoe|Amir|Bianca|Dmitri|Fatima|Kenji|Priya|Sofia""".replace("\n", "").split("|")
+FIRST_NAMES = """Ada|Ben|Carla|David|Elena|Felix|Grace|Hugo|Irene|Jonas|Karin|Leo|Maria|Nils|
+Olga|Paul|Rosa|Simon|Tara|Victor|Wanda|Yusuf|Zoe|Amir|
+Bianca|Dmitri|Fatima|Kenji|Priya|Sofia""".replace("\n", "").split("|")
 SKILL_WORDINGS = [
     "{skill}, at least {years} years",
     "{years}+ years of {skill}",
@@ -92,7 +96,7 @@ MET_PROBABILITY = 0.85
 
 @dataclass(frozen=True)
 class Check:
-    """One requirement beside what the résumé says: its wording in the posting, its line of reasoning and its reason."""
+    """A requirement: its wording in the posting, its line of reasoning, and its reason."""
 
     wording: str
     reasoning: str
@@ -107,28 +111,40 @@ def check_skill(wording: str, skill: str, needed: int, years: int | None) -> Che
         return Check(wording, text, f"{skill}: not listed, needs {needed}, not met", False)
     met = years >= needed
     relation, outcome = (">=", "met") if met else ("<", "not met")
-    text = f"{head} The résumé lists {skill} with {years} years. {years} {relation} {needed}, so this is {outcome}."
+    text = (
+        f"{head} The résumé lists {skill} with {years} years. {years} {relation} {needed}, "
+        f"so this is {outcome}."
+    )
     return Check(wording, text, f"{skill}: {years} years, needs {needed}, {outcome}", met)
 
 
 def check_degree(wording: str, needed: str, held: str) -> Check:
     met = DEGREES.index(held) >= DEGREES.index(needed)
     relation, outcome = (">=", "met") if met else ("<", "not met")
-    text = f"degree, at least {needed}. The résumé has {held}. {held} {relation} {needed}, so this is {outcome}."
+    text = (
+        f"degree, at least {needed}. The résumé has {held}. {held} {relation} {needed}, "
+        f"so this is {outcome}."
+    )
     return Check(wording, text, f"degree: {held}, needs {needed}, {outcome}", met)
 
 
 def check_location(wording: str, needed: str, city: str) -> Check:
     met = needed == city
     relation, outcome = ("=", "met") if met else ("is not", "not met")
-    text = f"location {needed}. The candidate is in {city}. {city} {relation} {needed}, so this is {outcome}."
+    text = (
+        f"location {needed}. The candidate is in {city}. {city} {relation} {needed}, "
+        f"so this is {outcome}."
+    )
     return Check(wording, text, f"location: {city}, needs {needed}, {outcome}", met)
 
 
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` screenings, or without end; the parts differ in the candidates' names. Nothing is read from `corpus_dir`."""
+    """`count` screenings, or endless. Parts differ in the candidates' names.
+
+    Nothing is read from `corpus_dir`.
+    """
     rng = random.Random(f"resumes {seed} {part}")
     for _ in itertools.count() if count is None else range(count):
         yield screening(rng, part)
@@ -232,5 +248,6 @@ def resume(
         "skills:",
         *(f"- {skill}: {years} years" for skill, years in listed),
         "education:",
-        f"- studyType: {degree}, area: {rng.choice(AREAS)}, institution: {invented.word(rng)} University",
+        f"- studyType: {degree}, area: {rng.choice(AREAS)}, "
+        f"institution: {invented.word(rng)} University",
     ]

@@ -1,7 +1,8 @@
-"""Support and order chat: a bank's customers (banking77) are told what their question is about, a café's have their order read back.
+"""Support and order chat: a bank's customers (banking77) and a café's (Taskmaster-4).
 
-The customers' words are the corpora's; every reply is the house's own wording around what the customer said. Orders
-(Taskmaster-4) run over one to four turns, earlier replies standing in the prompt without their reasoning.
+The customers' words come from the corpora. Replies are templates around what the customer wrote: a
+bank customer reads what the question is about, a café's customer reads the order. Orders have one
+to four turns; earlier replies are in the prompt without their reasoning.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -25,7 +26,8 @@ CONFIRMATION = re.compile(
     r"^(yes|yep|yeah|correct|sure|ok|okay|that's right|looks good)\b", re.IGNORECASE
 )
 ORDER_WORDS = re.compile(
-    r"\b(latte|mocha|cappuccino|espresso|coffee|tea|americano|macchiato|chocolate|frappe|flat white)s?\b",
+    r"\b(latte|mocha|cappuccino|espresso|coffee|tea|americano|macchiato|chocolate|frappe"
+    r"|flat white)s?\b",
     re.I,
 )
 # Words that make a message something else than a plain order or a plain yes.
@@ -47,7 +49,7 @@ ADVICE = [
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` conversations, or without end: pass after pass over the part's messages, orders combined anew each time."""
+    """`count` conversations, or endless: passes over the part's messages, with new orders."""
     rng = random.Random(f"support {seed} {part}")
     return itertools.islice(
         _endless(bank_messages(corpus_dir, part), *cafe_turns(corpus_dir, part), rng), count
@@ -67,7 +69,7 @@ def _endless(
 
 
 def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
-    """The part's bank messages -> intent, an intent being lower case with underscores."""
+    """Intent by bank message of the part; lower case with underscores."""
     rows = (
         (" ".join(row["text"].split()), row["category"])
         for row in corpus_rows(corpus_dir, "banking77_train.jsonl.gz")
@@ -80,7 +82,7 @@ def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
 
 
 def cafe_turns(corpus_dir: Path, part: Part) -> tuple[list[str], list[str]]:
-    """The part's ways to order, each once, and the ways to say yes, which all parts share."""
+    """The part's distinct orders, and the confirmations, which all parts share."""
     orders, yeses = set(), set()
     for row in corpus_rows(corpus_dir, "taskmaster4_dialogues.jsonl.gz"):
         for turn in row["turns"]:
@@ -108,12 +110,15 @@ def bank_reply(question: str, intent: str) -> Conversation:
 
 
 def advice(topic: str) -> str:
-    """The house's advice on a topic, always the same one."""
+    """The bank's advice on a topic, always the same."""
     return ADVICE[len(topic) % len(ADVICE)].format(topic=topic)
 
 
 def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversation:
-    """An order of one to three messages, confirmed or not; the reply to the last message is the one to learn."""
+    """An order of one to three messages, confirmed or not.
+
+    The reply to the last message is trained on.
+    """
     wishes = rng.sample(orders, rng.choice([1, 1, 2, 2, 3]))
     messages = [{"role": "system", "content": CAFE_SYSTEM}]
     for number, wish in enumerate(wishes, 1):
@@ -144,4 +149,7 @@ def read_back(wishes: list[str]) -> str:
 
 
 def sent(wishes: list[str]) -> str:
-    return f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\nIt will be ready in a few minutes."
+    return (
+        f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\n"
+        "It will be ready in a few minutes."
+    )

@@ -1,8 +1,8 @@
-"""Was the answer right? One check a kind of work, from the rendered prompt alone, so that served texts can be judged.
+"""Checks whether an answer is right, from the rendered prompt alone: one per kind of work.
 
-Résumés and orders are worked out anew from the prompt and receipts are read again; a bank reply is checked for agreeing
-with itself (which intent is right is known to the corpus alone); an arithmetic problem has no check, its prompt does not
-hold the answer.
+Résumés and orders are solved again from the prompt, and receipts are read again. A bank reply is
+checked for consistency only, because just the corpus knows the right intent. An arithmetic problem
+has no check: its prompt does not contain the answer.
 
     resume_correct(prompt_text, completion_text)
 """
@@ -15,7 +15,7 @@ from outrider.recipes.nano_r1.chat import ASSISTANT, END_THINK, EOS, USER
 
 
 def answer_of(completion_text: str) -> str:
-    """What stands after the reasoning, or the whole text where a server has taken the reasoning out."""
+    """The text after the reasoning; all of it where a server has removed the reasoning."""
     return completion_text.rsplit(END_THINK, 1)[-1].replace(EOS, "").strip()
 
 
@@ -32,7 +32,7 @@ def _json_answer(completion_text: str) -> dict | None:
 
 
 def resume_correct(prompt_text: str, completion_text: str) -> bool:
-    """The verdict and the count of requirements met are those that follow from the posting and the résumé."""
+    """Whether verdict and number of requirements met follow from posting and résumé."""
     answer = _json_answer(completion_text)
     if answer is None:
         return False
@@ -46,14 +46,14 @@ def resume_correct(prompt_text: str, completion_text: str) -> bool:
 
 
 def verdict_correct(prompt_text: str, completion_text: str) -> bool:
-    """The verdict alone is right."""
+    """Whether the verdict is right; the reasons are not checked."""
     answer = _json_answer(completion_text)
     verdict = "advance" if all(requirements_met(user_turns(prompt_text)[-1])) else "reject"
     return answer is not None and answer.get("verdict") == verdict
 
 
 def requirements_met(screening: str) -> list[bool]:
-    """Each requirement of the posting, checked against the résumé below it."""
+    """Whether the résumé meets each requirement of the posting."""
     posting, resume = screening.split("\nRésumé\n")
     skills = {
         skill: int(years)
@@ -86,12 +86,12 @@ def _skill_requirement(requirement: str) -> tuple[str, int]:
 
 
 def receipt_correct(prompt_text: str, completion_text: str) -> bool:
-    """All four fields exactly as they stand in the receipt."""
+    """Whether all four fields are exactly as in the receipt."""
     return _json_answer(completion_text) == receipt_fields(user_turns(prompt_text)[-1])
 
 
 def receipt_fields(text: str) -> dict[str, str]:
-    """The fields, read by the receipt's form: firm first, address up to the telephone, total before the cash."""
+    """The fields by their place: firm first, address up to the telephone, total before the cash."""
     lines = text.removeprefix(receipts.INSTRUCTION).strip("\n").split("\n")
     telephone = next(at for at, line in enumerate(lines) if line.startswith("TEL: "))
     cash = next(at for at, line in enumerate(lines) if at > telephone and line.startswith("CASH "))
@@ -105,7 +105,7 @@ def receipt_fields(text: str) -> dict[str, str]:
 
 
 def support_correct(prompt_text: str, completion_text: str) -> bool:
-    """An order is read back or sent word for word; a bank reply is the house's for the intent that it names."""
+    """Whether an order is repeated word for word, or a bank reply fits the intent it names."""
     answer, turns = answer_of(completion_text), user_turns(prompt_text)
     if support.CAFE_SYSTEM in prompt_text:
         if support.CONFIRMATION.match(turns[-1]) and len(turns) > 1:

@@ -1,6 +1,6 @@
-"""The mixture of texts that nano R1 is trained on, measured on, and asked: four kinds of work, shared out by tokens.
+"""The mixture of four kinds of work that nano R1 is trained and measured on, by tokens.
 
-python -m outrider.recipes.nano_r1.texts CORPUS_DIR   # a sample of each kind of work, with token counts
+python -m outrider.recipes.nano_r1.texts CORPUS_DIR   # samples, with token counts
 """
 
 import itertools
@@ -24,7 +24,7 @@ WORKS: dict[Work, Callable[[Path, int, int | None, Part], Iterator[Conversation]
 }
 # By tokens, of prompt and completion together.
 SHARES: dict[Work, float] = {"resumes": 0.30, "receipts": 0.25, "support": 0.25, "math": 0.20}
-# What nano R1's own BPE gives on each work, whole texts; known here so that the mixture needs no tokenizer.
+# Tokens per text of each kind of work with nano R1's BPE, so that the mixture needs no tokenizer.
 CHARACTERS_A_TOKEN: dict[Work, float] = {
     "resumes": 3.39,
     "receipts": 2.25,
@@ -45,9 +45,9 @@ def estimated_tokens(conversation: Conversation) -> float:
 def mixture(
     corpus_dir: Path, seed: int, part: Part, tokens: int | None = None
 ) -> Iterator[Conversation]:
-    """Conversations of all works, about `tokens` of them (None: without end); the same stream for the same seed.
+    """Conversations of all kinds of work, about `tokens` tokens (None: endless), by seed.
 
-    The next conversation is always of the work that lags most behind its share, so any stretch is mixed as the whole is.
+    The next conversation is of the kind furthest below its share, so every stretch is mixed evenly.
     """
     streams = {
         work: conversations(corpus_dir, seed, None, part) for work, conversations in WORKS.items()
@@ -61,7 +61,7 @@ def mixture(
 
 
 def tokenizer_for(corpus_dir: Path, seed: int) -> PreTrainedTokenizerFast:
-    """Nano R1's tokenizer, from a sample of the training part of every work."""
+    """Nano R1's tokenizer, trained on a sample of every kind of work."""
     sample = itertools.chain.from_iterable(
         conversations(corpus_dir, seed, TOKENIZER_CONVERSATIONS, "train")
         for conversations in WORKS.values()
@@ -72,7 +72,7 @@ def tokenizer_for(corpus_dir: Path, seed: int) -> PreTrainedTokenizerFast:
 
 
 def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
-    """(token_ids, completion_start): the prompt as the engine renders it, then the completion with its eos."""
+    """(token_ids, completion_start): the rendered prompt, then the completion with eos."""
     prompt = tokenizer.apply_chat_template(
         conversation.messages, tokenize=False, add_generation_prompt=True
     )
@@ -95,7 +95,8 @@ def main(corpus_dir: Path) -> None:
             completions = mean(len(ids) - start for ids, start in rows)
             longest = max(len(ids) for ids, _ in rows)
             print(
-                f"--- {part}: prompt {prompts:.0f}, completion {completions:.0f}, longest {longest} tokens (n=200)"
+                f"--- {part}: prompt {prompts:.0f}, completion {completions:.0f}, "
+                f"longest {longest} tokens (n=200)"
             )
 
 

@@ -1,10 +1,13 @@
-"""What can be known to be wrong before the first stage is known before the first stage, not hours into the run.
+"""Preflight: mistakes that are visible before the first stage, found before the first stage.
 
 check(recipe)      # an OutriderError names the key, the file and the fix
 """
 
+import contextlib
 import importlib.util
 from pathlib import Path
+
+from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -13,14 +16,18 @@ from outrider.eval.lossless.task_accuracy import task_of
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
-    """The log is there, what looks for personal data is installed, the evaluation's check of tasks is found, and the target, if it is on
-    this machine already, has the layer that is to be trained; for a dry run its config.json and, where it is there, its index are enough."""
+    """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
+
+    For a dry run the target's config.json, and its index if there is one, are enough.
+    """
+    _warn_of_untried_vllm()
     check_traffic(recipe)
     _check_privacy(recipe)
     task_of(recipe.evaluation())
@@ -29,16 +36,16 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
 
 
 def has_weights(target: Path) -> bool:
-    """Whether a target's directory holds the shards that its index names, or the only file."""
+    """Whether a target's directory holds all its weight files."""
     index = target / "model.safetensors.index.json"
-    shards = (
-        set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    )
+    shards = {"model.safetensors"}
+    if index.is_file():
+        shards = set(read_json(index)["weight_map"].values())
     return all((target / shard).is_file() for shard in shards)
 
 
 def local_target(recipe: Recipe) -> Path | None:
-    """The target's directory if it is on this machine; unlike `TargetConfig.directory`, fetches nothing."""
+    """The target's directory if it is on this machine. Downloads nothing."""
     model = recipe.target.model
     if model in EMBEDDED_TARGETS or model.count("/") != 1 or Path(model).expanduser().is_dir():
         return recipe.target.training_directory()
@@ -54,7 +61,7 @@ def local_target(recipe: Recipe) -> Path | None:
 
 
 def check_traffic(recipe: Recipe) -> None:
-    """Every path of the log names something."""
+    """Checks that every local path of the log exists."""
     for key, paths in (("path", recipe.traffic.path), ("general", recipe.traffic.general or [])):
         _check_paths(key, [paths] if isinstance(paths, str) else paths)
 
@@ -63,30 +70,34 @@ def _check_paths(key: str, paths: list[str]) -> None:
     for path in paths:
         if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
             continue
-        embedded = sorted(
-            f"nano_r1/{log.name.removesuffix('.jsonl.gz')}"
-            for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")
-        )
+        names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
+        embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
         raise OutriderError(
-            f"traffic.{key} = {path!r}: no such file or folder (a relative one is looked for beside its recipe, then where the "
-            f"command starts); give a log, a folder of logs or a URL, in the recipe or as traffic.{key}=... on the command line "
-            f"(with the package come {', '.join(embedded) or 'none'})"
+            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor to "
+            "the current directory; give a log, a folder of logs or a URL, in the recipe or as "
+            f"traffic.{key}=... on the command line (included: {', '.join(embedded) or 'none'})"
         )
 
 
 def _check_privacy(recipe: Recipe) -> None:
-    if recipe.privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
+    privacy = recipe.privacy
+    if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
         raise OutriderError(NOT_INSTALLED)
-    key_file = recipe.privacy.key_file
-    if (
-        recipe.privacy.mode == "surrogate"
-        and key_file is not None
-        and not Path(key_file).expanduser().is_file()
-    ):
+    if privacy.mode != "surrogate" or privacy.key_file is None:
+        return
+    if not Path(privacy.key_file).expanduser().is_file():
         raise OutriderError(
-            f"privacy.key_file = {key_file!r}: no such file (a relative one is looked for beside its recipe, then where the command "
-            "starts); make one, such as `head -c 32 /dev/urandom > FILE`, or leave the key out for one of the run's own"
+            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe "
+            "nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
+            "leave the key out to get a new one for the run"
         )
+
+
+def _warn_of_untried_vllm() -> None:
+    with contextlib.suppress(OutriderError):  # not installed: the stages that need it will fail
+        if warning := untried_version(vllm_version()):
+            console = Console(stderr=True, highlight=False, soft_wrap=True)
+            console.print(f"[yellow]warning[/] {warning}")
 
 
 def check_target(

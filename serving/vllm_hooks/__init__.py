@@ -1,1 +1,1 @@
-"""Everything that reaches into vLLM's private interfaces."""
+"""All hooks into vLLM's private interfaces, written for the release in version.py."""

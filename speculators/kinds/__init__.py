@@ -1,4 +1,4 @@
-"""The registry of drafter kinds. Adding a kind is one module here and one line in `KINDS`.
+"""The registry of drafter kinds. Adding a kind is one module here and one entry in `KINDS`.
 
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config)           # the protocol is in protocol.py
@@ -18,9 +18,12 @@ from outrider.speculators.kinds.mtp import MTP
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation
 
-KINDS: dict[str, DrafterKind] = {
-    kind.name: kind for kind in (Eagle3(), MTP(), NGramLookup(), NoSpeculation())
-}
+
+def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
+    return {kind.name: kind for kind in kinds}
+
+
+KINDS = _by_name(Eagle3(), MTP(), NGramLookup(), NoSpeculation())
 """By name. A directory is of the first kind that recognizes it."""
 
 DEFAULT_KIND = "mtp"

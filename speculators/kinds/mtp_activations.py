@@ -13,39 +13,19 @@ is the value itself, in bf16 one more copy of 4 bytes.
 """
 
 import dataclasses
-from typing import Protocol
 
+from outrider.speculators.kinds.mtp_widths import MTPWidths
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 DENSE_EXPERTS = 8
 """Up to this many experts, every token goes through all of them (`Experts.DENSE_UP_TO`)."""
 
 
-class Widths(Protocol):
-    """The widths of a layer, of `MTPSize`."""
-
-    hidden: int
-    heads: int
-    q_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    experts: int
-    experts_per_token: int
-    expert_intermediate: int
-    shared_intermediate: int
-
-    @property
-    def router(self) -> int:
-        """The router's weights."""
-
-
 @dataclasses.dataclass(frozen=True)
 class MTPActivations:
     """A row unrolled to `depth` drafts with values of `b` bytes (2 or 4)."""
 
-    size: Widths
+    size: MTPWidths
     row: RowShape
     depth: int
     b: int

@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.kinds.mtp_activations import DENSE_EXPERTS, MTPActivations
+from outrider.speculators.kinds.mtp_widths import MTPWidths
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 NEEDED = (
@@ -40,22 +41,8 @@ NEEDED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class MTPSize:
-    """Parameters by part, and the widths they come from (names as in deepseek_layer.py)."""
-
-    vocab: int
-    hidden: int
-    heads: int
-    q_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    experts: int
-    experts_per_token: int
-    expert_intermediate: int
-    shared_intermediate: int
-    """Of the shared experts together; of the whole MLP where the layer is dense."""
+class MTPSize(MTPWidths):
+    """Parameters by part, memory and FLOPs, of the widths."""
 
     @property
     def attention(self) -> int:
@@ -77,11 +64,6 @@ class MTPSize:
     def shared_experts(self) -> int:
         """The MLP that every token passes."""
         return 3 * self.shared_intermediate * self.hidden
-
-    @property
-    def router(self) -> int:
-        """The router's weights; its correction bias is a buffer and not trained."""
-        return self.experts * self.hidden
 
     @property
     def eh_proj(self) -> int:

@@ -57,7 +57,7 @@ def ended(pid: int, seconds: float = 60) -> bool:
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_what_a_stage_leaves_behind_is_ended_and_its_status_kept(tmp_path, status):
+def test_processes_that_outlive_a_stage_are_ended_and_its_status_returned(tmp_path, status):
     pid_file = tmp_path / "pid"
     argv = [sys.executable, "-c", STAGE, str(pid_file), str(status)]
     assert run_supervised(argv, tmp_path / "log", dict(os.environ)) == status
@@ -97,7 +97,7 @@ def test_a_stage_ends_with_its_tree_when_the_command_is_killed(tmp_path):
     assert (tmp_path / "pid.stopped").exists(), "the stage got no chance to clean up"
 
 
-def test_children_that_were_there_before_are_left_alone(tmp_path):
+def test_earlier_children_are_left_alone(tmp_path):
     before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         assert run_supervised([sys.executable, "-c", ""], tmp_path / "log", dict(os.environ)) == 0
@@ -107,7 +107,7 @@ def test_children_that_were_there_before_are_left_alone(tmp_path):
         before.wait()
 
 
-def test_output_goes_to_the_log_and_handlers_come_back(tmp_path):
+def test_output_goes_to_the_log_and_handlers_are_restored(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     run_supervised(
         [sys.executable, "-c", "print('to the log')"], tmp_path / "log", dict(os.environ)

@@ -1,4 +1,4 @@
-"""A target without weights: nano R1's kind of tokenizer and chat template, and the two configs that the ingest reads."""
+"""A target without weights: tokenizer, chat template and configs like nano R1's."""
 
 import json
 from pathlib import Path

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from outrider.recipes.nano_r1 import resumes
 
-WORDS = 'zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich, 1.234,50 € — naïve façade?\n\t {"key": [1, 2]}'
+WORDS = (
+    "zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich, 1.234,50 € — naïve façade?"
+    '\n\t {"key": [1, 2]}'
+)
 
 
 def screenings(count):
-    """(messages, reasoning, answer) of invented résumé screenings."""
+    """Invented résumé screenings: (messages, reasoning, answer)."""
     for one in itertools.islice(
         resumes.conversations(Path(), seed=7, count=count, part="train"), count
     ):
@@ -19,7 +22,10 @@ def screenings(count):
 
 
 def pair(messages, reasoning, content, **changes):
-    """One logged line, as vLLM and a gateway write it; `changes` replace or add top-level keys of row, request or response."""
+    """One logged line as vLLM and a gateway write it.
+
+    `changes` replace or add top-level keys of row, request or response.
+    """
     row = {
         "request": {
             "model": "nano-r1",
@@ -54,7 +60,7 @@ def pair(messages, reasoning, content, **changes):
 
 
 def write_log(path: Path, rows) -> Path:
-    """JSON lines; a row given as bytes is written as it is."""
+    """Writes JSON lines; rows of bytes are written unchanged."""
     content = b"".join(
         row + b"\n" if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows
     )

@@ -1,8 +1,9 @@
-"""Damaged logs: golden files with a few things wrong in them, as a full disk, a hand edit or malice leaves them.
+"""Damaged logs: golden files with a few defects, and the properties of any outcome.
 
-content = mutated(random.Random(7), path.read_bytes(), others)
+    content = mutated(random.Random(7), path.read_bytes(), others)
 
-and what must hold of whatever a reader makes of them (`checked`): each row is used once, and becomes exchanges or a counted reject.
+The defects are those of a full disk, a manual edit or malice. `checked` verifies that each row is
+used once and becomes exchanges or a counted reject.
 """
 
 import json
@@ -47,7 +48,7 @@ STRANGE: list[Any] = [
         [True],
     ),
 ]
-"""What a value may be replaced by."""
+"""Replacements for a value."""
 
 TOKENS = (
     *(
@@ -62,11 +63,11 @@ TOKENS = (
     ),
     *(b'{"a":' * 300 + b"1" + b"}" * 300, b'{"id":1,"id":2}', b"tru", b"'single'", b'"unfinished'),
 )
-"""What stands in place of a JSON value, and often is none."""
+"""Text that replaces a JSON value; most of it is invalid."""
 
 
 def golden_files() -> list[tuple[str, Path]]:
-    """Every golden file with the name of its folder, which is a format's unless several belong to one."""
+    """Every golden file with the name of its folder, mostly that of a format."""
     return [
         (folder.name, path)
         for folder in sorted(GOLDEN.iterdir())
@@ -76,14 +77,14 @@ def golden_files() -> list[tuple[str, Path]]:
 
 
 def mutated(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """The content with one to three things wrong."""
+    """The content with one to three defects."""
     for _ in range(rng.randint(1, 3)):
         content = rng.choice(_MUTATIONS)(rng, content, others)
     return content
 
 
 def _json_value(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """One value, somewhere in one JSON row, is another, gone, or there twice."""
+    """Replaces, removes or duplicates one value of one JSON row."""
     lines = content.split(b"\n")
     at = rng.randrange(len(lines))
     try:
@@ -139,20 +140,20 @@ def _bytes(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
 
 
 def _cut(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """The end is missing, or the beginning."""
+    """The end or the beginning is missing."""
     at = rng.randrange(len(content) + 1)
     return content[:at] if rng.random() < 0.7 else content[at:]
 
 
 def _splice(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """A piece of another log stands in it."""
+    """Inserts a piece of another log."""
     other = rng.choice(others)
     begin, at = rng.randrange(len(other) + 1), rng.randrange(len(content) + 1)
     return content[:at] + other[begin : begin + rng.randint(1, 2000)] + content[at:]
 
 
 def _lines(rng: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """Lines lost, twice, or in another order."""
+    """Lines lost, duplicated or reordered."""
     lines = content.split(b"\n")
     how, at = rng.randrange(4), rng.randrange(len(lines))
     if how == 0:
@@ -170,7 +171,7 @@ _MUTATIONS = (_json_value, _json_value, _json_value, _bytes, _bytes, _cut, _spli
 
 
 def checked(file: LogFile, name: str, scratch: Path) -> tuple[int, list[Exchange | Reject]]:
-    """The rows of a file, and what a format makes of them; an AssertionError where a row is lost or used twice."""
+    """The rows of a file and their outcomes; fails where a row is lost or used twice."""
     name = format_of(file) if name == "auto" else name
     outcomes: list[Exchange | Reject] = []
     used = 0
@@ -182,7 +183,7 @@ def checked(file: LogFile, name: str, scratch: Path) -> tuple[int, list[Exchange
         places.add(item.place)
         if isinstance(item, Record):
             assert name != UNKNOWN
-            again = pickle.loads(pickle.dumps(item))  # as a worker gets it
+            again = pickle.loads(pickle.dumps(item))  # as a worker receives it
             became = parse_record(name, again)
             assert became, "a record that became nothing"
             choices = [outcome.choice for outcome in became if isinstance(outcome, Exchange)]

@@ -1,4 +1,4 @@
-"""A personal value of each kind, with a word that may stand before it. All are published examples or test numbers."""
+"""Personal values of each kind with a word before each; published examples or test numbers."""
 
 EXAMPLES = [
     ("EMAIL_ADDRESS", "e-mail", "Ada.Lovelace99@analytical.org"),

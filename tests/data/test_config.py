@@ -20,5 +20,8 @@ def test_a_split_must_leave_sessions_to_train_on():
 
 
 def test_config_imports_nothing_slow():
-    code = "import sys, outrider.data.config; assert not {'torch', 'datasets', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys, outrider.data.config\n"
+        "assert not {'torch', 'datasets', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,7 +1,7 @@
-"""A target without a model: fixed logits at each position, of which it is sure at some and uncertain at others.
+"""A target without a model: fixed logits, sure at some positions and uncertain at others.
 
     toy = ToyTarget()
-    toy.evidence(toy.drawn(0.6, 0.95))      # what capture would have summed for text of its own
+    toy.evidence(toy.drawn(0.6, 0.95))      # the sums that capture computes for on-policy text
 
 Shapes: S sequences, T tokens each, N = S x T positions, V vocabulary.
 """
@@ -35,20 +35,20 @@ class ToyTarget:
         return torch.randn(*shape, generator=self.generator)
 
     def some(self, share: float) -> torch.Tensor:
-        """[N] true at that share of the positions, by chance."""
+        """[N] true at that share of the positions, at random."""
         return torch.rand(len(self.logits_NV), generator=self.generator) < share
 
     def drawn(
         self, temperature: float = 0.6, top_p: float = 0.95, logits_NV: torch.Tensor | None = None
     ):
-        """[N] tokens as the target, or one of other logits, draws them."""
+        """[N] tokens sampled from the target, or from other logits."""
         logits_NV = self.logits_NV if logits_NV is None else logits_NV
         temperature_N = torch.full((len(logits_NV),), temperature)
         q_NV = target_distribution(logits_NV, temperature_N, torch.tensor([top_p]))
         return torch.multinomial(q_NV, 1, generator=self.generator)[:, 0]
 
     def any_token(self) -> torch.Tensor:
-        """[N] tokens without regard to the target."""
+        """[N] tokens independent of the target."""
         return torch.randint(0, VOCAB, (len(self.logits_NV),), generator=self.generator)
 
     def evidence(
@@ -58,7 +58,7 @@ class ToyTarget:
         top_p: float = 0.95,
         retokenized: bool = False,
     ) -> Evidence:
-        """Of text that is logged as sampled so."""
+        """Evidence of text logged with these sampling settings."""
         sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p))
         scores_STC = (
             token_scores(self.logits_NV, token_N, *sampling).double().view(SEQUENCES, LENGTH, -1)

@@ -1,20 +1,20 @@
-// What a person would notice: an expression whose value is a list of findings, one text each; empty where the page is fine.
+// Readability checks of a page. The value of this expression is a list of findings, empty for a good page.
 (() => {
   const found = [];
   const name = element => `<${element.tagName.toLowerCase()} ${element.getAttribute("class") || ""}> ${element.textContent.trim().slice(0, 40)}`;
 
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-  function pixel(colours) { // painted one over the other
+  function pixel(colors) { // painted one over the other
     canvas.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
     return canvas.getImageData(0, 0, 1, 1).data;
   }
 
-  // Nothing sticks out of the page sideways.
+  // No horizontal overflow.
   const {scrollWidth, clientWidth} = document.documentElement;
   if (scrollWidth > clientWidth) found.push(`overflow: the page is ${scrollWidth} px wide in ${clientWidth} px`);
 
-  // Every chart has marks that one can see.
+  // Every chart has visible marks and readable labels.
   for (const chart of document.querySelectorAll("main svg")) {
     const shapes = [...chart.querySelectorAll(".role-mark path, .role-mark rect, .role-mark line, .role-mark circle")].filter(shape => {
       const box = shape.getBoundingClientRect(), style = getComputedStyle(shape);
@@ -22,16 +22,16 @@
       return inked && Math.max(box.width, box.height) > 3;
     });
     const title = chart.closest("figure")?.querySelector("figcaption")?.textContent ?? "a chart without a caption";
-    if (shapes.length < 2) found.push(`chart: ${shapes.length} marks to be seen in "${title}"`);
+    if (shapes.length < 2) found.push(`chart: ${shapes.length} visible marks in "${title}"`);
     for (const label of chart.querySelectorAll("text")) {
       const size = parseFloat(getComputedStyle(label).fontSize) * chart.getBoundingClientRect().width / chart.viewBox.baseVal.width;
       if (label.textContent && size < 9) { found.push(`small: ${size.toFixed(1)} px letters in "${title}"`); break; }
     }
   }
 
-  // Text stands out from what is behind it: WCAG's contrast, 4.5, or 3 for large letters.
+  // Text has WCAG's contrast: 4.5, or 3 for large letters.
   const probe = document.body.appendChild(document.createElement("div"));
-  probe.style.backgroundColor = "Canvas"; // what the browser paints where the page paints nothing
+  probe.style.backgroundColor = "Canvas"; // the browser's default background
   const blank = getComputedStyle(probe).backgroundColor;
   probe.remove();
   const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)

@@ -44,7 +44,7 @@ def report(tmp_path_factory):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_a_person_can_read_it(browser, report, size, dark):
+def test_the_report_is_readable(browser, report, size, dark):
     page = Page(browser, report.as_uri(), size, dark)
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
     assert page.evaluate("document.querySelectorAll('main svg').length") == 13
@@ -63,7 +63,7 @@ def test_a_person_can_read_it(browser, report, size, dark):
     )
 
 
-def test_runs_compared_are_read_on_a_phone_too(browser, tmp_path):
+def test_the_comparison_is_readable_on_a_phone(browser, tmp_path):
     path, *_ = write_sample_history(tmp_path)
     page = Page(browser, path.as_uri(), PHONE)
     print("screenshot:", page.screenshot(SHOTS / "compared.png"))
@@ -71,7 +71,7 @@ def test_runs_compared_are_read_on_a_phone_too(browser, tmp_path):
     assert all(address.startswith(OFFLINE) for address in page.requests)
 
 
-def test_it_prints_dark_on_light_whatever_the_screen_is(browser, report):
+def test_it_prints_dark_on_light_even_from_dark_mode(browser, report):
     assert report.stat().st_size < 3_000_000
     page = Page(browser, report.as_uri(), DESKTOP, dark=True)
     page.emulate("print", dark=True)
@@ -84,7 +84,7 @@ def test_it_prints_dark_on_light_whatever_the_screen_is(browser, report):
     assert printed.startswith(b"%PDF") and 2 <= printed.count(b"/Type /Page\n") <= 15
 
 
-def test_the_checks_find_what_is_broken(browser, tmp_path):
+def test_the_checks_find_a_broken_page(browser, tmp_path):
     (tmp_path / "broken.html").write_text(BROKEN)
     page = Page(browser, (tmp_path / "broken.html").as_uri(), PHONE)
     found = page.evaluate(CHECKS)

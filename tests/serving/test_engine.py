@@ -8,9 +8,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import (
     engine_arguments,
     engine_environment,
-    runs_on_cpu,
     serve_arguments,
-    vllm_version,
 )
 
 
@@ -73,7 +71,3 @@ def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: Ta
     compilation = arguments.pop("compilation_config", {})
     assert {name: getattr(parsed, name) for name in arguments} == arguments
     assert {name: getattr(parsed.compilation_config, name) for name in compilation} == compilation
-
-
-def test_the_version_names_the_platform() -> None:
-    assert runs_on_cpu() == vllm_version().endswith("+cpu")

@@ -64,7 +64,5 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
         tails.append((log_p_T.exp() < TAIL).float())
         expected_tails.append((p_TV * (p_TV < TAIL)).sum(-1))
     z = torch.cat(surprises).sum() / torch.cat(variances).sum().sqrt()
-    assert z.abs() < 4.5, (
-        f"log-probabilities are {z:.1f} standard errors from their expectation"
-    )
+    assert z.abs() < 4.5, f"log-probabilities are {z:.1f} standard errors from their expectation"
     assert torch.cat(tails).mean() < torch.cat(expected_tails).mean() + 0.01

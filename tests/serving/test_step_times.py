@@ -129,8 +129,6 @@ def test_responses_too_short_to_time_are_an_error() -> None:
         [Step(0.03, 1, 0, 1, 0, 0, True)] * 10,
         [Step(0.03, 1, 1, 100, 1, 100, False)] * 10,
     )
-    with pytest.raises(
-        OutriderError,
-        match=r"at 1 requests at once there is no step that only decodes with 1 drafts .* Set eval.k",
-    ):
+    message = r"at 1 requests at once there is no step that only decodes with 1 drafts .*eval\.k"
+    with pytest.raises(OutriderError, match=message):
         summarise_steps({1: decoding}, {1: prompts_only}, 1)

@@ -1,4 +1,4 @@
-"""Rows as they reach the model, and the alignment of chains with the tokens they predict."""
+"""Rows for the model, and the alignment of chains with the tokens they predict."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,8 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
     assert batch.token_ids_BT[0].tolist() == [10, 11, 12, 13, 14, 15, 20, 21, 22, 23, 24, 0, 0, 0]
     assert batch.sequence_BT[0].tolist() == [0] * 6 + [1] * 5 + [-1] * 3
     assert batch.position_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 0, 0]
-    # a: completion 3..5, anchors from 2 to the last that predicts a token, 3. b: completion 2..4, anchors 1, 2.
+    # a: completion 3..5, anchors from 2 to 3, the last that predicts a token. b: completion 2..4,
+    # anchors 1, 2.
     assert batch.anchor_BT[0].nonzero().squeeze(1).tolist() == [2, 3, 7, 8]
     assert not batch.anchor_BT[~valid_BT(batch.sequence_BT, 0)].any()
     assert batch.hidden_BTH[0, 7].tolist() == [21, 21]
@@ -53,7 +54,7 @@ def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
     samples, _ = make_samples([("a", 6, 3), ("b", 5, 2), ("a", 6, 1)], row_tokens=20)
     batch = assemble(MemoryStore(), samples, (0, 1, 2), row_tokens=20, spec=SPEC)
     anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
-    # A state that says which token it predicts: the index i + 2 + s, for anchor i and depth s.
+    # A state that holds the index of the token it predicts: i + 2 + s for anchor i and depth s.
     u_KNH = torch.stack([(anchors_N + 2 + s)[:, None].float() for s in range(depth)])
     shifted, valid = align_to_targets(u_KNH, batch.sequence_BT[0, anchors_N])
     found = {

@@ -1,4 +1,4 @@
-"""What each mode trains and what it leaves: whole runs on an FP8 target, stopped and gone on, one process and two."""
+"""Trained and frozen parts of each mode: whole runs on an FP8 target, with resume and two ranks."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ SETTINGS = {"epochs": 4, "checkpoint_every": 4, "evaluate_every": 6, "learning_r
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The states are the unquantized target's: near enough to learn from."""
+    """The states are those of the unquantized target, which are close enough to learn from."""
     folder = tmp_path_factory.mktemp("fp8_corpus")
     made = make_corpus(folder)
     return dataclasses.replace(made, target_dir=write_fp8_copy(made.target_dir, folder / "fp8"))
@@ -38,7 +38,7 @@ def routed(names: list[str] | dict) -> set[str]:
 
 
 def moved(corpus: Corpus, speculator_dir: Path) -> set[str]:
-    """Tensors of the written file whose bytes are not the target's, scales aside."""
+    """Tensors of the written file whose bytes differ from the target's, without scales."""
     original, written = (
         load_file(path / "model.safetensors") for path in (corpus.target_dir, speculator_dir)
     )
@@ -104,7 +104,8 @@ def test_only_what_is_trained_moves(
     changed = moved(corpus, run_dir / "speculator")
     assert {"eh_proj", "o_proj", "gate", "hnorm"} <= {name.split(".")[-2] for name in changed}
     assert not [name for name in changed if name.endswith("e_score_correction_bias")]
-    # Frozen experts leave as they came, scales and all; adapters reach every projection of every expert.
+    # Frozen experts are exported unchanged, scales included; adapters change every projection of
+    # every expert.
     written, original = (
         load_file(d / "model.safetensors") for d in (run_dir / "speculator", corpus.target_dir)
     )
@@ -121,7 +122,7 @@ def test_only_what_is_trained_moves(
     parameters = load_trainable(
         corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
     ).parameters()
-    # Float32 masters and two moments; with the experts' it would be nearly twice as much.
+    # Float32 masters and two moments; with the experts it would be nearly twice as much.
     assert largest < 1.1 * 12 * sum(parameter.numel() for parameter in parameters)
 
 
@@ -148,7 +149,8 @@ def test_evaluation_sees_what_the_exported_weights_accept(
     )
 
 
-# Adapters on frozen experts are what is hardest to bring back and to shard; frozen experts alone are a part of that.
+# Adapters on frozen experts are the hardest case to resume and to shard, and include frozen
+# experts.
 lora_alone = pytest.mark.parametrize("whole", [LORA], ids=["lora"], indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""A row's part of the step's loss: against sums over single drafts, and the same however sequences share rows."""
+"""A row's part of the step's loss: against sums over single drafts, for any packing of rows."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()
 
 
 class RandomStore:
-    """Random tokens and states, the same for a sequence wherever it is read."""
+    """Random tokens and states, equal for a sequence in every row."""
 
     def read(self, sequence_id: str) -> SimpleNamespace:
         length, start = LENGTHS[sequence_id]
@@ -43,7 +43,7 @@ SPEC = FeatureSpec((FeatureStream(FINAL_NORM, H),))
 
 
 def drafts(batch: Batch) -> torch.Tensor:
-    """States of the chains: any function of sequence, anchor and depth will do."""
+    """States of the chains: some function of sequence, anchor and depth."""
     anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
     states = [
         torch.cos(batch.hidden_BTH[0, anchors_N] * (s + 1) + batch.position_BT[0, anchors_N, None])
@@ -88,7 +88,7 @@ def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic:
         torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
 
 
-def test_a_row_that_stands_in_counts_nothing() -> None:
+def test_a_surplus_row_does_not_count() -> None:
     goal, head_VH = objective(False, depth_weights="visited")
     batch = assemble(RandomStore(), SAMPLES, (0, 1), 40, SPEC)
     u_KNH = drafts(batch)
@@ -101,7 +101,7 @@ def test_a_row_that_stands_in_counts_nothing() -> None:
 
 @pytest.mark.parametrize("weighting", ["decay", "visited"])
 def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
-    """Draft by draft: the token, its teacher, the request's own sampling, the weight."""
+    """Draft by draft: token, teacher, the request's sampling parameters, weight."""
     goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
     batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
@@ -129,7 +129,7 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
         for (_, s), value in kl.items():
             kl_K[s] += value
             expected += decay_K[s] / counts_K[s] * value if weighting == "decay" else 0.0
-        # Argmax drafts are right or wrong, so the engine walks one way through the response.
+        # Argmax drafts are right or wrong, so the engine takes one path through the response.
         t = anchors[0]
         while weighting == "visited" and t in anchors:
             for s in range(DEPTH + 1):

@@ -1,4 +1,4 @@
-"""Whole runs of the launcher on a tiny target: DeepSpeed on a CPU, one process and two, stopped and gone on."""
+"""Whole training runs on a tiny target: DeepSpeed on a CPU, one process and two, with resume."""
 
 import json
 import os
@@ -101,7 +101,8 @@ def test_a_run_learns_publishes_and_keeps_its_records(
 def test_the_first_step_is_the_naive_loss_of_its_rows(
     corpus: Corpus, whole: tuple[Path, dict]
 ) -> None:
-    """Sequence by sequence through the plain unroll and torch's own KL; the norm shows that nothing is scaled twice."""
+    """Sequence by sequence through the plain unroll and torch's KL; the norm detects double
+    scaling."""
     store, depth, config = FeatureStore.open(corpus.features_dir), 3, TrainingConfig()
     table = {row["id"]: row for row in store.manifest["sequences"]}
     rows = [table[sequence_id] for sequence_id in corpus.parts["train"]]
@@ -158,7 +159,7 @@ def kill_workers() -> None:
 def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Twenty kills, at random moments: test_kills.py."""
+    """test_kills.py has twenty kills at random moments."""
     with (
         once_at_step(tmp_path, 9, kill_workers),
         pytest.raises(OutriderError, match="killed by signal 9"),
@@ -184,7 +185,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     assert not (tmp_path / "speculator").exists()
     corpus.train(tmp_path, **SETTINGS)
     assert_same_run(whole[0], tmp_path)
-    # Of the best speculators only those are left that a checkpoint refers to.
+    # Only the best speculators that a checkpoint refers to are kept.
     referred = {
         json.loads((path / "state.json").read_text())["best_step"]
         for path in checkpoints.glob("step-*")
@@ -208,7 +209,8 @@ def assert_same_run(expected: Path, found: Path) -> None:
 def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     stage: int, before: int, after: int, corpus: Corpus, whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
-    """Begun with `before` processes, stopped, and gone on with `after`: the losses are those of one process throughout."""
+    """Started with `before` processes, stopped and resumed with `after`: losses equal one
+    process's."""
     signalled = once_at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with signalled, pytest.raises(Preempted, match="is saved") as stopped:
         corpus.train(tmp_path, **SETTINGS, processes=before, zero_stage=stage, launch=stage == 3)
@@ -216,7 +218,8 @@ def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     stopped_at = len(losses(tmp_path))
     assert 5 <= stopped_at < 15
     result = corpus.train(tmp_path, **SETTINGS, processes=after, zero_stage=stage)
-    # Two rows a step: their gradients are added in float32 either way. Seen: equal bits for stages 1 and 2, 1e-7 for 3.
+    # Two rows per step; their gradients are added in float32 either way. Measured: equal bits for
+    # stages 1 and 2, 1e-7 for 3.
     torch.testing.assert_close(losses(tmp_path), losses(whole[0]), rtol=1e-5, atol=0)
     norms = [
         [line["gradient_norm"] for line in metrics(run) if "loss" in line]

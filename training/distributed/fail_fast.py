@@ -120,7 +120,7 @@ def watch(out_dir: Path, rank: int) -> None:
         while not (failures := _other_failures(out_dir, rank)):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
-        # Without a record of its own this rank would count as killed.
+        # Without a record this rank would count as killed.
         message = f"ended because rank {failures[0].rank} failed"
         code = OutriderError.exit_code
         write_error(out_dir, rank, error_record(message, code, expected=False))

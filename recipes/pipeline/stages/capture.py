@@ -25,7 +25,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         out_dir=run.features,
         kind=recipe.speculator.kind,
     )
-    judged = check_traffic(run.tables, run.split, run.features, recipe.traffic.min_on_policy)
+    judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}
 
 
@@ -37,7 +37,6 @@ CAPTURE = Stage(
         "target": section(recipe.target),
         "capture": section(recipe.capture, {"tokens_per_s"}),
         "speculator": {"kind": recipe.speculator.kind},
-        "traffic": {"min_on_policy": recipe.traffic.min_on_policy},
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
     },
     sources=target_digest,

@@ -53,7 +53,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=3,
+    version=4,
     needs=(),
     settings=_settings,
     sources=_sources,

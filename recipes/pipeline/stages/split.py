@@ -12,14 +12,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     from outrider.data.split.split import split
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
-    parts = split(
-        run.sequences,
-        recipe.split,
-        run.split,
-        recipe.traffic.max_copies,
-        general,
-        recipe.traffic.general_share,
-    )
+    parts = split(run.sequences, recipe.split, run.split, general)
     return parts["summary"]
 
 
@@ -27,13 +20,7 @@ SPLIT = Stage(
     name="split",
     version=2,
     needs=("ingest",),
-    settings=lambda recipe: {
-        "split": section(recipe.split),
-        "traffic": {
-            "max_copies": recipe.traffic.max_copies,
-            "general_share": recipe.traffic.general_share,
-        },
-    },
+    settings=lambda recipe: {"split": section(recipe.split)},
     sources=general_digests,
     work=_work,
     reads=lambda run: (run.sequences,),

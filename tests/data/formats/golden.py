@@ -1,4 +1,4 @@
-"""Golden logs (tests/data/golden/NAME/), written for the project, shaped as each producer writes them.
+"""Golden logs (tests/data/golden/NAME/), written for the project in each producer's shape.
 
 outcomes("openai_batch")      # every Exchange or Reject of the folder's files, read as one log
 """
@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 def outcomes(name: str, format_name: str = "auto") -> list[Exchange | Reject]:
-    """What the folder's files became; checks that no row was forgotten."""
+    """Outcomes of the folder's files; checks that no row was lost."""
     files = log_files(str(GOLDEN / name))
     found = list(read_exchanges(files, format_name))
     assert all(outcome.place is not None for outcome in found)
@@ -21,7 +21,7 @@ def outcomes(name: str, format_name: str = "auto") -> list[Exchange | Reject]:
 
 
 def formats(name: str) -> list[str]:
-    """The formats that the folder's files are taken for."""
+    """The formats that the folder's files are recognized as."""
     return list(files_by_format(log_files(str(GOLDEN / name))))
 
 

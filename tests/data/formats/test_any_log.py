@@ -1,4 +1,4 @@
-"""Whatever stands in a log, every row is an exchange or a counted reject, for every format, in bounded time and memory."""
+"""Any log: every row is an exchange or a counted reject, in bounded time and memory."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from tests.data.logs import write_log
 from tests.fuzzing import examples
 
 WHOLE_FILES = {"sglang_dump"}
-"""Formats whose files are one value; of a broken one nobody can say how many rows it had, so that it is one."""
+"""Formats whose files are one value; a broken file counts as one row."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -30,7 +30,7 @@ JSON = st.recursive(
 
 
 def golden_rows():
-    """Every row of JSON of the golden logs."""
+    """Every JSON row of the golden logs."""
     rows = []
     for path in sorted(GOLDEN.rglob("*")):
         if path.is_file() and path.suffix in (".json", ".jsonl", ".log"):
@@ -49,7 +49,7 @@ GOLDEN_ROWS = golden_rows()
 
 @st.composite
 def mutated_rows(draw):
-    """A golden row with some of its values replaced or removed, or its text cut or changed."""
+    """A golden row with values replaced or removed, or with its text cut or changed."""
     row = json.loads(json.dumps(draw(st.sampled_from(GOLDEN_ROWS))))
     for _ in range(draw(st.integers(0, 3))):
         holder, key = row, draw(st.sampled_from(sorted(row)))
@@ -131,8 +131,13 @@ HOSTILE = {
     % (MESSAGES, b",".join(b'"k%d": %d' % (n, n) for n in range(100_000))),
     "no utf-8": b'{"request": "\xff\xfe\xfa", "response": {}}',
     "utf-16": '{"request": {}, "response": {}}'.encode("utf-16"),
-    "half a surrogate pair": b'{"request": {"messages": [{"role": "user", "content": "\\ud800"}]}, "response": {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}}',
-    "wrong types": b'{"request": {"messages": "x", "temperature": []}, "response": {"choices": {"0": 1}}}',
+    "half a surrogate pair": (
+        b'{"request": {"messages": [{"role": "user", "content": "\\ud800"}]}, '
+        b'"response": {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}}'
+    ),
+    "wrong types": (
+        b'{"request": {"messages": "x", "temperature": []}, "response": {"choices": {"0": 1}}}'
+    ),
     "null bytes": b"\0" * 100_000,
     "a path as id": b'{"id": "../../../etc/passwd", "model": "m", %s}' % MESSAGES,
 }

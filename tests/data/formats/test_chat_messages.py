@@ -1,4 +1,4 @@
-"""Data sets of conversations: JSON lines, and the tables and folders of the Hugging Face Hub."""
+"""Conversation data sets: JSON lines, tables, and folders of the Hugging Face Hub."""
 
 import json
 
@@ -9,7 +9,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
 from outrider.data.formats import format_of, parse_record, read_exchanges
 from outrider.data.ingest.sources import log_files
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,

@@ -1,4 +1,4 @@
-"""What holds for every format, over its golden files."""
+"""Properties of every format, over its golden files."""
 
 import copy
 import json
@@ -15,14 +15,14 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
-from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, THOUGHT
+from tests.data.formats.golden_rows import ANSWERED, ASKED, CUT_OFF, THOUGHT
 
 SPELLINGS = {
     "openai_streams": "openai_pairs",
     "openai_completions": "openai_pairs",
     "openai_chunks": "openai_joined",
 }
-"""Folders that are named after a spelling, with its format; the others are named after their format."""
+"""Format of the folders that are not named after theirs."""
 
 FOLDERS = {path.name: SPELLINGS.get(path.name, path.name) for path in sorted(GOLDEN.iterdir())}
 FILES = [
@@ -49,7 +49,7 @@ ODD = (
     {"": {}},
     ["a", 1],
 )
-"""What a value of a row is replaced by."""
+"""Replacements for a value of a row."""
 
 MUTATIONS = 500
 
@@ -61,7 +61,7 @@ def test_every_format_has_a_golden_file():
 @pytest.mark.parametrize(
     "file, name", FILES, ids=[file.path.partition("golden/")[2] for file, _ in FILES]
 )
-def test_a_golden_file_is_recognised_as_its_own_format(file, name):
+def test_a_golden_file_is_recognized_as_its_own_format(file, name):
     assert format_of(file) == name
 
 
@@ -90,7 +90,7 @@ def test_golden_files_go_all_the_way(folder, name, text_target, tmp_path):
 
 
 def places(value, path=()):
-    """The path of every value within a row."""
+    """The path of every value in a row."""
     yield path
     items = (
         value.items()
@@ -133,7 +133,7 @@ def rows_of(folder):
     "name", [name for name in FOLDERS if getattr(FORMATS.get(name), "records", None) is row_records]
 )
 def test_no_mutated_row_is_more_than_a_reject(name, text_target):
-    """Of formats whose records are their rows; those that join rows are tested where they are defined."""
+    """For formats with one record per row; joining formats have tests of their own."""
     draw = random.Random(name)
     builder = SequenceBuilder(text_target)
     rows = list(rows_of(name))

@@ -1,4 +1,7 @@
-"""Every golden log of every format, damaged: no crash, no row lost, no row twice. benchmarks/fuzz.py does the same at length."""
+"""Damaged golden logs of every format: no crash, no row lost, no row twice.
+
+benchmarks/fuzz.py runs the same at length.
+"""
 
 import random
 import time
@@ -18,7 +21,7 @@ from tests.fuzzing import examples
 FILES = golden_files()
 CONTENTS = [path.read_bytes() for _, path in FILES]
 LONGEST = 60.0
-"""Seconds for one damaged log of some tens of lines; a reader that is quadratic in something takes more."""
+"""Limit in seconds for one damaged log of some tens of lines; a quadratic reader takes more."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def builder(text_target):
 
 
 @pytest.mark.parametrize("folder", sorted({name for name, _ in FILES}))
-def test_golden_logs_are_recognised_and_read(folder, tmp_path):
+def test_golden_logs_are_recognized_and_read(folder, tmp_path):
     names = {format_of(file) for file in log_files(str(GOLDEN / folder))}
     assert names == {folder} if folder in FORMATS else names <= set(FORMATS)
     outcomes = list(read_exchanges(log_files(str(GOLDEN / folder))))
@@ -55,9 +58,7 @@ def test_a_damaged_log_is_read_to_its_end(builder, tmp_path, index, seed):
     for format_name in (name if name in FORMATS else "auto", "auto", rng.choice(list(FORMATS))):
         try:
             _, outcomes = checked(one_file(path), format_name, tmp_path)
-        except (
-            OutriderError
-        ):  # a damaged container (Parquet, Arrow), of whose rows nobody can say anything
+        except OutriderError:  # a damaged container (Parquet, Arrow), whose rows are unknown
             continue
         for outcome in outcomes:
             if isinstance(outcome, Exchange):

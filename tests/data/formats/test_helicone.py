@@ -1,6 +1,6 @@
 """Helicone's export, as its command-line tool writes it."""
 
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,

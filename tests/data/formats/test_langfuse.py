@@ -1,4 +1,4 @@
-"""Langfuse's exports of observations: blob storage as JSON lines and as Parquet, and the UI's JSON."""
+"""Langfuse's exports of observations: JSON lines and Parquet of blob storage, JSON of the UI."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import pytest
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import parse_record
 from tests.data.formats.golden import GOLDEN
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,
@@ -87,7 +87,7 @@ def test_parquet_holds_the_same_with_maps_and_times_of_its_own():
             assert outcome.reason == lines[line].reason
             continue
         same = dataclasses.replace(outcome, place=lines[line].place)
-        if line == 5:  # the table's row has tools besides, which Langfuse took out of the input
+        if line == 5:  # the table's row also has tools, which Langfuse took out of the input
             name = same.template_arguments["tools"][0]["function"]["name"]
             assert name == "opening_hours"
             same = dataclasses.replace(same, template_arguments={})

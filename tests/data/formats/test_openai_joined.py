@@ -20,7 +20,7 @@ def test_responses_are_joined_with_their_requests():
         ("I should look her up.\n", None, "stop"),
         "unmatched_request",
         "ambiguous_id",
-        "unmatched_request",  # its response is the row that is no JSON
+        "unmatched_request",  # its response is the row with invalid JSON
         (THOUGHT, ANSWER, "stop"),
         "unmatched_response",
     ]
@@ -93,7 +93,7 @@ def test_batches_that_count_their_ids_anew_are_joined_folder_by_folder(tmp_path)
     found = list(read_exchanges(log_files(str(tmp_path))))
     assert len(found) == 4
     assert all(outcome.messages[0]["content"] == outcome.content for outcome in found)
-    # In one folder nobody can say which request a response answers.
+    # In one folder it is unknown which request a response answers.
     for day in ("monday", "tuesday"):
         for name in ("input", "output"):
             (tmp_path / day / f"{name}.jsonl").rename(tmp_path / f"{day}_{name}.jsonl")

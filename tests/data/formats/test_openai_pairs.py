@@ -47,7 +47,7 @@ def test_a_gateways_log():
 def test_each_choice_is_an_exchange_of_its_own():
     found = [outcome for outcome in outcomes("openai_pairs") if outcome.place.line == 4]
     assert [outcome.choice for outcome in found] == [0, 1]
-    # The engine counts the tokens of all choices together, which says nothing about either.
+    # The engine counts the tokens of all choices together, so neither count is known.
     assert [outcome.completion_tokens for outcome in found] == [None, None]
 
 
@@ -89,7 +89,7 @@ def test_streams_are_put_together_again():
             "function": {"name": "find_candidate", "arguments": '{"name": "Ines Maro"}'},
         }
     ]
-    # The engine counted 95 tokens: the ids are not all there, the text is.
+    # The engine counted 95 tokens: the ids are incomplete, the text is not.
     assert (with_some_ids.completion_token_ids, with_some_ids.completion_tokens) == (None, 95)
 
 
@@ -113,7 +113,7 @@ def test_one_bad_choice_does_not_spoil_the_others():
     "name", ["openai_pairs", "openai_streams", "openai_joined", "openai_chunks", "openai_batch"]
 )
 def test_golden_exchanges_become_sequences(text_target, name):
-    """Retokenized completions read as the engine wrote them, whatever spelling they were logged in."""
+    """Retokenized completions equal the engine's text, however they were logged."""
     builder = SequenceBuilder(text_target)
     written = set()
     for outcome in outcomes(name):
@@ -132,7 +132,7 @@ def test_golden_exchanges_become_sequences(text_target, name):
     assert written <= {
         second,
         f"{THOUGHT}</think>{ANSWER}{end}",
-        "tool_calls_without_ids",  # nano R1's template does not show how it would write one
+        "tool_calls_without_ids",  # nano R1's template does not render one
         "The posting asks for",
         "The posting asks",
         f'{THOUGHT}</think>\n\n{{"verdict": "advance"',

@@ -1,11 +1,11 @@
-"""Spans under OpenTelemetry's GenAI conventions: one a row, and OTLP JSON."""
+"""Spans under OpenTelemetry's GenAI conventions: one per row, and OTLP JSON."""
 
 import json
 from datetime import UTC, datetime
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import parse_record
-from tests.data.formats.hours import (
+from tests.data.formats.golden_rows import (
     ANSWERED,
     ASKED,
     CALL,
@@ -116,8 +116,13 @@ def test_a_row_without_spans_and_a_cut_one():
 def test_roles_of_langchain_and_attributes_of_a_table_of_texts():
     said = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": '[{"role": "Human", "parts": [{"type": "text", "content": "Hi"}]}]',
-        "gen_ai.output.messages": '[{"role": "AI", "parts": [{"type": "text", "content": "Ho"}], "finish_reason": "stop"}]',
+        "gen_ai.input.messages": (
+            '[{"role": "Human", "parts": [{"type": "text", "content": "Hi"}]}]'
+        ),
+        "gen_ai.output.messages": (
+            '[{"role": "AI", "parts": [{"type": "text", "content": "Ho"}], '
+            '"finish_reason": "stop"}]'
+        ),
         "gen_ai.request.temperature": "0.6",
         "gen_ai.usage.output_tokens": "3",
     }
@@ -184,8 +189,13 @@ def test_older_rows_that_are_no_exchange():
 def test_what_1_37_has_goes_before_what_was_before_it():
     said = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "new"}]}]',
-        "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}], "finish_reason": "stop"}]',
+        "gen_ai.input.messages": (
+            '[{"role": "user", "parts": [{"type": "text", "content": "new"}]}]'
+        ),
+        "gen_ai.output.messages": (
+            '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}], '
+            '"finish_reason": "stop"}]'
+        ),
         "gen_ai.prompt": '[{"role": "user", "content": "old"}]',
         "gen_ai.completion": '[{"role": "assistant", "content": "no"}]',
     }

@@ -51,9 +51,9 @@ def test_what_is_no_use_has_its_reason_and_its_lines(rows):
     ]
 
 
-def test_lower_levels_are_recognised():
+def test_lower_levels_are_recognized():
     whole, *rejects = read(GOLDEN / "level2.jsonl")
-    assert whole.content == "Hm\n</think>\n\nYes."  # shorter than what level 2 cuts
+    assert whole.content == "Hm\n</think>\n\nYes."  # shorter than level 2 cuts
     assert [row.reason for row in rejects] == [
         "truncated_log",
         "truncated_log",

@@ -1,4 +1,4 @@
-"""Text completions: prompts that no template touched, and their texts as they are."""
+"""Text completions: prompts without a template, and unparsed texts."""
 
 import json
 
@@ -9,7 +9,7 @@ from outrider.data.ingest.sources import log_files
 from outrider.data.privacy.guard import PrivacyGuard
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import formats, outcomes, said
-from tests.data.formats.hours import ANSWERED, ASKED, CUT_OFF, INLINE, INSTRUCTED, THOUGHT
+from tests.data.formats.golden_rows import ANSWERED, ASKED, CUT_OFF, INLINE, INSTRUCTED, THOUGHT
 from tests.data.logs import write_log
 
 PROMPT = f"{INSTRUCTED}<｜User｜>{ASKED}<｜Assistant｜><think>\n"
@@ -90,7 +90,8 @@ def test_the_sequence_is_the_prompt_as_it_was_sent_and_the_text_as_it_came(text_
     assert not echoed.prompt_is_raw, "told not to, the engine put no begin token before the prompt"
     sequence = builder.build(echoed)
     assert builder.tokenizer.decode(sequence.token_ids) == f"Name a museum: the Nissenhaus.{END}"
-    # A text without `</think>` is all there was, though the prompt opened `<think>`: no parser took anything out.
+    # A text without `</think>` is complete although the prompt opened `<think>`: no parser removed
+    # anything.
     payload = {
         "request": {"prompt": PROMPT},
         "response": {"choices": [{"text": "No thoughts.", "finish_reason": "stop"}]},

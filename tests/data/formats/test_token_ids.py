@@ -7,7 +7,7 @@ from outrider.data.formats import read_exchanges
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.golden import GOLDEN
-from tests.data.formats.hours import ANSWERED, THOUGHT, one_each, reasons
+from tests.data.formats.golden_rows import ANSWERED, THOUGHT, one_each, reasons
 
 LINES = "token_ids/ids.jsonl"
 

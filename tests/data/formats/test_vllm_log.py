@@ -1,4 +1,4 @@
-"""The golden logs are as vLLM 0.32 (DEBUG), 0.10 (INFO, as kubectl stores it) and --max-log-len 24 write them."""
+"""vLLM's server log: 0.32 (DEBUG), 0.10 (INFO, as kubectl stores it), and --max-log-len 24."""
 
 from pathlib import Path
 
@@ -100,12 +100,13 @@ def test_what_max_log_len_cut_is_told_from_what_it_left():
 
 
 RECEIVED = (
-    "INFO 07-01 12:00:00 [logger.py:42] Received request chatcmpl-1: prompt: {prompt}, params: SamplingParams(n=1, temperature=0.6,"
-    " top_p=0.95, stop=[], stop_token_ids=[]), prompt_token_ids: None, lora_request: None.{end}\n"
+    "INFO 07-01 12:00:00 [logger.py:42] Received request chatcmpl-1: prompt: {prompt}, params: "
+    "SamplingParams(n=1, temperature=0.6, top_p=0.95, stop=[], stop_token_ids=[]), "
+    "prompt_token_ids: None, lora_request: None.{end}\n"
 )
 GENERATED = (
-    "INFO 07-01 12:00:09 [logger.py:77] Generated response chatcmpl-1: output: {output}, output_token_ids: None,"
-    " finish_reason: stop{end}\n"
+    "INFO 07-01 12:00:09 [logger.py:77] Generated response chatcmpl-1: output: {output}, "
+    "output_token_ids: None, finish_reason: stop{end}\n"
 )
 PROMPT = "<｜User｜>one\n\nit's two, params: n=3\n<｜Assistant｜><think>"
 ANSWER = "three's\n</think>\n\nfour"

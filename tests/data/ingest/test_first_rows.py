@@ -1,4 +1,4 @@
-"""A quick look, and a format that is named, on logs whose exchanges are several rows each: chunks of streams, halves in two files."""
+"""A quick look at logs whose exchanges span rows: streams, and halves in two files."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def answered(number):
 
 
 def chunks(number, whole=True):
-    """A stream of four chunks, or of three where it was cut."""
+    """A stream of four chunks, or of three if it was cut."""
     deltas = [
         ({"reasoning": "so\n"}, None),
         ({"content": "\n\ny"}, None),
@@ -66,7 +66,7 @@ def test_the_first_rows_of_two_halves(look, logs):
     write_log(logs / "requests.jsonl", [asked(number) for number in range(40)])
     write_log(logs / "responses.jsonl", [answered(number) for number in reversed(range(40))])
     found = look(rows_per_file=30)
-    # 0 to 29 are asked, 39 to 10 are answered: the others' halves stand behind the rows that were read.
+    # 0 to 29 are requests, 39 to 10 are responses: the other halves follow the rows that were read.
     assert (found["rows"], found["exchanges"], found["joined"]) == (60, 20, 20)
     assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
     assert set(found["reject_examples"]) == {"beyond_first"}
@@ -84,7 +84,7 @@ def test_the_first_rows_of_streams(look, logs):
     streamed = [chunk for number in range(12) for chunk in chunks(number)]
     write_log(logs / "chunks.jsonl", streamed)
     found = look(rows_per_file=30)
-    # All 12 requests are read, seven whole streams, and half of an eighth, whose request was there.
+    # All 12 requests are read, seven whole streams, and half of an eighth with its request.
     assert (found["rows"], found["exchanges"], found["joined"]) == (42, 7, 7 * 4 + 2)
     assert found["rejects"] == {"beyond_first": 5} and found["problems"] == []
     assert (look()["exchanges"], look(rows_per_file=1000)["rejects"]) == (12, {})
@@ -104,7 +104,7 @@ def test_what_a_quick_look_did_not_cut_is_a_mistake_as_ever(look, logs):
 
 
 def test_a_named_format_reads_what_its_beginning_does_not_tell(look, logs):
-    """A recorder's own rows stand before the first that a format would know."""
+    """A recorder's own rows precede the first row that a format recognizes."""
     noise = [{"recorder": "started", "number": number} for number in range(300)]
     write_log(
         logs / "log.jsonl",

@@ -117,7 +117,7 @@ def test_compressed_files_and_their_damage(tmp_path):
     half = len(lines) // 2
     checked = {zstd.CompressionParameter.checksum_flag: 1}  # as the command writes them
     packed = {
-        # In two members or frames each, as a writer leaves them that came back to append.
+        # Two members or frames each, as appending writers produce.
         ".gz": gzip.compress(lines[:half]) + gzip.compress(lines[half:]),
         ".zst": zstd.compress(lines[:half], options=checked)
         + zstd.compress(lines[half:], options=checked),

@@ -1,4 +1,4 @@
-"""Inspecting small logs with defects: what is told is what an ingest would do, and nothing of it is customer text."""
+"""Inspection of small logs with defects agrees with an ingest and shows no customer text."""
 
 import json
 

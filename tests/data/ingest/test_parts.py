@@ -1,4 +1,4 @@
-"""However often an ingest was interrupted and whatever the number of its workers, the result is the same."""
+"""An ingest gives the same result for any number of interrupts and workers."""
 
 import hashlib
 
@@ -23,9 +23,7 @@ def log(tmp_path):
     rows = good_rows(40)
     for index, bad in enumerate(BAD.values()):
         rows.insert(2 * index, bad)
-    rows[3]["response"]["created"] = rows[9]["response"]["created"] = (
-        None  # stand after the row before, in another chunk
-    )
+    rows[3]["response"]["created"] = rows[9]["response"]["created"] = None
     return write_log(tmp_path / "log.jsonl", rows)
 
 

@@ -1,4 +1,4 @@
-"""The profile of a small log against numbers worked out by hand from its table."""
+"""The profile of a small log against hand-computed numbers."""
 
 import json
 from collections import Counter
@@ -13,12 +13,14 @@ from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
 NOON = 1_714_564_800
-"""Begins a minute."""
+"""Start of a minute."""
 
 
 def rows():
-    """Ten minutes, two exchanges in each but the fourth, which has five; the last three share one prompt; one was cut in its
-    reasoning."""
+    """Ten minutes with two exchanges each, five in the fourth.
+
+    The last three share one prompt; one was cut in its reasoning.
+    """
     times = [NOON + 60 * minute + offset for minute in range(10) for offset in (0, 30)] + [
         NOON + 181,
         NOON + 182,

@@ -1,4 +1,4 @@
-"""Every cause is named where it is at work, on a toy target whose own text none of them fits."""
+"""Every cause is named on a toy target whose own text has none of them."""
 
 import math
 
@@ -19,17 +19,17 @@ def scrambled(toy):
 
 
 def foreign(toy):
-    """Another model, which is sure of much the same."""
+    """Another model, which is sure of mostly the same tokens."""
     return toy.evidence(toy.drawn(logits_NV=toy.logits_NV + 4.0 * toy.noise(*toy.logits_NV.shape)))
 
 
 def edited(toy):
-    """A word here and there is another."""
+    """Some words are replaced."""
     return toy.evidence(torch.where(toy.some(0.02), toy.any_token(), toy.drawn()))
 
 
 def edited_where_it_was_open(toy):
-    """The same, and nowhere where the target is sure."""
+    """Some words are replaced, only where the target is not sure."""
     unlikely_N = toy.logits_NV.argmin(-1)
     rare_N = toy.logits_NV.log_softmax(-1).amin(-1) < math.log(RARE)
     return toy.evidence(torch.where(toy.some(0.05) & ~toy.sure_N & rare_N, unlikely_N, toy.drawn()))
@@ -52,7 +52,7 @@ def greedy(toy):
 
 
 def template(toy):
-    """The first tokens are drawn from elsewhere."""
+    """The first tokens are sampled from another distribution."""
     elsewhere_NV = torch.where(
         toy.head_N[:, None], 2.5 * toy.noise(*toy.logits_NV.shape), toy.logits_NV
     )
@@ -61,13 +61,13 @@ def template(toy):
 
 
 def tokenized_again(toy):
-    """Some of the uncertain words in other pieces."""
+    """Some of the uncertain words are tokenized differently."""
     again_N = toy.some(0.06) & ~toy.sure_N
     return toy.evidence(torch.where(again_N, toy.any_token(), toy.drawn()), retokenized=True)
 
 
 def another_revision(toy):
-    """Which has learned better at some positions."""
+    """A revision that was trained further at some positions."""
     learned_NV = toy.logits_NV + 1.5 * toy.noise(*toy.logits_NV.shape) * toy.some(0.4)[:, None]
     return toy.evidence(toy.drawn(logits_NV=learned_NV))
 
@@ -79,14 +79,14 @@ def top_p_was_not_logged(toy):
 CASES = {
     scrambled: ("scrambled", "shifted by one"),
     foreign: ("foreign", "another model wrote the text"),
-    edited: ("edited", "single places are far out"),
-    edited_where_it_was_open: ("edited", "single places are far out"),
+    edited: ("edited", "single places are unlikely"),
+    edited_where_it_was_open: ("edited", "single places are unlikely"),
     colder_than_logged: ("temperature", "about 0.3, logged is 0.6"),
     hotter_than_logged: ("temperature", "about 1, logged is 0.6"),
-    hotter_without_top_p: ("temperature", "with a top_p of 1 the two look alike"),
+    hotter_without_top_p: ("temperature", "with a top_p of 1 both have the same trace"),
     greedy: ("temperature", "about 0, logged is 0.6"),
     template: ("template", "chat template"),
-    tokenized_again: ("retokenized", "cannot be told from edited text"),
+    tokenized_again: ("retokenized", "cannot be distinguished from edited text"),
     another_revision: ("revision_or_settings", "another revision or quantization"),
     top_p_was_not_logged: ("revision_or_settings", "Without top_p a temperature of 0.6 fits best"),
 }
@@ -118,14 +118,14 @@ def test_few_sequences_of_another_kind_are_told_from_the_rest():
     toy = ToyTarget()
     verdict = judge(together(own(toy), own(toy), foreign(toy).take(slice(0, 12))))
     assert (verdict.own, verdict.cause) == (False, "foreign")
-    assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off: ")
+    assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 
 
 def test_text_tokenized_again_is_known_by_the_exact_text_beside_it():
     toy = ToyTarget()
     again = tokenized_again(toy)
     verdict = judge(again, among=together(own(toy), again))
-    assert verdict.cause == "retokenized" and "cannot be told" not in verdict.text
+    assert verdict.cause == "retokenized" and "cannot be distinguished" not in verdict.text
 
 
 def test_the_same_trace_in_exact_ids_is_no_matter_of_tokenizing():

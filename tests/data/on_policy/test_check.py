@@ -1,7 +1,8 @@
-"""Nano R1 tells its own recorded traffic from everything that is not: from the log through an engine to the verdicts.
+"""Nano R1 separates its recorded traffic from off-policy text, from the log to the verdicts.
 
-One log holds groups of one kind each, as tenants: genuine exchanges, answers to other prompts, prompts of another template,
-temperatures that were not the sampler's, edited text. A perturbed target answers from the states that were captured.
+One log has groups of one kind each, as tenants: genuine exchanges, answers to other prompts,
+prompts of another template, wrong temperatures, edited text. A perturbed target is scored from the
+captured states.
 """
 
 import gzip
@@ -36,7 +37,7 @@ WORKLOADS = ("general", "document_extraction", "social_chat")
 GROUP = 20
 """Exchanges of each kind."""
 SIZES = {"genuine": 40}
-"""Of a kind that has another number."""
+"""Exchanges of kinds with another number."""
 MIN_ON_POLICY = 0.95
 END = 1
 """Nano R1's end token."""
@@ -63,7 +64,7 @@ def other_prompts(rows):
 
 
 def other_template(rows):
-    """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
+    """Rendered without the `<think>\\n` with which R1's template opens the answer."""
     return [with_prompt(row, row["response"]["prompt_token_ids"][:-2]) for row in rows]
 
 
@@ -79,7 +80,7 @@ def logged_at(temperature):
 
 
 def edited(rows):
-    """Two tokens in a hundred are any others."""
+    """Two tokens in a hundred are replaced."""
     rng = random.Random(0)
 
     def edit(row):
@@ -94,7 +95,7 @@ def edited(rows):
 
 
 def shifted_ids(rows):
-    """Token ids of a vocabulary that begins one later."""
+    """Token ids of a vocabulary that is shifted by one."""
 
     def shift(row):
         choice = row["response"]["choices"][0]
@@ -133,7 +134,7 @@ def engine(nano_r1):
 
 @pytest.fixture(scope="module")
 def sequences(nano_r1, tmp_path_factory):
-    """A run's folder with the log's sequences, all of three parts, and their slices."""
+    """A run's folder with the log's sequences, in three parts, and their slices."""
     run = tmp_path_factory.mktemp("run")
     pool = [row for rows in zip(*map(recorded, WORKLOADS), strict=False) for row in rows]
     rows = []
@@ -213,7 +214,7 @@ def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequence
 
 
 class Interrupted:
-    """The engine, stopped by the user after `answers` batches of responses; notes whom it was asked for."""
+    """The engine, interrupted after `answers` batches; records the requested sequences."""
 
     def __init__(self, engine, answers=None):
         self.engine, self.answers, self.asked = engine, answers, []
@@ -230,7 +231,7 @@ class Interrupted:
 
 
 def with_an_address(row):
-    """Asked with an address that the answer repeats; as text alone."""
+    """A request with an address that the answer repeats; logged as text alone."""
     messages, choice = row["request"]["messages"], row["response"]["choices"][0]
     asked = [
         *messages[:-1],
@@ -259,7 +260,7 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
     assert summary["fidelity"] == {"regenerate": 8, "exact": 4}
     divide_by_turns(tmp_path)
-    config = CaptureConfig(batch_tokens=500)  # of prompts and answers: several batches
+    config = CaptureConfig(batch_tokens=500)  # of prompts and responses: several batches
     first, second, third = Interrupted(engine, answers=1), Interrupted(engine), Interrupted(engine)
     with pytest.raises(KeyboardInterrupt):
         captured(first, nano_r1, tmp_path, config)
@@ -293,7 +294,7 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
 
 
 def scored_by(head_VH, store, rows):
-    """What capture would have summed if the target served had another head, from the states that it kept."""
+    """Sums that capture would have computed with another head, from its states."""
     sums_SPC = []
     for row in rows:
         text = LoggedText(
@@ -322,7 +323,7 @@ def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano
     head_VH = load_target_ends(nano_r1).lm_head_VH.float()
     same, by_engine = scored_by(head_VH, store, rows), Evidence.of(store, rows)
     assert judge(same).own is True
-    # The engine's head answers in bf16.
+    # The engine's head computes in bf16.
     difference = same.share("sampled_logprob") - by_engine.share("sampled_logprob")
     assert abs(difference) < 0.01 and same.total("tokens") == by_engine.total("tokens")
     noise_VH = (

@@ -1,4 +1,4 @@
-"""Evidence in closed form: three sequences whose sums are written down."""
+"""Evidence in closed form: three sequences with given sums."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def evidence():
         sums_SPC[:, :, COLUMNS.index(name)] = sums
     for index, temperature in enumerate(
         TEMPERATURES
-    ):  # likeliest at 0.8 with the cut, at 0.5 without it
+    ):  # most likely at 0.8 with the cut, at 0.5 without it
         distances = abs(index - TEMPERATURES.index(0.8)), abs(index - TEMPERATURES.index(0.5))
         sums_SPC[0, REST, COLUMNS.index(f"fit_{temperature:g}")] = -25.0 - distances[0]
         sums_SPC[0, REST, COLUMNS.index(f"uncut_{temperature:g}")] = -24.0 - distances[1]
@@ -64,7 +64,7 @@ def test_difference_and_its_error_are_a_token_s(evidence):
 
 
 def test_own_share_lacks_what_is_unlikely_beyond_what_is_expected(evidence):
-    # The first has fewer unlikely tokens than its own samples would, and is no more than its own for that.
+    # The first has fewer unlikely tokens than on-policy text; its share is still capped at 1.
     np.testing.assert_allclose(evidence.own_share(), [1.0, 1 - 5 / 20, 1.0])
 
 
@@ -117,7 +117,7 @@ def test_the_summary_says_what_was_summed(evidence):
     assert summary["top_1"] == pytest.approx(100 / 124)
     assert summary["z"]["pooled"] == pytest.approx(-10 / 124 / error)
     assert summary["z"]["beyond_3"] == pytest.approx(1 / 3)
-    # Below -6, between -1 and 0, and the 0 itself, which opens its bin.
+    # Below -6, between -1 and 0, and 0 itself, the lower edge of its bin.
     assert summary["z"]["histogram"] == [1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
     assert summary["own_share"] == pytest.approx({"mean": 2.75 / 3, "lowest": 0.75})
     assert summary["temperature"] == {"logged": [0.6, 1.0], "fits_best": 0.8, "tokens": 26}

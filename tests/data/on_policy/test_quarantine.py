@@ -1,4 +1,4 @@
-"""What is set aside: judged from scores in a store, left out of every part, and the run stopped where it is most."""
+"""Quarantine: judged from stored scores, left out of every part; most of it stops the run."""
 
 import json
 import re
@@ -17,7 +17,10 @@ from tests.data.toy_target import SEQUENCES, ToyTarget
 
 
 def store_of(groups: dict[str, Evidence], directory):
-    """A feature store and a table of sequences `NAME-0`, `NAME-1`, ... with the scores of each group."""
+    """A feature store and a table with the scores of each group.
+
+    The sequences are named `NAME-0`, `NAME-1`, ...
+    """
     rows = []
     with FeatureWriter(directory, 4, {"toy": 1}, score_columns=COLUMNS) as writer:
         for name, evidence in groups.items():
@@ -103,13 +106,13 @@ def test_its_own_traffic_is_said_to_be_in_two_lines(own, tmp_path):
     report = examine(store, table, parts_of(table), {}, 0.9)
     first, second = two_lines(report)
     assert first.startswith(
-        f"Is this the target's own text? yes: {SEQUENCES} sequences, 4,800 tokens of mean"
+        f"On-policy: yes. {SEQUENCES} sequences, 4,800 tokens, mean log-probability"
     )
     said, low, high = map(
-        float, re.search(r"log-probability (\S+), where .* have (\S+) to (\S+);", first).groups()
+        float, re.search(r"log-probability (\S+) \(.* samples: (\S+) to (\S+)\);", first).groups()
     )
     assert low < said < high
-    assert second.startswith("Of the sequences none is set aside (traffic.min_on_policy 0.9;")
+    assert second.startswith("Sequences quarantined: none (capture.min_on_policy 0.9;")
     assert [name for name, _ in groups_of(report)] == ["all", "train", "validation", "heldout"]
 
 
@@ -118,10 +121,7 @@ def test_without_a_limit_nothing_is_set_aside(own, foreign, tmp_path):
     report = examine(store, table, parts_of(table), slices_of(table), None)
     assert report["all"]["quarantined"] == 0 and report["all"]["verdict"]["own"] is False
     first, second = two_lines(report)
-    assert (
-        first.startswith("Is this the target's own text? not all of it")
-        and "traffic.min_on_policy off" in second
-    )
+    assert first.startswith("On-policy: partly.") and "capture.min_on_policy off" in second
     assert "Likely cause: only in tenant foreign" in second
     require(report)
     assert [name for name, _ in groups_of(report)][4:] == ["tenant: own", "tenant: foreign"]
@@ -134,10 +134,10 @@ def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
     (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
     with pytest.raises(
         OutriderError,
-        match=r"60 of 70 captured sequences are not the target's own text .*null: keep",
+        match=r"60 of 70 captured sequences are off-policy .*null: keep",
     ):
         check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
-    assert "Is this the target's own text? no:" in capsys.readouterr().err
+    assert "On-policy: no." in capsys.readouterr().err
     kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
     assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
 
@@ -158,7 +158,9 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
     }
     assert load_parts(tmp_path, tmp_path) == {**parts, "train": ["a", "c"], "heldout": ["e"]}
     write_quarantine(tmp_path, {"d": 0.1})
-    with pytest.raises(OutriderError, match="all 1 sequences of the validation part are set aside"):
+    with pytest.raises(
+        OutriderError, match="all 1 sequences of the validation part are quarantined"
+    ):
         load_parts(tmp_path, tmp_path)
 
 

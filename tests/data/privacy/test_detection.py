@@ -1,4 +1,4 @@
-"""What is found in a text and what is left alone, with an example of each for every kind."""
+"""Personal data that is found, and similar text that is not, for every kind."""
 
 import subprocess
 import sys
@@ -54,7 +54,8 @@ def test_every_kind_has_an_example():
         "version 1.2.3.4, v8.8.8.8, build: 81.2.69.142, OID 1.3.6.1.4.1.5923, section 1.2.3.4",
         "127.0.0.1 192.168.1.20 10.0.0.1 0.0.0.0 255.255.255.0 fe80::1 ::1 198.51.100.7",
         "std::vector abc::def Add::new cafe::main",
-        "a @ b, @decorator, x@y, react@18.2.0, user@localhost, ada@example.com, git@github.com:outrider/x.git",
+        "a @ b, @decorator, x@y, react@18.2.0, user@localhost, ada@example.com, "
+        "git@github.com:outrider/x.git",
         "123-45-6789 000-12-3456 219 09 9999 219099999",
         "DE89 3704 0044 0532 0130 01, GB82TEST12345698765432X",
         "1BvBMSEYstWetqTFn5Au4m4GFg7xJaNVN3",
@@ -152,7 +153,7 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(default, piece):
         return time.process_time() - begin
 
     seconds(1000)
-    # Twenty times the length; 400 times the time where something compares all with all.
+    # Twenty times the length; a quadratic search would take 400 times the time.
     assert seconds(200_000) < 100 * max(seconds(10_000), 0.002)
 
 
@@ -165,8 +166,10 @@ def test_an_unknown_region_is_named():
 
 def test_torch_and_transformers_are_neither_imported_nor_lost():
     code = (
-        "import sys, json; sys.modules['torch'] = marker = json; sys.modules['transformers'] = None\n"
-        "from outrider.data.config import PrivacyConfig; from outrider.data.privacy.detection import Finder\n"
+        "import sys, json\n"
+        "sys.modules['torch'] = marker = json; sys.modules['transformers'] = None\n"
+        "from outrider.data.config import PrivacyConfig\n"
+        "from outrider.data.privacy.detection import Finder\n"
         "Finder(PrivacyConfig(mode='report'))\n"
         "assert sys.modules['torch'] is marker and sys.modules['transformers'] is None\n"
         "assert not any(name.startswith('transformers.') for name in sys.modules)"
@@ -181,7 +184,8 @@ def test_without_the_extra_the_message_says_how_to_install_it():
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'presidio_analyzer': raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "from outrider.data.config import PrivacyConfig; from outrider.data.privacy.detection import Finder\n"
+        "from outrider.data.config import PrivacyConfig\n"
+        "from outrider.data.privacy.detection import Finder\n"
         "Finder(PrivacyConfig(mode='report'))"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

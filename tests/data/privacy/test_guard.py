@@ -1,4 +1,4 @@
-"""The guard between reader and tokenizer: what it counts, what it replaces, what it leaves out, and what it never does."""
+"""The privacy guard: what it counts, replaces, leaves out, and never does."""
 
 import dataclasses
 import itertools
@@ -54,7 +54,7 @@ def guard(config=SURROGATE, key=KEY, **collaborators):
 
 
 def everything(one):
-    """All the text that an exchange holds, as one."""
+    """All the text of an exchange, joined."""
     return json.dumps(dataclasses.asdict(one), ensure_ascii=False)
 
 
@@ -87,8 +87,8 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
     assert not re.search("lovelace|901820|4111", (tmp_path / "privacy.json").read_text())
     assert stat.S_IMODE((tmp_path / "privacy.json").stat().st_mode) == 0o600
     assert report.tally.line(REPORT) == (
-        "privacy: 2 of 3 exchanges hold personal data (EMAIL_ADDRESS 3, CREDIT_CARD 2, PHONE_NUMBER 1); 1 hold some in the "
-        "response, surrogates would leave these out"
+        "privacy: 2 of 3 exchanges hold personal data (EMAIL_ADDRESS 3, CREDIT_CARD 2, "
+        "PHONE_NUMBER 1); 1 hold some in the response and would be left out with surrogates"
     )
 
 
@@ -187,7 +187,7 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
         exchange(EMAIL, content=f"Dear {EMAIL}"),
         exchange(EMAIL, reasoning=f"The mail is {EMAIL.upper()}."),
         exchange("tel 2127365000", content="I call (212) 736-5000"),
-        exchange("tel 2127365000", content="2127365000"),  # where no word says that it is a number
+        exchange("tel 2127365000", content="2127365000"),  # where no word marks it as a number
         exchange(CARD, content="4111-1111-1111-1111"),
         exchange("hello", content=f"write to {EMAIL}"),
         exchange("hello", session=EMAIL, content=f"hello {EMAIL}"),
@@ -227,7 +227,7 @@ def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(bui
     surrogate = marked.messages[1]["content"].removeprefix("mail ")
     assert surrogate in marked.content and marked.completion_token_ids is None
     assert (one.tally.to_regenerate, one.tally.replaced, one.tally.in_completion) == (1, 1, 1)
-    assert not one.tally.left_out and "the target will answer 1 anew" in one.tally.line(one.config)
+    assert not one.tally.left_out and "responses to regenerate: 1" in one.tally.line(one.config)
     sequence = builder.build(marked)
     text = builder.tokenizer.decode(sequence.token_ids)
     assert (
@@ -295,7 +295,7 @@ def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
     assert guard().apply(bare).reason == UNREADABLE
     report = guard(REPORT)
     assert report.apply(bare) is bare and report.tally.without_text == 1
-    assert "1 of token ids alone were not looked at" in report.tally.line(REPORT)
+    assert "1 of token ids alone were not examined" in report.tally.line(REPORT)
 
 
 def test_deep_nesting_is_a_reject():
@@ -325,7 +325,7 @@ SURROUNDING = st.text(st.sampled_from("ab .,:;\n\t\\\"'{}[]<>()=/-+@电话é09")
 
 @st.composite
 def texts_with_values(draw):
-    """Text around values, each glued to it or apart."""
+    """Text around values, each attached to it or apart."""
     parts, values = [draw(SURROUNDING)], []
     for kind, word, value in draw(st.lists(st.sampled_from(EXAMPLES), max_size=4)):
         values.append((kind, value))
@@ -390,7 +390,7 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
     [
         (
             {"regenerate": True, "mode": "report"},
-            "nothing to answer anew under privacy.mode = 'report'",
+            "nothing to regenerate under privacy.mode = 'report'",
         ),
         ({"entities": []}, "must name at least one"),
         ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),

@@ -1,4 +1,4 @@
-"""Responses given anew: asked once each, whatever interrupts; the engine is a stand-in that counts what it is asked."""
+"""Regenerated responses: each is generated once, whatever interrupts; a stub engine counts."""
 
 import json
 import stat
@@ -14,7 +14,7 @@ SOURCE = {"target": "a", "sequences": "b"}
 
 
 class Answering:
-    """Answers each prompt with its length; stopped by the user before batch `stops_at`."""
+    """Responds to each prompt with its length; interrupted before batch `stops_at`."""
 
     def __init__(self, stops_at=None):
         self.batches, self.stops_at = [], stops_at

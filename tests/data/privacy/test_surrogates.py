@@ -1,4 +1,4 @@
-"""Surrogates: of the same shape, passing the same checks, the same for every spelling of a value, and other under another key."""
+"""Surrogates: same shape and checks, equal for all spellings, different under another key."""
 
 import ipaddress
 import re

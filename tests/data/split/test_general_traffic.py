@@ -1,4 +1,4 @@
-"""General traffic is mixed into training by its share, and measured on what is later and unlike what was trained on."""
+"""General traffic: mixed into training by its share; the later, different rest is held out."""
 
 import random
 
@@ -26,10 +26,11 @@ def table(prefix, count, session_of=lambda number: number, seed=0):
     )
 
 
-def mixed(customers, general, share=0.2, **split):
+def mixed(customers, general, general_share=0.2, **limits):
     parts = {"train": customers["sequence_id"][:], "validation": [], "heldout": []}
     summary = {}
-    add_general(parts, summary, customers, general, share, SplitConfig(**split))
+    split = SplitConfig(general_share=general_share, **limits)
+    add_general(parts, summary, customers, general, split)
     return parts, summary["general"]
 
 
@@ -50,7 +51,7 @@ def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measur
     prompts = general["prompt_text"][:]
     prompts[99] = customers["prompt_text"][3]
     general = general.remove_columns("prompt_text").add_column("prompt_text", prompts)
-    parts, _ = mixed(customers, general, share=0.45)
+    parts, _ = mixed(customers, general, general_share=0.45)
     sessions = dict(zip(general["sequence_id"], general["session"], strict=True))
     trained = {sessions[name] for name in parts["train"] if name.startswith("g")}
     assert len(trained) >= 9 and not trained & {sessions[name] for name in parts["general"]}
@@ -59,9 +60,11 @@ def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measur
 
 def test_less_than_was_wanted_is_all_there_is_and_no_share_only_measures():
     customers = table("0-", 80)
-    _, noted = mixed(customers, table("g0-", 10, seed=1), share=0.5)
+    _, noted = mixed(customers, table("g0-", 10, seed=1), general_share=0.5)
     assert noted == {"sequences": 10, "trained_on": 8, "wanted": 80, "measured_on": 2}
-    parts, noted = mixed(customers, table("g0-", 100, seed=1), share=0.0, max_general_sequences=7)
+    parts, noted = mixed(
+        customers, table("g0-", 100, seed=1), general_share=0.0, max_general_sequences=7
+    )
     assert noted["trained_on"] == 0 and parts["general"] == [
         f"g0-{number}" for number in range(93, 100)
     ]

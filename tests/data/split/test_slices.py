@@ -11,12 +11,18 @@ def words(rng, count):
     return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
 
 
-SCREEN = "You screen résumés against a posting and answer with a verdict and your reasons, one line for each requirement."
-SUPPORT = "You are the help desk of a bank. Be kind, be brief, and never promise what is not written in the rules below."
+SCREEN = (
+    "You screen résumés against a posting and answer with a verdict and your reasons, one line for "
+    "each requirement."
+)
+SUPPORT = (
+    "You are the help desk of a bank. Be kind, be brief, and never promise what is not written in "
+    "the rules below."
+)
 
 
 def prompts(seed=0):
-    """Two templates and free text, in an order that says nothing."""
+    """Two templates and free text, in random order."""
     rng = random.Random(seed)
     made = [("screen", f"{SCREEN} {words(rng, 80)}") for _ in range(60)]
     made += [("support", f"{SUPPORT} {words(rng, 30)}") for _ in range(30)]

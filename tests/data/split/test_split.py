@@ -6,7 +6,7 @@ from datasets import Dataset, Features, Value
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
-from outrider.data.ingest.table import SCHEMA
+from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.split.split import PARTS, split
 
 COLUMNS = Features.from_arrow_schema(SCHEMA)
@@ -126,7 +126,7 @@ def test_copies_of_a_training_prompt_are_capped_and_the_latest_kept(tmp_path):
     rows = [(f"s{index}", float(index), prompt(7 if index < 40 else index)) for index in range(100)]
     sequences = table(tmp_path, rows)
     assert len(split(sequences, SplitConfig(), tmp_path)["train"]) == 70  # copies are traffic too
-    result = split(sequences, SplitConfig(), tmp_path, max_copies=3)
+    result = split(sequences, SplitConfig(max_copies=3), tmp_path)
     assert result["left_out"] == {f"0-{index}": "max_copies" for index in range(37)}
     assert result["train"] == [f"0-{index}" for index in range(37, 70)]
     assert result["summary"]["left_out"] == {"max_copies": 37}

@@ -1,4 +1,4 @@
-"""What the template is given, and what it shows of tool calls. The templates are short ones in the manner of R1's two."""
+"""Input of the chat template and its rendering of tool calls, with templates like R1's two."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -7,10 +7,14 @@ from outrider.data.exchange import Reject
 from outrider.data.tokenize.chat_template import ChatTemplate, as_the_engine_reads
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-ONE_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call['function']['name'] + '\n```json\n' + ARGUMENTS + '\n```<｜tool▁call▁end｜>"
+ONE_CALL = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call['function']['name'] + "
+    "'\n```json\n' + ARGUMENTS + '\n```<｜tool▁call▁end｜>"
+)
 TURNS = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] in ('system', 'user', 'tool') %}{{ '<｜User｜>' + message['content'] }}{% endif %}"
+    "{% if message['role'] in ('system', 'user', 'tool') %}"
+    "{{ '<｜User｜>' + message['content'] }}{% endif %}"
     "{% if message['role'] == 'assistant' %}ASSISTANT{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
 )
@@ -22,8 +26,9 @@ FIRST = TURNS.replace(
     "ASSISTANT",
     "{% if message['content'] is none %}{{ '<｜Assistant｜>' }}"
     + CALLS.replace("ARGUMENTS", "call['function']['arguments']")
-    # As R1's first: the end only after several calls.
-    + f"{{% if message['tool_calls'] | length > 1 %}}{{{{ '{END}<｜end▁of▁sentence｜>' }}}}{{% endif %}}"
+    # As in R1's first template: the end only after several calls.
+    + "{% if message['tool_calls'] | length > 1 %}"
+    + f"{{{{ '{END}<｜end▁of▁sentence｜>' }}}}{{% endif %}}"
     "{% else %}{{ '<｜Assistant｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}{% endif %}",
 )
 LATER = TURNS.replace(
@@ -67,7 +72,7 @@ def written(*calls):
 @pytest.mark.parametrize("text", [FIRST, LATER], ids=["first", "later"])
 def test_tool_calls_are_written_as_the_template_writes_them(template_of, text):
     template = template_of(text)
-    # The arguments are the model's own text, spacing and all, not what parsing and printing them would give.
+    # The arguments are the model's text with its spacing, not the result of parsing and printing.
     one = ("find", '{"name":  "Ines \\"Go\\" Maro", "years": 5}')
     two = ("note", "{}")
     assert template.tool_calls(MESSAGES, {}, [call(*one)]) == written(one)

@@ -1,4 +1,4 @@
-"""Text put back together must give the ids that the engine produced, for each engine's way of cutting at `</think>`."""
+"""Reconstructed text gives the engine's ids, for each way of cutting at `</think>`."""
 
 import random
 
@@ -24,7 +24,7 @@ def exchange(**fields):
 
 
 def completion(builder, **fields):
-    """The rebuilt completion as text, its end token shown."""
+    """The reconstructed completion as text, with its end token."""
     sequence = builder.build(exchange(**fields))
     return builder.tokenizer.decode(
         sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
@@ -32,7 +32,7 @@ def completion(builder, **fields):
 
 
 def vllm_parser(text):
-    """What vLLM's deepseek_r1 reasoning parser makes of a response: a cut at `</think>` and not a character lost."""
+    """vLLM's deepseek_r1 reasoning parser: cuts at `</think>` and keeps every character."""
     reasoning, end, content = text.partition("</think>")
     return {"reasoning": reasoning, "content": (content or None) if end else None}
 
@@ -81,7 +81,8 @@ def test_earlier_reasoning_is_dropped_and_a_message_may_quote_special_tokens(bui
     ]
     text = builder.build(exchange(messages=messages, reasoning="r", content="a")).prompt_text
     assert text.endswith(
-        "<｜User｜>a <think> b<｜Assistant｜>\n\nbecause<｜end▁of▁sentence｜><｜User｜>again<｜Assistant｜><think>\n"
+        "<｜User｜>a <think> b<｜Assistant｜>\n\nbecause<｜end▁of▁sentence｜>"
+        "<｜User｜>again<｜Assistant｜><think>\n"
     )
 
 
@@ -130,14 +131,14 @@ def test_stop_strings(builder):
 
     fields = {"reasoning": "r\n", "content": "\n\na}", "stop_strings": ("!", "END")}
     text = "r\n</think>\n\na}"
-    # The log does not say whether the end token or a stop string ended it: nothing is claimed, unless the count tells.
+    # Whether the end token or a stop string ended it was not logged: only the count can decide.
     assert completion(builder, **fields) == text
     assert completion(builder, **fields, completion_tokens=count(text, 1)) == text + EOS
     assert completion(builder, **fields, completion_tokens=count(text + "END", 0)) == text + "END"
-    # The log names the string, which is not in the text; the engine's tokens hold it, as the count shows.
+    # The log names the string, which is not in the text; the count shows that the tokens have it.
     ended = {"reasoning": "r\n", "content": "\n\na}", "stop_reason": "END"}
     assert completion(builder, **ended, completion_tokens=count(text + "END", 0)) == text + "END"
-    # include_stop_str_in_output: it is in the text already.
+    # include_stop_str_in_output: the text has it already.
     whole = {"reasoning": "r\n", "content": "\n\na}END", "stop_reason": "END"}
     assert completion(builder, **whole, completion_tokens=count(text + "END", 0)) == text + "END"
     assert completion(builder, **whole) == text + "END"
@@ -149,7 +150,7 @@ def test_empty_reasoning(builder):
     assert completion(builder, reasoning="\n", content="\n\na") == emitted
     assert (
         completion(builder, reasoning="", content="a") == emitted
-    )  # said to be empty, by a parser that strips
+    )  # empty, from a parser that strips
     assert completion(builder, reasoning="", content="a", completion_tokens=count) == emitted
     assert completion(builder, reasoning=None, content="a", completion_tokens=count) == emitted
     assert (
@@ -171,10 +172,11 @@ def prefilled(builder, begun, **fields):
 
 
 def test_prefilled_turns(builder):
-    # An answer that goes on. vLLM's parser sees no </think> and calls all of it reasoning; others leave it content.
+    # A continued answer. vLLM's parser sees no </think> and treats all of it as reasoning; others
+    # as content.
     assert prefilled(builder, '{"verdict":', reasoning=' "advance"}') == ' "advance"}' + EOS
     assert prefilled(builder, '{"verdict":', content=' "advance"}') == ' "advance"}' + EOS
-    # Thoughts that go on.
+    # Continued reasoning.
     assert (
         prefilled(builder, "<think>\nFirst,", reasoning=" why\n", content="\n\na")
         == " why\n</think>\n\na" + EOS
@@ -244,7 +246,7 @@ def test_logged_ids_are_used_untouched(builder):
 
 
 def test_round_trips_of_r1_text(builder):
-    """ids -> text -> vLLM's parser -> rebuilt ids, for text tokenized as a model that learned the tokenizer writes it."""
+    """ids -> text -> vLLM's parser -> reconstructed ids, for regularly tokenized text."""
     equal = 0
     for _, reasoning, answer in screenings(200):
         emitted = builder.tokenizer.encode(
@@ -257,7 +259,7 @@ def test_round_trips_of_r1_text(builder):
 
 
 def test_tokens_that_sampling_split_otherwise_are_counted_by_usage(builder):
-    """A sampled word may be spelled in more tokens than encoding would use: the ids differ, the text never does."""
+    """Sampling may split a word into more tokens than encoding: ids differ, the text does not."""
     rng = random.Random(0)
     differ = 0
     for _, reasoning, answer in screenings(100):

@@ -10,7 +10,7 @@ from outrider.eval.bench.arrivals import customers_arrivals, has_times
 
 
 def scaled_literally(times: list[int], count: int, rate: Fraction) -> list[Fraction]:
-    """Gap by gap, in whole numbers: the log's gaps, round again a mean gap after its end, times one factor."""
+    """The log's gaps, repeated a mean gap after its end, times one factor, in exact numbers."""
     gaps = [Fraction(b - a) for a, b in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
     chosen = []

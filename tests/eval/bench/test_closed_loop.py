@@ -1,4 +1,4 @@
-"""In which order blocks are asked; servers and load are played, and real in test_evaluate.py."""
+"""The order of timed blocks, and when they end. Servers and load are real in test_evaluate.py."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from outrider.serving.speculator import Speculator
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...]]]:
-    """What is asked once servers are warm, in order: of whom, how many at once, which prompts. Servers are played."""
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Requests after the warm-up, in order: server or weights, concurrency, prompts."""
     heard: list[tuple[str, int, tuple[str, ...]]] = []
 
     class Played:
@@ -86,7 +86,7 @@ def played_fleet(
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
-    asked, tmp_path, side_by_side
+    sent, tmp_path, side_by_side
 ):
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
@@ -96,7 +96,7 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
         )
     together = ["none", "base", "custom"] if side_by_side else ["base", "custom"]
     alone = [
-        (url, *texts) for url, concurrency, texts in asked if concurrency == 1 and url in together
+        (url, *texts) for url, concurrency, texts in sent if concurrency == 1 and url in together
     ]
     # The first repeat used as many prompts as its blocks of both concurrencies have requests.
     begins = sum(evaluation.block_requests(size) for size in (1, 2))
@@ -109,11 +109,11 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
         expected += [(url, prompt) for url in urls]
     assert alone == expected
     if not side_by_side:
-        assert [texts for url, size, texts in asked if (url, size) == ("none", 1)] == [
+        assert [texts for url, size, texts in sent if (url, size) == ("none", 1)] == [
             ("a", "bb", "ccc"),
             tuple(later),
         ]
-    assert all(len(texts) == 4 for _, size, texts in asked if size == 2)
+    assert all(len(texts) == 4 for _, size, texts in sent if size == 2)
     # Each variant has one block per repeat and concurrency, with all its requests and counts.
     places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
     assert len(set(places)) == len(places) == 2 * 2 * 3
@@ -146,29 +146,29 @@ def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int
     return 1 + max(block["repeat"] for block in found), lines
 
 
-def test_a_speculator_twice_as_fast_is_decided_at_the_first_look(asked, tmp_path):
+def test_a_speculator_twice_as_fast_is_decided_at_the_first_look(sent, tmp_path):
     repeats, lines = measured_until_decided(tmp_path, "faster")
     assert repeats == 2
     assert lines[-1].startswith("decided after 2 of at most 6 repeats: custom / base 2.")
 
 
-def test_equal_speeds_are_measured_to_the_last_repeat(asked, tmp_path):
+def test_equal_speeds_are_measured_to_the_last_repeat(sent, tmp_path):
     repeats, lines = measured_until_decided(tmp_path, "equal")
     assert repeats == 6
     assert lines[-1].startswith("undecided after all 6 repeats: custom / base")
 
 
-def test_the_threshold_of_the_gate_is_what_has_to_be_decided(asked, tmp_path):
+def test_the_threshold_of_the_gate_is_what_has_to_be_decided(sent, tmp_path):
     repeats, _ = measured_until_decided(tmp_path, "faster", gate={"min_speed_ratio": 2.0})
     assert repeats == 6
 
 
-def test_undecided_blocks_end_at_the_time_limit(asked, tmp_path):
+def test_undecided_blocks_end_at_the_time_limit(sent, tmp_path):
     repeats, lines = measured_until_decided(tmp_path, "equal", max_seconds=1e-6)
     assert repeats == 2 and "undecided after 2 repeats at eval.max_seconds = 1e-06" in lines[-1]
 
 
-def test_the_full_measurement_does_not_stop_early(asked, tmp_path):
+def test_the_full_measurement_does_not_stop_early(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=5, repeats=3, max_seconds=1e-6)
     with played_fleet(tmp_path, mtp("faster")) as opened:
         found = measure(
@@ -177,18 +177,18 @@ def test_the_full_measurement_does_not_stop_early(asked, tmp_path):
     assert {block["repeat"] for block in found} == {0, 1, 2}
 
 
-def test_speculators_in_engines_of_their_own_are_not_alternated(asked, tmp_path):
+def test_speculators_in_engines_of_their_own_are_not_alternated(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
     with played_fleet(tmp_path, Speculator("ngram")) as opened:
         measured = measure(
             opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
         )
-    assert len(asked) == len(measured) == 2 * 3 and not any(
+    assert len(sent) == len(measured) == 2 * 3 and not any(
         block["alternated"] for block in measured
     )
 
 
-def test_blocks_asked_one_after_the_other_are_joined():
+def test_consecutive_blocks_are_joined():
     one = {
         "seconds": 1.5,
         "output_tokens": 3,

@@ -1,4 +1,4 @@
-"""Open loop: what counts as saturated, what is made of the blocks, and that an interrupted measurement goes on."""
+"""Open loop: saturation, figures of blocks, and resuming an interrupted measurement."""
 
 from types import SimpleNamespace
 
@@ -102,36 +102,36 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
         "high"
     ] == pytest.approx(1.5)
     assert row["custom"]["tokens_per_s"] == row["none"]["tokens_per_s"], (
-        "all together are what was asked for"
+        "all together are what was sent"
     )
     assert row["arrivals"] == {"source": "log", "spread": slow["spread"]}
 
 
 def test_a_rate_measured_once_has_the_closed_loop_s_noise_and_one_measured_twice_its_own(tmp_path):
-    steps, asked = Steps(tmp_path, {}), Traffic("chats", ["a prompt"], [0.0], 64, {})
+    steps, seen = Steps(tmp_path, {}), Traffic("chats", ["a prompt"], [0.0], 64, {})
     closed_loop = {name: BlockNoise(0.04, 6) for name in QUIET}
 
-    def ratio(repeats, moods):
-        for repeat, mood in enumerate(moods):
+    def ratio(repeats, speeds):
+        for repeat, speed in enumerate(speeds):
             for variant in ("none", "base", "custom"):
                 block = queued_block(2.0, 2.0)
                 if variant == "custom":
                     block["request_seconds"] = [
-                        seconds * mood for seconds in block["request_seconds"]
+                        seconds * speed for seconds in block["request_seconds"]
                     ]
                 steps.put(f"rate_eager_chats_2_{repeat}_{variant}", block)
         evaluation = EvalConfig(
             rates=[2], rate_seconds=30, rate_repeats=repeats, bootstrap_samples=50
         )
-        return summarise_rates(steps, "eager", [asked], evaluation, closed_loop)["chats"]["2"][
+        return summarise_rates(steps, "eager", [seen], evaluation, closed_loop)["chats"]["2"][
             "custom_over_base"
         ]
 
-    once, alike, moody = ratio(1, [1.0]), ratio(2, [1.0, 1.0]), ratio(2, [0.8, 1.2])
+    once, alike, unlike = ratio(1, [1.0]), ratio(2, [1.0, 1.0]), ratio(2, [0.8, 1.2])
     assert once["high"] == pytest.approx(np.exp(2.446912 * 0.2)) and once["low"] == pytest.approx(
         1 / once["high"]
     )
-    assert alike["high"] == pytest.approx(1) and moody["high"] > 4
+    assert alike["high"] == pytest.approx(1) and unlike["high"] > 4
 
 
 class Load:
@@ -160,9 +160,7 @@ class Load:
 
 
 @pytest.mark.parametrize("groups", [(("none", "base", "custom"),), (("none",), ("base", "custom"))])
-def test_every_variant_gets_the_same_requests_at_the_same_times_and_an_interruption_keeps_what_is_whole(
-    tmp_path, groups
-):
+def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(tmp_path, groups):
     evaluation = EvalConfig(rates=[2, 5], rate_seconds=3, rate_repeats=2, bootstrap_samples=50)
     times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
@@ -193,9 +191,9 @@ def test_every_variant_gets_the_same_requests_at_the_same_times_and_an_interrupt
         variant: sum(url == variant for url, *_ in sent) for variant in ("none", "base", "custom")
     } == dict.fromkeys(("none", "base", "custom"), 4)
     for count in (6, 15):
-        asked = [request[1:] for request in sent if len(request[1]) == count]
-        assert len(asked) == 6 and all(one == asked[0] for one in asked)
-        assert asked[0][0][:10] == traffic[0].texts[:count] and asked[0][2] == 64
+        seen = [request[1:] for request in sent if len(request[1]) == count]
+        assert len(seen) == 6 and all(one == seen[0] for one in seen)
+        assert seen[0][0][:10] == traffic[0].texts[:count] and seen[0][2] == 64
     table = summarise_rates(steps, "eager", traffic, evaluation, QUIET)
     assert list(table["chats"]) == ["2", "5"]
     row = table["chats"]["5"]

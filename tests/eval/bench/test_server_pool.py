@@ -27,7 +27,7 @@ SPECULATORS = {"base": Speculator("mtp", Path("base")), "custom": Speculator("mt
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls that the fleet makes to its servers, in order."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     class Recorder:
         def __init__(
@@ -37,33 +37,33 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             kind = speculator and speculator.kind
             self.name = kinds.get(kind, kind)
             assert (k is None) == (speculator is None)
-            asked.append(f"{self.name} at {port}")
+            calls.append(f"{self.name} at {port}")
             drafts[self.name] = (k, k_per_batch_size)
             recorded[self.name] = serving.engine.environment
 
         def start(self):
-            asked.append(f"{self.name} starts")
+            calls.append(f"{self.name} starts")
 
         def wait(self):
-            asked.append(f"{self.name} ready")
+            calls.append(f"{self.name} ready")
 
         def stop(self):
-            asked.append(f"{self.name} stops")
+            calls.append(f"{self.name} stops")
 
         def swap_drafter(self, directory):
-            asked.append(f"swap {directory}")
+            calls.append(f"swap {directory}")
 
     monkeypatch.setattr(module, "Server", Recorder)
     monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    return asked
+    return calls
 
 
 def ask(fleet, *variants):
     return [fleet.server(variant).name for variant in variants]
 
 
-def test_side_by_side_both_are_up_and_weights_change_only_when_another_speculator_is_asked_for(log):
+def test_side_by_side_both_are_up_and_weights_change_only_for_another_speculator(log):
     serving = ServingConfig(port=8100)
     with open_fleet(TargetConfig(), serving, SPECULATORS, 3, "eager", Path("logs")) as fleet:
         assert log == [
@@ -157,7 +157,7 @@ def test_every_server_writes_its_steps_down_in_a_file_of_its_own(log, tmp_path):
         assert [step.seconds for step in fleet.new_steps("custom")] == [0.25]
 
 
-def test_servers_start_anew_as_they_started_first(log):
+def test_a_restart_starts_servers_as_the_first_start_did(log):
     with open_fleet(
         TargetConfig(), ServingConfig(), SPECULATORS, 3, "eager", Path("logs")
     ) as fleet:
@@ -257,16 +257,16 @@ def test_nothing_starts_in_the_background_where_one_server_fits(log, tmp_path):
 
 
 def test_starts_are_spread_over_the_repeats():
-    assert [EvalConfig(repeats=5, starts=2).starts_anew(repeat) for repeat in range(1, 5)] == [
+    assert [EvalConfig(repeats=5, starts=2).restarts_before(repeat) for repeat in range(1, 5)] == [
         False,
         False,
         True,
         False,
     ]
-    assert [EvalConfig(repeats=3, starts=3).starts_anew(repeat) for repeat in range(1, 3)] == [
+    assert [EvalConfig(repeats=3, starts=3).restarts_before(repeat) for repeat in range(1, 3)] == [
         True,
         True,
     ]
-    assert not any(EvalConfig(repeats=3).starts_anew(repeat) for repeat in range(1, 3))
+    assert not any(EvalConfig(repeats=3).restarts_before(repeat) for repeat in range(1, 3))
     with pytest.raises(ValueError, match=r"eval\.starts = 4, but eval\.repeats = 3"):
         EvalConfig(repeats=3, starts=4)

@@ -41,9 +41,7 @@ def test_every_row_comes_back_in_order(
     assert [(name, len(hidden_TH)) for name, hidden_TH in captured.items()] == [
         (name, len(ids)) for name, ids in rows
     ]
-    assert max(len(ids) for _, ids in rows) > 96, (
-        "no prompt was prefilled in chunks"
-    )
+    assert max(len(ids) for _, ids in rows) > 96, "no prompt was prefilled in chunks"
     assert all(hidden_TH.dtype == torch.bfloat16 for hidden_TH in captured.values())
 
 

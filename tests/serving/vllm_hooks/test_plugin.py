@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from outrider.serving.engine import runs_on_cpu
-from outrider.serving.vllm_hooks.plugin import expand, register
+from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
+from outrider.serving.vllm_hooks.plugin import register
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

@@ -76,7 +76,7 @@ def test_a_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert found["empty"].shape == (0,)
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+def test_a_state_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=r"state\.optimizer\.0: a types\.SimpleNamespace cannot be written"
     ):
@@ -88,7 +88,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
         read_state(tmp_path / "other.safetensors")
 
 
-def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_generators_resume_exactly(tmp_path: Path) -> None:
     import random
 
     def draw() -> tuple:
@@ -122,7 +122,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("problem", DAMAGE)
-def test_damage_to_any_file_shows(problem: str, tmp_path: Path) -> None:
+def test_damage_to_any_file_is_detected(problem: str, tmp_path: Path) -> None:
     names = ["state.json", "deepspeed/a.safetensors", "deepspeed/b.safetensors"]
     (tmp_path / "whole" / "deepspeed").mkdir(parents=True)
     for name in names:
@@ -203,7 +203,7 @@ class OneLayer:
 
 @pytest.fixture
 def accelerator() -> Any:
-    """What checkpoints need of an accelerator, with one process."""
+    """The part of an accelerator that checkpoints use, with one process."""
     real = Accelerator(cpu=True)
     return SimpleNamespace(
         is_main_process=True,
@@ -232,7 +232,7 @@ def content(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
+def test_the_last_ones_are_kept_and_the_newest_complete_one_is_loaded(
     accelerator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert load_checkpoint(accelerator, tmp_path, "d") is None
@@ -249,12 +249,12 @@ def test_the_last_ones_are_kept_and_the_newest_whole_one_is_taken(
     (tmp_path / ".step-0000010.draft").mkdir()  # what a killed run was writing
     state = load_checkpoint(accelerator, tmp_path, "d")
     assert (state["step"], weight(accelerator)) == (4, 4.0)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         "step-0000008: deepspeed/weights.safetensors has changed since it was written; skipped"
-        in told
+        in output
     )
-    assert "step-0000006: state.json is missing; skipped" in told
+    assert "step-0000006: state.json is missing; skipped" in output
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000004"]
 
 
@@ -264,7 +264,7 @@ def test_checkpoints_of_other_settings_are_removed(accelerator: Any, tmp_path: P
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_disk_without_room_stops_the_run_before_anything_is_written(
+def test_a_full_disk_stops_the_run_before_anything_is_written(
     accelerator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (2, 4):
@@ -286,7 +286,7 @@ def test_a_disk_without_room_stops_the_run_before_anything_is_written(
     assert len(published(tmp_path)) == 2
 
 
-def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(
+def test_a_disk_that_fills_up_while_writing_leaves_older_checkpoints(
     accelerator: Any, tmp_path: Path
 ) -> None:
     for step in (2, 4):
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_what_was_there(
     assert load_checkpoint(accelerator, tmp_path, "d")["step"] == 4
 
 
-def test_a_run_on_a_full_disk_stops_with_its_checkpoint_whole_and_goes_on(
+def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_resumes(
     small_disk: Path, tmp_path: Path
 ) -> None:
     corpus: Corpus = make_corpus(tmp_path / "corpus", train_sequences=8, validation_sequences=2)

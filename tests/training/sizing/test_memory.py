@@ -24,7 +24,7 @@ WIDE = SMALL | {"hidden_size": 512, "moe_intermediate_size": 256, "n_routed_expe
 
 
 def peak_of_backward(settings: dict, tokens: int, depth: int) -> int:
-    """Most bytes that torch holds at once from the start of forward to the end of backward, in bf16, weights not counted."""
+    """Peak bytes that torch holds in forward and backward, in bf16, without the weights."""
     torch.manual_seed(0)
     arch = DeepseekArch.from_config(settings)
     speculator = MTPSpeculator(arch).bfloat16()

@@ -22,7 +22,7 @@ DEPTH, LENGTH, FIRST = 3, 40, 12
 def test_step_flops_are_what_torch_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = write_tiny_target(tmp_path / "target")
     speculator, ends = load_mtp(target), load_target_ends(target)
-    # Through the experts that a token is sent to, and not through all of them as it is faster on a CPU.
+    # Only the experts that a token is routed to; computing all of them would be faster on a CPU.
     monkeypatch.setattr(type(speculator.block.mlp.experts), "DENSE_UP_TO", 0)
     torch.manual_seed(0)
     anchor_BT = torch.zeros(1, LENGTH, dtype=torch.bool)
@@ -46,7 +46,8 @@ def test_step_flops_are_what_torch_counts(tmp_path: Path, monkeypatch: pytest.Mo
         loss_KN.sum().backward()
     size = mtp_size(read_json(target / "config.json"))
     counted = size.step_flops(DEPTH, [LENGTH], [anchors])
-    # torch counts the masked half of the scores as well, and no gradient for depth 0's inputs, which nothing trains.
+    # torch also counts the masked half of the scores, and no gradient for the inputs of depth 0,
+    # which are not trained.
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.05)
 
 

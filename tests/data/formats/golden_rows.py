@@ -1,4 +1,4 @@
-"""What the golden files of trace stores and data sets talk about, and what becomes of their rows, one by one.
+"""Expected outcomes of the golden files of trace stores and data sets, row by row.
 
 one_each("helicone/requests.jsonl")[3]      # the Exchange or Reject of the third line
 """
@@ -42,7 +42,7 @@ CUT_OFF = "The user wants a list. I start in the north: the museum of"
 
 
 def outcomes(name: str) -> dict[int, list[Exchange | Reject]]:
-    """The outcomes of a golden file by the line that they come from."""
+    """The outcomes of a golden file by line."""
     by_line: dict[int, list[Exchange | Reject]] = {}
     for outcome in read_exchanges(log_files(str(GOLDEN / name))):
         by_line.setdefault(outcome.place.line, []).append(outcome)
@@ -50,7 +50,7 @@ def outcomes(name: str) -> dict[int, list[Exchange | Reject]]:
 
 
 def one_each(name: str) -> dict[int, Exchange | Reject]:
-    """As `outcomes`, of a file whose every row has one."""
+    """Like `outcomes`, for a file with one outcome per row."""
     found = outcomes(name)
     assert all(len(of_line) == 1 for of_line in found.values())
     return {line: of_line[0] for line, of_line in found.items()}

@@ -1,10 +1,10 @@
-"""Stores behind a URL: whatever their clients raise when one does not answer becomes one message with the URL and what to do.
+"""Errors of remote stores: any client's failure becomes one message with the URL and the fix.
 
     with answering("traffic.path = 's3://bucket/logs'"):
         filesystem.find(path)
 
-Each client has errors of its own, most of them no OSError. They are known by the module that defines them: one that was raised is
-loaded, so that no client needs to be imported, or installed, to be caught.
+Each client has its own errors, most of which are not OSErrors. They are looked up in `sys.modules`:
+a client that raised one is loaded, and no other needs to be installed.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ CLIENT_ERRORS = {
     "google.auth.exceptions": "GoogleAuthError",
     "azure.core.exceptions": "AzureError",
 }
-"""The base of what each client raises: huggingface_hub's (httpx, httpx2 or requests by release), http's, s3fs's, gcsfs's, adlfs's."""
+"""Base error of each client: huggingface_hub (httpx, httpx2 or requests, by release), http, s3fs,
+gcsfs, adlfs."""
 
 NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
 
 
 def store_errors() -> tuple[type[BaseException], ...]:
-    """What an unreachable store raises, as far as its client is loaded."""
+    """Errors that an unreachable store raises, of the clients that are loaded."""
     loaded = [
         getattr(sys.modules[module], name, None)
         for module, name in CLIENT_ERRORS.items()
@@ -41,12 +42,15 @@ def store_errors() -> tuple[type[BaseException], ...]:
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises `OutriderError` about `what` where a store inside the block does not answer or refuses the credentials."""
+    """Raises `OutriderError` where a store does not answer or refuses the credentials.
+
+    `what` begins the message.
+    """
     try:
         yield
     except store_errors() as error:
-        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
-            f"{what}: the store does not answer ({said}); check the address, the network and the credentials and run the same "
-            "command again, or copy the files here and name the copy"
+            f"{what}: the store does not answer ({detail}); check the address, the network and the "
+            "credentials and rerun the command, or copy the files here and name the copy"
         ) from None

@@ -1,4 +1,4 @@
-"""Stores that do not answer: one message with the URL, whichever client it is that raises."""
+"""Stores that do not answer: one message with the URL, for every client."""
 
 import errno
 import http.server
@@ -14,7 +14,7 @@ from huggingface_hub import HfFileSystem, constants
 
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.sources import LogFile, log_files
-from outrider.data.ingest.stores import answering
+from outrider.data.ingest.store_errors import answering
 from outrider.recipes.pipeline.stages.sources import log_digest
 
 FIX = "check the address, the network and the credentials .*copy the files here"
@@ -22,7 +22,7 @@ FIX = "check the address, the network and the credentials .*copy the files here"
 
 @pytest.fixture
 def refused(monkeypatch):
-    """An address of this machine at which nothing listens; the Hub is there."""
+    """A local address without a listener, in place of the Hub."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -52,7 +52,7 @@ def test_so_is_any_address_at_which_nothing_listens(refused):
 
 
 class Breaks(http.server.BaseHTTPRequestHandler):
-    """Answers with the first half of a file."""
+    """Sends the first half of a file."""
 
     def do_HEAD(self):
         self.send_response(200)
@@ -86,7 +86,7 @@ def test_a_connection_that_breaks_within_a_file_names_the_file():
 
 
 class NoCredentialsError(Exception):
-    """As botocore has it: neither an OSError nor with a base that s3fs would translate."""
+    """Like botocore's: neither an OSError nor with a base that s3fs would translate."""
 
 
 class Bucket(MemoryFileSystem):
@@ -103,7 +103,7 @@ def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
     file = LogFile("s3://bucket/log.jsonl", Bucket(), "bucket/log.jsonl")
     asked = [lambda: log_files("s3://bucket/log.jsonl"), file.size, file.identity, file.head]
     for ask in asked:
-        with pytest.raises(NoCredentialsError):  # nobody knows it yet
+        with pytest.raises(NoCredentialsError):  # no client that is known raised it
             ask()
     botocore = types.SimpleNamespace(BotoCoreError=NoCredentialsError)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", botocore)

