@@ -82,7 +82,6 @@ def _case(target, run, prompt, completion, depth):
         "recipe": "a_test",
         "run_dir": run,
         "target": TargetConfig(model=str(target)),
-        "base_dir": target,
         "speculator_dir": run / "speculator",
         "features_dir": run / "features",
         "sequences_dir": run / "sequences",

@@ -1,11 +1,4 @@
-<<<<<<< HEAD
-"""Step times of a real server, and what is computed from recorded steps."""
-
-from contextlib import nullcontext
-from pathlib import Path
-=======
 """Times and costs computed from recorded steps."""
->>>>>>> rooms
 
 import pytest
 
@@ -19,47 +12,8 @@ from outrider.serving.step_times import (
 from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 
-<<<<<<< HEAD
-@pytest.mark.engine
-def test_every_number_of_drafts_is_timed_at_every_batch_size(
-    target: TargetConfig,
-    prompt_texts: list[str],
-    load: LoadGenerator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Enough to see every number of drafts once; precise times need more.
-    for name, value in (("STEPS", 4), ("LEAST_ROUNDS", 1), ("SETTLE_S", 0.0)):
-        monkeypatch.setattr(step_times, name, value)
-    monkeypatch.setattr(step_times, "LoadGenerator", lambda *_: nullcontext(load))
-    serving = ServingConfig(
-        engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
-    )
-    times = measure_step_times(
-        target,
-        serving,
-        target.directory(),
-        2,
-        [1, 2],
-        prompt_texts,
-        Sampling(0.6, 0.95),
-        48,
-        tmp_path / "logs",
-    )
-    assert set(times.step_s) == {1, 2} and all(
-        len(row) == 3 and min(row) > 0 for row in times.step_s.values()
-    )
-    assert min(times.prompt_token_s) > 0
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "logs").iterdir()} == {0o600}
-    assert StepTimes.from_dict(times.as_dict()) == times
-
-
-def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
-    """Steps of a closed loop of `size` requests of 37 steps each, as recorded."""
-=======
 def recorded(size: int, depth: int, seconds, prompt_token_s: float) -> list[Step]:
     """A closed loop of `size` requests of 37 steps each, as the recorder writes it."""
->>>>>>> rooms
     steps, verified, waiting = [], min(depth, 1), size
     for count in range(3000):
         drafts = 1 + (count // RUN) % depth if depth else 0
@@ -82,11 +36,7 @@ def test_step_times_come_from_steps_that_only_decode() -> None:
     for size in (1, 4):
         assert times.step_s[size] == pytest.approx([seconds(k, size) for k in range(4)])
     assert times.prompt_token_s == pytest.approx((1e-4, 2e-4))
-<<<<<<< HEAD
-    # Stalls of the machine and steps between two numbers of drafts do not change them.
-=======
     # Occasional stalls, and steps between two numbers of drafts, do not change them.
->>>>>>> rooms
     drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
@@ -100,12 +50,8 @@ def test_tallies_of_a_measured_server_include_stalls() -> None:
     assert costs.step_s == pytest.approx(
         {4: seconds(1, 4)}
     ) and costs.prompt_token_s == pytest.approx(2e-4)
-<<<<<<< HEAD
-    # A step is left out where requests arrived or ended before it: the engine schedules ahead.
-=======
     # A step after requests came or went is not counted: an engine that schedules ahead was still
     # running another one.
->>>>>>> rooms
     decoding = tally(steps)["decoding"]["4"][0]
     assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
     stalled = [
