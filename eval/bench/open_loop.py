@@ -124,8 +124,8 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of one variant's blocks at a rate, pooled.
 
     In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its
-    blocks; `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
-    without drafts; `late_ms`, the largest delay between a request's time and its sending.
+    blocks; `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters,
+    1 without drafts; `late_ms`, the largest delay between a request's time and its sending.
     """
     seen = [offered_and_achieved(block) for block in blocks]
     drafts, accepted = (
