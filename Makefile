@@ -28,6 +28,7 @@ test-long: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	sh requirements/mypy.sh
 
 format: setup
 	$(BIN)/ruff check --fix .
