@@ -159,7 +159,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def test_json_is_one_object_on_stdout(workplace):
-    finished = start("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
+    finished = run("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)

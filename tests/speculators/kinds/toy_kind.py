@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,7 +77,7 @@ class ToyDrafter(Drafter):
 class ToySize:
     """Enough of a size for the trainer; nothing here is planned by memory."""
 
-    parts: dict[str, int] = {}
+    parts: ClassVar[dict[str, int]] = {}
     total = 0
     state_values = 0
 
