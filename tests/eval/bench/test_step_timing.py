@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.eval.bench import step_timing
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
-from outrider.serving import step_times
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
@@ -21,11 +19,8 @@ DEPTH = 2
 
 @pytest.mark.engine
 def test_steps_are_timed_for_every_k_and_the_same_servers_then_draft_the_chosen_one(
-    nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nano_r1: Path, tmp_path: Path
 ) -> None:
-    # Enough to see every number of drafts; precise times need more.
-    monkeypatch.setattr(step_timing, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(step_times, "STEPS", 4)
     target = TargetConfig(model=str(nano_r1))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
