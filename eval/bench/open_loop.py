@@ -23,7 +23,7 @@ from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import RATIOS, VARIANTS
+from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.client import Sampling
 
@@ -106,7 +106,7 @@ def summarise_rates(
 
 
 def rate_row(
-    blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
+    blocks: Mapping[Variant, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
 ) -> dict[str, Any]:
     """Figures of one scenario and rate, from each variant's blocks, one per repeat.
 
