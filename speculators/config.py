@@ -39,9 +39,9 @@ class ParityConfig(BaseModel):
     """Smallest share of draft tokens, over all depths, that are equal or near ties."""
 
     near_tie_nats: float = Field(0.25, ge=0)
-    """Two different drafts are a near tie if the trainer finds its own at most this much more likely
-    than the engine's (nats). The engine's logits are bf16, whose steps are 0.06 to 0.125 at the usual
-    size of a logit."""
+    """Two different drafts are a near tie if the trainer finds its own at most this much more
+    likely than the engine's (nats). The engine's logits are bf16, whose steps are 0.06 to 0.125 at
+    the usual size of a logit."""
 
     max_difference: PositiveFloat = 0.05
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
@@ -78,9 +78,9 @@ class SpeculatorConfig(BaseModel):
     """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the most
-    likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted with
-    probability sum min(p, q); the engine keeps the draft's logits."""
+    """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the
+    most likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted
+    with probability sum min(p, q); the engine keeps the draft's logits."""
 
     parity: ParityConfig = ParityConfig()
-    """How closely trainer and engine must agree on drafts, before training and in the evaluation."""
+    """How closely trainer and engine must agree on drafts, before training and in evaluation."""

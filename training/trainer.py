@@ -71,7 +71,7 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.steps = []
+        self.steps: list[list[Row]] = []
         for epoch in range(self.config.epochs):
             self.steps += plan_epoch(
                 self.samples, row_tokens, self.config.rows_per_step, self.config.seed, epoch

@@ -34,7 +34,7 @@ KEPT_UP = 0.9
 """A block counts as saturated only below this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Least growth of the time to first token in a saturated block, from its first third to its last."""
+"""Least growth of the time to first token from a saturated block's first third to its last."""
 
 
 def measure_rates(
@@ -123,9 +123,9 @@ def rate_row(
 def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of one variant's blocks at a rate, pooled.
 
-    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its blocks;
-    `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
-    without drafts; `late_ms`, the largest delay between a request's time and its sending.
+    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its
+    blocks; `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters,
+    1 without drafts; `late_ms`, the largest delay between a request's time and its sending.
     """
     seen = [offered_and_achieved(block) for block in blocks]
     drafts, accepted = (

@@ -235,8 +235,8 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
         f" {found['steps']} x {len(found['per_depth'])} draft tokens ({depths};"
         f" {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their"
         f" log-probabilities to {found['difference']:.3f} nats on average; demanded are"
-        f" {parity.min_agreement:.1%} (speculator.parity.min_agreement) and {parity.max_difference:g}"
-        f" (speculator.parity.max_difference); {CAUSES}"
+        f" {parity.min_agreement:.1%} (speculator.parity.min_agreement) and"
+        f" {parity.max_difference:g} (speculator.parity.max_difference); {CAUSES}"
     )
 
 

@@ -106,13 +106,20 @@ class ReplaySums:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
         """The inverse of `as_dict`."""
-        arrays = (np.array(value[name]) for name in _ARRAYS)
+        arrays = {name: np.array(value[name]) for name in _ARRAYS}
         regions = [(dimension, name) for dimension, name in value["regions"]]
-        return cls(value["sequence_ids"], value["sessions"], *arrays, regions=regions)
+        ids, sessions = value["sequence_ids"], value["sessions"]
+        return cls(sequence_ids=ids, sessions=sessions, regions=regions, **arrays)
 
 
-_CHAIN = ("tokens_R", "steps_RK", "accepted_RKK", "offered_RKK")
-_ARRAYS = (*_CHAIN, "region_tokens_RG", "region_steps_RGK")
+_ARRAYS = (
+    "tokens_R",
+    "steps_RK",
+    "accepted_RKK",
+    "offered_RKK",
+    "region_tokens_RG",
+    "region_steps_RGK",
+)
 
 
 def replay(
@@ -161,11 +168,21 @@ def replay(
         found: Array = torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
         return found
 
-    if not regions:
-        nothing = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
-        return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *nothing)
-    by_region_R = (torch.stack(counts).numpy() for counts in (tokens_by_region, steps_by_region))
-    return ReplaySums(ids, sessions, *(stack(name) for name in _CHAIN), *by_region_R, regions=NAMES)
+    tokens_RG, steps_RGK = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
+    if regions:
+        tokens_RG = torch.stack(tokens_by_region).numpy()
+        steps_RGK = torch.stack(steps_by_region).numpy()
+    return ReplaySums(
+        sequence_ids=ids,
+        sessions=sessions,
+        tokens_R=stack("tokens_R"),
+        steps_RK=stack("steps_RK"),
+        accepted_RKK=stack("accepted_RKK"),
+        offered_RKK=stack("offered_RKK"),
+        region_tokens_RG=tokens_RG,
+        region_steps_RGK=steps_RGK,
+        regions=NAMES if regions else (),
+    )
 
 
 def compare(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import (
@@ -111,7 +113,7 @@ def _auxiliary_layers(config: Mapping[str, Any]) -> list[int] | None:
 def _check_map(header: TensorHeader, target: CheckpointLayout) -> None:
     """d2t: target id = draft id + d2t[draft id]. Each id is a token of the target, none twice."""
     offsets = integers(header)
-    ids = offsets + range(len(offsets))
+    ids = offsets + np.arange(len(offsets))
     vocabulary = target.config["vocab_size"]
     outside = int(((ids < 0) | (ids >= vocabulary)).sum())
     twice = len(ids) - len(set(ids.tolist()))

@@ -15,6 +15,7 @@ target's quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the
 bias) keeps its dtype. Unchanged tensors are copied, scales included, so their bytes are the base's.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -64,8 +65,9 @@ def load_mtp(
         )
     with torch.device("meta"):
         speculator = MTPSpeculator(arch)
-    if frozen_experts:
-        speculator.block.mlp.experts = FrozenExperts(arch, _empty_stacks(layout, arch))
+    frozen = FrozenExperts(arch, _empty_stacks(layout, arch)) if frozen_experts else None
+    if frozen is not None:
+        speculator.block.mlp.experts = frozen
     speculator = speculator.to_empty(device=device).to(dtype)
     with torch.no_grad():
         for tensor in speculator.state_dict().values():
@@ -73,9 +75,7 @@ def load_mtp(
     # The routing bias keeps its dtype in any dtype of the weights.
     _restore_float32_buffers(speculator)
     views = checkpoint_views(speculator)
-    experts = (
-        [(e, name) for e in range(arch.experts) for name in PROJECTIONS] if frozen_experts else []
-    )
+    experts = list(itertools.product(range(arch.experts), PROJECTIONS)) if frozen_experts else []
     layer = MTPTensors(layout)
     _compare_names(layer, {*views, *(expert_name(*each) for each in experts)})
     tensors = CheckpointTensors(layout)
@@ -84,9 +84,10 @@ def load_mtp(
             name = layer.prefix + suffix
             value = tensors.read(name, torch.float32)
             view.copy_(check_tensor_shape(layout, name, value, view.shape))
-    for expert, projection in experts:
-        stack = speculator.block.mlp.experts.stacks[projection]
-        _fill(stack, expert, layer.prefix + expert_name(expert, projection), tensors)
+    if frozen is not None:
+        for expert, projection in experts:
+            name = layer.prefix + expert_name(expert, projection)
+            _fill(frozen.stacks[projection], expert, name, tensors)
     broken = [
         name for name, tensor in speculator.state_dict().items() if not tensor.isfinite().all()
     ]

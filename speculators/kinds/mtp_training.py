@@ -11,6 +11,7 @@ base again.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 from outrider.speculators.kinds.mtp_checkpoint import checkpoint_names, load_mtp
 from outrider.speculators.kinds.mtp_layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import TrainedParts
+from outrider.speculators.layers.deepseek_layer import MixtureOfExperts
+from outrider.speculators.layers.frozen_experts import FrozenExperts
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
 
 EXPERTS = "block.mlp.experts."
@@ -33,10 +36,9 @@ def load_trainable(
     """The base's MTP layer with the trained weights as its parameters; `seed` draws adapters."""
     speculator = load_mtp(base_dir, dtype, device, frozen_experts=parts.train != "all")
     if parts.train == "lora":
-        mlp = speculator.block.mlp
-        adapted = AdaptedExperts(
-            mlp.experts, speculator.arch, parts.lora_rank, parts.lora_alpha, seed
-        )
+        mlp = cast(MixtureOfExperts, speculator.block.mlp)
+        frozen = cast(FrozenExperts, mlp.experts)
+        adapted = AdaptedExperts(frozen, speculator.arch, parts.lora_rank, parts.lora_alpha, seed)
         mlp.experts = adapted.to(device=device, dtype=dtype)
     return speculator
 
@@ -54,4 +56,5 @@ def trained_tensors(
     adapters = {name: weights.pop(EXPERTS + name) for name in ADAPTERS if EXPERTS + name in weights}
     yield from checkpoint_names(weights).items()
     if adapters:
-        yield from speculator.block.mlp.experts.merged(adapters)
+        mlp = cast(MixtureOfExperts, speculator.block.mlp)
+        yield from cast(AdaptedExperts, mlp.experts).merged(adapters)

@@ -211,6 +211,8 @@ class Router(nn.Module):
     DeepSeek's `noaux_tc`.
     """
 
+    e_score_correction_bias: Tensor
+
     def __init__(self, arch: DeepseekArch):
         super().__init__()
         self.arch = arch

@@ -95,7 +95,9 @@ class FlexPrefix:
 
         if q_AND.is_cuda and FlexPrefix._compiled is None:
             FlexPrefix._compiled = torch.compile(flex_attention, dynamic=True)
-        attend = FlexPrefix._compiled if q_AND.is_cuda else flex_attention
+        attend: Callable[..., Any] = flex_attention
+        if q_AND.is_cuda and FlexPrefix._compiled is not None:
+            attend = FlexPrefix._compiled
         # A scaled half-precision query would be rounded once more; the kernel scales its float32
         # scores.
         out, aux = attend(
