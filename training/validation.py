@@ -58,7 +58,8 @@ class Validation:
                 if turn * world + rank < len(self.rows):
                     sums += self._row_sums(drafted, batch, unroll.ends.lm_head_VH)
         sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").cpu()
-        tokens, steps_K, accepted_K, offered_K = sums[0], *sums[1:].view(3, unroll.depth)
+        tokens = sums[0]
+        steps_K, accepted_K, offered_K = sums[1:].view(3, unroll.depth).unbind()
         return {
             "sequences": len(self.samples),
             "tokens": tokens.item(),
