@@ -320,8 +320,9 @@ def _child() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the generator prints tables to stdout; they belong in the log
     from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser, plain = argparse.ArgumentParser(), serve.get_samples
+    parser, plain = FlexibleArgumentParser(), serve.get_samples
     serve.add_cli_args(parser)
     for line in sys.stdin:
         block = json.loads(line)

@@ -196,7 +196,7 @@ class Fleet:
         engine, port = self._serving.engine, self._serving.port
         rotates = name != PLAIN and self._k is None
         k = self._depth if rotates else self._k
-        schedule = {"k_per_batch_size": [(1, engine.max_num_seqs, k)]} if rotates else {}
+        schedule = [(1, engine.max_num_seqs, k)] if rotates and k is not None else None
         return Server(
             self._target,
             self._steps[name].recorded(self._serving),
@@ -204,7 +204,7 @@ class Fleet:
             None if name == PLAIN else k,
             log_path=self._log_dir / f"server_{engine.mode}_{name}.log",
             port=port and port + place,
-            **schedule,
+            k_per_batch_size=schedule,
         )
 
     def _name(self, variant: str) -> str:

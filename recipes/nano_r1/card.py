@@ -120,7 +120,10 @@ def traffic_table(
             for r in itertools.islice(exact, TRAFFIC_SEQUENCES)
         )
         texts = [
-            (row["prompt_text"], tokenizer.decode(row["token_ids"][row["completion_start"] :]))
+            (
+                row["prompt_text"],
+                str(tokenizer.decode(row["token_ids"][row["completion_start"] :])),
+            )
             for row in rows
         ]
         right = "no check"

@@ -12,7 +12,9 @@ N tokens of several sequences are concatenated without padding; attention runs p
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +111,8 @@ class NanoR1(nn.Module):
         """Hidden states after the final norm [N, H], of concatenated sequences."""
         rotary = self.rotary(lengths)
         x_1NH = self.embed_tokens(token_ids_N)[None]
-        for layer in self.layers:
+        layers = cast(Iterable[DecoderLayer], self.layers)
+        for layer in layers:
             x_1NH = self._layer(layer, x_1NH, rotary, lengths)
         return self.norm(x_1NH)[0]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import publish
-from outrider.recipes.nano_r1.conversations import Conversation
+from outrider.recipes.nano_r1.conversations import Conversation, Work
 from outrider.recipes.nano_r1.texts import WORKS, mixture
 from outrider.serving.client import post
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -44,7 +44,7 @@ class Workload:
 
     exchanges: int
     tenant: str
-    work: str | None
+    work: Work | None
     session_length: int
 
 

@@ -90,7 +90,7 @@ def install(path: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if not hasattr(Scheduler.schedule, "recorder"):
-        Scheduler.schedule = _recorded(Scheduler.schedule, path)
+        setattr(Scheduler, "schedule", _recorded(Scheduler.schedule, path))  # noqa: B010
 
 
 def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
