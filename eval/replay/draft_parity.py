@@ -107,10 +107,11 @@ def compare_each(
 def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) -> Recording:
     """Records the drafter's proposals while the engine answers, and the states of the answers."""
     from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
 
     engine.llm.collective_rpc("drafts_start")
     outputs = engine.llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+        [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
         SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False),
         use_tqdm=False,
     )
@@ -214,8 +215,12 @@ def _log_probabilities(
     position_BT = torch.arange(width).expand(len(steps), -1)
     tensors = (token_BT, inputs_BTX.to(dtype), sequence_BT, position_BT, anchor_BT)
     with torch.no_grad():
-        on_device = (tensor.to(model.device) for tensor in tensors)
-        _, states = model.drafter.unroll(model.ends, *on_device, depth=k)
+        token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT = (
+            tensor.to(model.device) for tensor in tensors
+        )
+        _, states = model.drafter.unroll(
+            model.ends, token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, k
+        )
         head = model.drafter.head(model.ends)
         return [head.logits(state).float().log_softmax(-1).cpu() for state in states]
 

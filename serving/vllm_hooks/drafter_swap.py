@@ -37,7 +37,7 @@ class DrafterExtension:
         for module in drafter.modules():
             # With its kernel set up, the experts' method would take the new weights unpacked,
             # where the CPU kernel needs them packed.
-            method = getattr(module, "quant_method", None)
+            method: Any = getattr(module, "quant_method", None)
             if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
         initialize_layerwise_reload(drafter)
