@@ -28,6 +28,7 @@ test-long: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	sh requirements/mypy.sh
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -37,7 +38,7 @@ format: setup
 reference: setup
 	$(BIN)/python -m outrider.recipes.config.reference
 
-# The pins, anew. The GPU's are resolved without local wheel folders, which may hold CPU builds.
+# Resolves the pins again. The GPU's are resolved without local wheel folders, which may hold CPU builds.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url
 lock: setup
 	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt requirements/cpu.in -o requirements/cpu.txt

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-JUDGED_LATER = {
+JUDGED_LATER: dict[str, Any] = {
     "gate": True,
     "cost": True,
     "interpolation": True,

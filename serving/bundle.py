@@ -56,7 +56,7 @@ def export_bundle(
     )
     if not weights:
         raise OutriderError(
-            f"{speculator_dir}: no *.safetensors here; train first, or give a speculator's directory"
+            f"{speculator_dir}: no *.safetensors; train first, or give a speculator's directory"
         )
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         stage = Path(folder) / "bundle"
@@ -126,10 +126,10 @@ def verify_bundle(
     difference = counters.acceptance_length / expected - 1
     if abs(difference) > tolerance:
         raise OutriderError(
-            f"{location}: served from the bundle, the acceptance length over {len(prompts)} prompts "
-            f"is {counters.acceptance_length:.3f}, {difference:+.1%} from the evaluated "
-            f"{expected:.3f} (tolerance {tolerance:.1%}); the weights or flags in the bundle are not "
-            "those of the evaluation"
+            f"{location}: served from the bundle, the acceptance length over {len(prompts)} prompts"
+            f" is {counters.acceptance_length:.3f}, {difference:+.1%} from the evaluated"
+            f" {expected:.3f} (tolerance {tolerance:.1%}); the weights or flags in the bundle are"
+            " not those of the evaluation"
         )
     return {
         "prompts": len(prompts),
@@ -164,9 +164,10 @@ def serve_script(
     del environment["HF_HUB_OFFLINE"]  # the endpoint may have to download the target first
     lines = [
         "#!/usr/bin/env bash",
-        "# Serves the target with this speculator and the evaluated flags. Arguments are appended and",
-        "# override them, such as --enable-prefix-caching, which the evaluation turned off. Variables:",
-        "# TARGET (another copy of the target), HOST, PORT, PYTHON (one that has Outrider installed).",
+        "# Serves the target with this speculator and the evaluated flags. Arguments are appended",
+        "# and override them, such as --enable-prefix-caching, which the evaluation turned off.",
+        "# Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has",
+        "# Outrider installed).",
         "set -euo pipefail",
         'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
         'python="${PYTHON:-python3}"',
@@ -214,7 +215,8 @@ def _check_files(directory: Path) -> dict[str, Any]:
     for name, digest in manifest["files"].items():
         if not (directory / name).is_file() or file_digest(directory / name) != digest:
             raise OutriderError(
-                f"{directory / name}: missing, or changed since {MANIFEST} was written; export again"
+                f"{directory / name}: missing, or changed since {MANIFEST} was written; "
+                "export again"
             )
     return manifest
 

@@ -1,9 +1,10 @@
-"""One source for vLLM's flags and environment, and an engine in this process for capture and checks.
+"""vLLM's flags and environment in one place, and an in-process engine for capture and checks.
 
-Capture, the served evaluation and the exported serve.sh must compute the same, so all three take their settings from
-`engine_arguments`; only the speculator and the mode differ. On a CPU (a vLLM built for it) the settings mend what is
-wrong there: DeepSeek-V3's rotary embedding is off in eager mode unless every custom op but the rotary one is on, and MLA
-runs as plain attention, which verifies several drafts at once faster than the CPU's MLA kernel.
+Capture, evaluation and the exported serve.sh must compute the same, so all three take their
+settings from `engine_arguments`; only the speculator and the mode differ. On a CPU build two
+settings work around faults: every custom op but the rotary one is on, because DeepSeek-V3's rotary
+embedding is wrong in eager mode otherwise; and MLA runs as plain attention, which verifies several
+drafts at once faster than the CPU's MLA kernel.
 
     with open_engine(TargetConfig(), EngineConfig()) as engine:
         for row_id, hidden_TH in engine.prefill([("a", [0, 17, 4])]):
@@ -31,25 +32,27 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _STOP_S = 20.0
-"""Time in which the engine may end by itself, in seconds; then it is killed."""
+"""Seconds until an engine that does not shut down is killed."""
 Row = tuple[Any, ...]
-"""(id, token ids, and what else a caller carries along)"""
+"""(id, token ids, more fields of the caller)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
-    """Environment variables that every vLLM process needs, servers and in-process engines alike."""
+    """Environment variables of every vLLM process, in servers and in-process engines."""
     environment = {
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",  # the target is a local directory by now: no look-ups by name
-        "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",  # the log, where a stage has turned sys.stderr to the terminal; never stdout
+        "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
+        # The log: in a stage, sys.stderr is the terminal. Never stdout.
+        "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
         environment |= {
             "VLLM_MLA_DISABLE": "1",
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # every core works; the default keeps one for the scheduler
+            # Use every core; the default reserves one for the scheduler.
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CPU_OMP_THREADS_BIND": engine.cpu_cores,
             # vLLM 0.32 cannot load what it compiled ahead of time on a CPU, so every start compiles
             # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
@@ -57,7 +60,8 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.is_file():
-            # Intel's OpenMP: vLLM sets its threads to sleep 5 ms after their last work, so idle servers do not spin.
+            # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
+            # spin.
             preloads = [os.environ.get("LD_PRELOAD", ""), str(openmp)]
             environment["LD_PRELOAD"] = ":".join(dict.fromkeys(path for path in preloads if path))
     return environment | engine.environment
@@ -73,8 +77,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments for `vllm.LLM`.
 
-    A path as `speculator` is a directory with config.json and the MTP layer's tensors (the target's own serves as the base
-    speculator); None serves without speculation. `k_per_batch_size` lists (first batch size, last, K).
+    `speculator`: a speculator's directory (the target's own directory for its own speculator); None
+    serves without speculation. `k_per_batch_size` lists (first batch size, last, k).
     """
     on_cpu = runs_on_cpu()
     arguments: dict[str, Any] = {
@@ -87,7 +91,8 @@ def engine_arguments(
         "enable_expert_parallel": engine.expert_parallel,
         "seed": engine.seed,
         "enforce_eager": engine.mode == "eager",
-        # A cached prefix is not computed: capture would miss its states and timed blocks would warm each other.
+        # A cached prefix is not computed: capture would miss its states, and timed blocks would
+        # warm each other up.
         "enable_prefix_caching": False,
         "disable_log_stats": False,
     }
@@ -113,7 +118,7 @@ def serve_arguments(
     draft_sample_method: str = "greedy",
     k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> list[str]:
-    """The same settings as the words after `vllm serve`."""
+    """`engine_arguments` as command-line arguments of `vllm serve`."""
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
@@ -121,7 +126,7 @@ def serve_arguments(
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         if name == "disable_log_stats":
-            continue  # the server counts by default, and has no opposite flag
+            continue  # a server's default, without a flag
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
@@ -130,17 +135,17 @@ def serve_arguments(
 
 
 class PromptLogprobs(NamedTuple):
-    """What the engine's own head says of a prompt; entry i is for the token at i + 1."""
+    """The engine's log-probabilities of a prompt; entry i is for the token at i + 1."""
 
     row_id: str
     logprobs: "np.ndarray"
-    """float32 [T - 1]: log-probability of the token that stands there."""
+    """float32 [T - 1]: log-probability of each token."""
     top_tokens: "np.ndarray"
     """int32 [T - 1]: the most likely token."""
 
 
 class LoggedRow(NamedTuple):
-    """A sequence with what its log says of how it came about."""
+    """A logged sequence and its sampling parameters."""
 
     row_id: str
     token_ids: Sequence[int]
@@ -150,7 +155,7 @@ class LoggedRow(NamedTuple):
 
 
 class AskedRow(NamedTuple):
-    """A prompt that the target shall answer."""
+    """A prompt for the target to answer, with its sampling parameters."""
 
     row_id: str
     token_ids: Sequence[int]
@@ -160,7 +165,7 @@ class AskedRow(NamedTuple):
 
 
 class Engine:
-    """A live vLLM engine; made by `open_engine`."""
+    """A running vLLM engine, opened by `open_engine`."""
 
     def __init__(self, llm: "LLM", max_model_len: int, scratch: Path) -> None:
         self.llm = llm
@@ -170,10 +175,10 @@ class Engine:
     def prefill(
         self, rows: Sequence[tuple[str, Sequence[int]]], batch_tokens: int = 65536
     ) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Yields (id, hidden [T, H]): the target's post-final-norm state at each token of each row, in the rows' order.
+        """Yields (id, hidden [T, H]): the target's states after the final norm, row by row.
 
-        Rows go through the engine in batches of about `batch_tokens` tokens; more keeps the engine fuller and holds
-        more states in memory at once.
+        Rows are prefilled in batches of about `batch_tokens` tokens. Larger batches use the engine
+        better and hold more states in memory.
         """
         unclaimed = [(row_id, token_ids, None) for row_id, token_ids in rows]
         return (
@@ -182,9 +187,11 @@ class Engine:
 
     def prefill_logged(
         self, rows: Sequence[LoggedRow], positions: int, batch_tokens: int = 65536
-    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]]]]:
-        """As `prefill`; each row comes with the sums of what the target says of its completion, [2, C] (logged_text.py), over
-        about `positions` of its tokens at most."""
+    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
+        """As `prefill`, with the summed scores [2, C] of each row's completion (logged_text.py).
+
+        At most about `positions` tokens of a completion are scored.
+        """
         from outrider.serving.logged_text import Claim
 
         claimed = [
@@ -213,7 +220,7 @@ class Engine:
     def prompt_logprobs(
         self, rows: Sequence[tuple[str, Sequence[int]]], top: int = 1
     ) -> list[PromptLogprobs]:
-        """The engine's log-probability of every token of every row but its first, and its `top` guesses' first."""
+        """Log-probability of every token but each row's first, and the most likely token there."""
         import numpy as np
 
         self._check_lengths(rows)
@@ -233,9 +240,9 @@ class Engine:
         return results
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
-        """The target's answer to each row, sampled as the row says: token ids, the end token included where it ended by itself.
+        """Token ids of the target's answer to each row, the end token included if it was sampled.
 
-        Without a seed: the sampler of a CPU build fails on seeded requests above temperature 0 (vLLM 0.32).
+        Without a seed: the CPU build of vLLM 0.32 fails on seeded requests above temperature 0.
         """
         from vllm import SamplingParams
 
@@ -254,7 +261,9 @@ class Engine:
     def _generate(
         self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
     ) -> list[Any]:
-        prompts = [{"prompt_token_ids": list(token_ids)} for _, token_ids, *_ in rows]
+        from vllm.inputs import TokensPrompt
+
+        prompts = [TokensPrompt(prompt_token_ids=list(token_ids)) for _, token_ids, *_ in rows]
         return self.llm.generate(prompts, sampling, use_tqdm=False)
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
@@ -262,7 +271,8 @@ class Engine:
             if not 0 < len(token_ids) < self.max_model_len:
                 raise OutriderError(
                     f"sequence {row_id}: {len(token_ids)} tokens, but the engine prefills 1 to "
-                    f"{self.max_model_len - 1}; raise serving.engine.max_model_len or leave the sequence out"
+                    f"{self.max_model_len - 1}; raise serving.engine.max_model_len or leave the "
+                    "sequence out"
                 )
 
 
@@ -277,10 +287,10 @@ def open_engine(
     extension: str = CAPTURE_EXTENSION,
     k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[Engine]:
-    """Starts vLLM for this process with the capture extension (or one that extends it), and always ends its processes.
+    """Starts vLLM in this process with the capture extension or one derived from it; stops it.
 
-    `scratch` holds captured states on their way from the worker, which are customer text in another form: they are
-    written with this user's access only, and removed as they are read.
+    Captured states pass from the worker to this process through files in `scratch`. The states
+    reveal customer text, so the files are private and removed as they are read.
     """
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size

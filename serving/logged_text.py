@@ -1,15 +1,18 @@
-"""A logged completion on its way through the engine: which of its tokens are checked, and what they sum up to so far.
+"""Scores a logged completion while the engine prefills it: which tokens, and their sums so far.
 
-The worker holds one `LoggedText` for each request that brought a `Claim` and, after each engine step, scores the tokens
-that follow the states of that step: the head runs in the worker, so that no logits and no tokens leave it, only sums. Every
-rank must call `score_step` alike, for a head that is spread over ranks answers only when all of them ask.
+The worker holds one `LoggedText` for each request with a `Claim`. After each engine step it scores
+the tokens that follow the states of that step. The head runs in the worker, so that only sums leave
+it, no logits and no tokens. Every rank must call `score_step`, because a sharded head is a
+collective.
 
     claim = Claim(completion_start=57, temperature=0.6, top_p=0.95, positions=1024)
     text = LoggedText(prompt_token_ids, claim)
-    score_step([Step(text, row=0, start=0, tokens=96)], hidden_NH, model.compute_logits, vocabulary, keep=True)
+    score_step([Step(text, row=0, start=0, tokens=96)], hidden_NH, model.compute_logits,
+               vocabulary, keep=True)
     text.sums_PC      # float64 [2, C]: the first HEAD tokens of the completion, and the rest
 
-Shapes: N positions of a step, H hidden size, P the two parts of a completion, C columns (token_scores.COLUMNS).
+Shapes: N positions of a step, H hidden size, P the two parts of a completion, C columns
+(token_scores.COLUMNS).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,38 +24,39 @@ import torch
 from outrider.serving.token_scores import COLUMNS, token_scores
 
 HEAD = 8
-"""Tokens at a completion's start that are summed apart: a wrong template shows there and is forgotten soon after."""
+"""First tokens of a completion, which are summed separately: a wrong template shows only there."""
 
 LOGITS_AT_ONCE_ON_CPU, LOGITS_AT_ONCE = 2**20, 2**25
-"""Floats of logits held at a time: what stays in a CPU's cache; on a GPU 134 MB, 259 positions of R1's vocabulary."""
+"""Floats of logits held at a time: a CPU's cache; on a GPU 134 MB, 259 positions of R1's
+vocabulary."""
 
 REQUEST_ARGUMENT = "outrider_claim"
-"""The name under which a claim travels with vLLM's request."""
+"""Key of the claim in `SamplingParams.extra_args`."""
 
 
 class Claim(NamedTuple):
-    """What a log says of one sequence; travels with the request."""
+    """How a sequence was generated according to its log; sent with the request."""
 
     completion_start: int
-    """Index of the first token that the target is said to have written."""
+    """Index of the first token that the target generated."""
     temperature: float
     top_p: float
     positions: int
-    """About how many tokens of the completion are checked at most."""
+    """Maximum number of tokens of the completion that are scored, roughly."""
 
     def as_request_argument(self) -> dict[str, Any]:
-        """As vLLM carries it along with a request (`SamplingParams.extra_args`)."""
+        """The claim as `SamplingParams.extra_args`."""
         return {REQUEST_ARGUMENT: list(self)}
 
     @classmethod
     def from_request_argument(cls, extra_args: dict[str, Any] | None) -> "Claim | None":
-        """The claim that a request brought, if any."""
+        """The claim in a request's `extra_args`, if any."""
         values = (extra_args or {}).get(REQUEST_ARGUMENT)
         return None if values is None else cls(*values)
 
 
 class LoggedText:
-    """One request's completion while it is prefilled."""
+    """The completion of one request, with the scores so far."""
 
     def __init__(self, token_ids: Sequence[int], claim: Claim) -> None:
         self.token_ids = np.asarray(token_ids, np.int64)
@@ -62,8 +66,11 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """The checked positions whose states, one position earlier, are among `tokens` from `start` on; each is given once,
-        also when a preempted request is computed again."""
+        """Positions to score whose states (one position earlier) are among `tokens` from `start`
+        on.
+
+        Each is returned once, even if a preempted request is computed again.
+        """
         first, last = np.searchsorted(self.checked, (start + 1, start + tokens + 1))
         first = max(first, self._done)
         self._done = max(last, self._done)
@@ -71,7 +78,8 @@ class LoggedText:
 
 
 class Step(NamedTuple):
-    """A request's share of one engine step: its states are rows `row` .. `row + tokens - 1` for positions from `start` on."""
+    """A request's part of one engine step: rows `row` to `row + tokens - 1`, positions from
+    `start`."""
 
     text: LoggedText
     row: int
@@ -80,8 +88,8 @@ class Step(NamedTuple):
 
 
 def checked_positions(completion_start: int, length: int, limit: int) -> np.ndarray:
-    """Positions of the completion's tokens that are checked: all, or its head and `limit` evenly spread over the whole."""
-    # A completion's very first token has no state before it when there is no prompt.
+    """Positions that are scored: all, or the first `HEAD` and `limit` evenly spread ones."""
+    # Without a prompt, the first token has no state before it.
     start = max(completion_start, 1)
     tokens = length - start
     if tokens <= limit:
@@ -98,15 +106,14 @@ def score_step(
     vocabulary: int,
     keep: bool,
 ) -> None:
-    """Adds the scores of one engine step to the texts' sums, on the rank that shall `keep` them."""
+    """Adds the scores of one engine step to the sums of the texts, on the rank with `keep`."""
     rows, tokens, sampling, owners = [], [], [], []
     for index, (text, row, start, count) in enumerate(steps):
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
         tokens.append(text.token_ids[position_N])
-        sampling.append(
-            np.tile(np.float32([text.claim.temperature, text.claim.top_p]), (len(position_N), 1))
-        )
+        settings = np.array([text.claim.temperature, text.claim.top_p], np.float32)
+        sampling.append(np.tile(settings, (len(position_N), 1)))
         owners.append(2 * index + (position_N >= max(text.claim.completion_start, 1) + HEAD))
     if not sum(map(len, rows)):
         return
@@ -120,7 +127,7 @@ def score_step(
     at_once = max(floats // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
-        if keep:
+        if keep and logits_NV is not None:
             scores_NC = token_scores(logits_NV, token_N[part], *sampling_N2[part].unbind(-1))
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):

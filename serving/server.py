@@ -183,8 +183,8 @@ def _free_port(port: int | None) -> int:
             probe.bind((HOST, port or 0))
         except OSError as error:
             raise OutriderError(
-                f"serving.port = {port}: cannot listen on {HOST}:{port} ({error.strerror}); end what "
-                "uses it, choose another, or leave serving.port out to use a free one"
+                f"serving.port = {port}: cannot listen on {HOST}:{port} ({error.strerror}); end "
+                "what uses it, choose another, or leave serving.port out to use a free one"
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen

@@ -1,18 +1,20 @@
-"""What the target says of each token that a log claims it wrote, and what its own samples would have shown there.
+"""Scores of logged tokens under the target, and their expectation for text that it sampled itself.
 
-Let p be the target's distribution at the request's temperature and q the same cut to its top_p, which is what the token x
-was drawn from if the log is true. Then log p(x) - E_q[log p] has mean zero and a known variance given everything before
-it, whatever that was: summed over a text these differences are a martingale, their variances add up, and the sum over the
-root of the summed variances is a standard normal once there are a few dozen tokens (Hall and Heyde, Martingale Limit
-Theory and Its Application, 1980, corollary 3.1). p is taken before the cut, so that a token outside it has a finite value;
-inside, the cut adds the same constant to both terms. Nothing here asks which tokens a text *should* have: only whether it
-is as likely as the target's own would be.
+    scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N)   # columns: COLUMNS
 
-    scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N)      # columns: COLUMNS, ready to be summed
+Let p be the target's distribution at the request's temperature, and q the same cut to its top_p. An
+on-policy token x is a sample of q. Then log p(x) - E_q[log p] has mean zero and a known variance
+given all tokens before it. Summed over a text, these differences are a martingale and their
+variances add up; from a few dozen tokens on, the sum over the root of the summed variances is
+standard normal (Hall and Heyde, Martingale Limit Theory and Its Application, 1980, corollary 3.1).
+p is taken before the cut, so that a token outside it has a finite value; inside, the cut adds the
+same constant to both terms. The scores measure only whether a text is as likely as the target's own
+text, not which tokens it should contain.
 
 Runs where the logits are: on the worker's device, in the engine (capture_extension.py).
 
-Shapes: N positions, V vocabulary, C columns, M of the positions (those where more than one token is possible), K candidates.
+Shapes: N positions, V vocabulary, C columns, M open positions (where more than one token is
+possible), K candidates.
 """
 
 import math
@@ -23,50 +25,53 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 
 RARE = 1e-4
-"""A token less likely than this at temperature 1 is hardly ever the target's: 0.15 % of those sampled at 0.6 and top_p 1."""
+"""Probability at temperature 1 below which a token is rare: 0.15 % of those sampled at temperature
+0.6 and top_p 1."""
 
 LIKELY_MASS = 0.95
-"""Tokens outside the most likely ones of this mass (or of top_p, where that is less) count as `unlikely`, so that traffic
-without top_p can be judged too: how many of its tokens should fall outside is known."""
+"""Tokens outside the most likely ones of this mass (or of top_p, if smaller) count as `unlikely`.
+Their expected number is known, so that traffic without top_p can be judged as well."""
 
 SURE = 0.999
-"""Where the target gives one token this probability at temperature 1, no usual temperature makes it write another: 0.15 % of
-the times at 1.2 without top_p."""
+"""Probability at temperature 1 from which a token is practically certain at every usual
+temperature: another one is sampled 0.15 % of the time at 1.2 without top_p."""
 
 OPEN_BELOW = 0.9
-"""Positions whose best token is below this at temperature 1 tell temperatures apart; the others are left out of the fit."""
+"""Only positions whose most likely token is below this at temperature 1 count in the fit of a
+temperature; the others cannot distinguish temperatures."""
 
 TEMPERATURES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
-"""The grid of the one-parameter fit."""
+"""Grid of the fit of a temperature."""
 
 STRAY = 0.01
-"""Share of the tokens that the fit allows to fall outside top_p, or a single one would rule a temperature out."""
+"""Share of tokens that the fit allows outside top_p. With 0, one such token would exclude a
+temperature."""
 
 CANDIDATES = 256
-"""Most likely tokens in which the nucleus is looked for first; a full sort is made only where it is larger."""
+"""Number of most likely tokens in which the nucleus is searched first. Only larger nuclei need a
+full sort."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
     "logprob",  # log-probability at temperature 1
-    "sampled_logprob",  # log p(x), at the request's temperature; at temperature 1 where it decodes greedily
+    "sampled_logprob",  # log p(x) at the request's temperature; at 1 for greedy requests
     "expected",  # E_q[log p]
     "variance",  # its variance under q
     "top",  # 1 where x is the most likely token
     "rare",  # 1 where the probability at temperature 1 is below RARE
     "rare_difference",  # log p(x) - E_q[log p] of those
-    "outside",  # 1 where top_p (or greedy decoding) could not have drawn x
+    "outside",  # 1 where x is impossible under top_p (or greedy decoding)
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
-    "unlikely_expected",  # how often that happens to the target's own text
+    "unlikely_expected",  # its expectation for on-policy text
     "sure",  # 1 where the target is SURE
     "sure_missed",  # 1 where it is and x is another token
-    "sure_missed_expected",  # how often that happens to the target's own text
+    "sure_missed_expected",  # its expectation for on-policy text
     "fitted",  # 1 where the position counts in the fit of a temperature
     "logged_fit",  # log-likelihood of those at the request's temperature
     *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at each of the grid
     *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without top_p
-    *(
-        f"stray_{temperature:g}" for temperature in TEMPERATURES
-    ),  # 1 where top_p at that temperature leaves x out
+    # 1 where top_p at that temperature excludes x
+    *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
 )
 
 
@@ -74,11 +79,9 @@ COLUMNS = (
 def token_scores(
     logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
 ) -> Tensor:
-    """float32 [N, C]: one row a position, one column a name of COLUMNS."""
+    """float32 [N, C]: a row for each position, a column for each name in COLUMNS."""
     best_N1 = logits_NV.amax(-1, keepdim=True).float()
-    logits_NV = (
-        logits_NV.float() - best_N1
-    )  # the best token's is 0, so that no exponential overflows
+    logits_NV = logits_NV.float() - best_N1  # at most 0, so that no exponential overflows
     x_N = logits_NV.gather(-1, token_N[:, None])[:, 0]
     greedy_N = temperature_N < GREEDY_BELOW
     tau_N = torch.where(greedy_N, 1.0, temperature_N)
@@ -87,7 +90,8 @@ def token_scores(
     logprob_N, sampled_N = x_N - log_z1_N, x_N / tau_N - log_z_N
     other_N = (x_N < 0).float()
 
-    # Where the best token alone fills top_p nothing else can be drawn: that is most positions, and they cost no more.
+    # At most positions the best token alone fills top_p, and only it can be sampled. The others are
+    # "open" and are computed separately.
     expected_N, variance_N = -log_z_N, torch.zeros_like(x_N)
     outside_N, unlikely_N, unlikely_expected_N = (
         other_N.clone(),
@@ -141,13 +145,15 @@ def token_scores(
 def _open_positions(
     scaled_MV: Tensor, log_z_M: Tensor, x_M: Tensor, top_p_M: Tensor, candidates: int = CANDIDATES
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """expected, variance, outside, unlikely, unlikely_expected, and how often the best token is drawn, where several can be."""
+    """The columns expected to unlikely_expected, and the best token's probability, at open
+    positions."""
     values_MK = scaled_MV.topk(min(candidates, scaled_MV.shape[-1])).values
     logp_MK = values_MK - log_z_M[:, None]
     p_MK = logp_MK.exp()
     above_MK = p_MK.cumsum(-1) - p_MK
     uncut_M, likely_M = top_p_M >= 1, top_p_M.clamp(max=LIKELY_MASS)
-    # Kept are, from the most likely on, as many as it takes to reach the mass: vLLM's rule (acceptance.target_distribution).
+    # Tokens are kept from the most likely on until their mass is reached: vLLM's rule
+    # (acceptance.target_distribution).
     kept_MK, likely_MK = above_MK < top_p_M[:, None], above_MK < likely_M[:, None]
     mass_M = torch.where(uncut_M, 1.0, (p_MK * kept_MK).sum(-1))
     q_MK = p_MK * kept_MK / mass_M[:, None]
@@ -185,8 +191,11 @@ def _open_positions(
 
 
 def _fit(logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor) -> Tensor:
-    """[M, 1 + 3 x temperatures]: log-likelihood of x, cut to top_p, at the logged temperature and at each of the grid; the same
-    without the cut; and whether the cut leaves x out."""
+    """[M, 1 + 3 x temperatures]: the columns of the fit of a temperature.
+
+    The log-likelihood of x, cut to top_p, at the logged temperature and at each of the grid; the
+    same without the cut; whether the cut excludes x.
+    """
     best_MK = logits_MV.topk(min(CANDIDATES, logits_MV.shape[-1])).values
     above_MV = logits_MV > x_M[:, None]
     log_z1_M = logits_MV.exp().sum(-1).log()
@@ -199,7 +208,7 @@ def _fit(logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor)
         inside_M = ((p_MV * above_MV).sum(-1) / z_M < top_p_M) | (top_p_M >= 1)
         p_MK = (best_MK / tau_M[:, None]).exp() / z_M[:, None]
         kept_MK = p_MK.cumsum(-1) - p_MK < top_p_M[:, None]
-        # A nucleus larger than the candidates has a mass of hardly more than top_p.
+        # A nucleus larger than the candidates has a mass barely above top_p.
         mass_M = torch.where(p_MK.sum(-1) < top_p_M, top_p_M, (p_MK * kept_MK).sum(-1))
         share_M = torch.where(inside_M, (1 - STRAY) / mass_M + STRAY, STRAY)
         uncut_M = x_M / tau_M - z_M.log()

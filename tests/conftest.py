@@ -33,16 +33,18 @@ ONE_ENGINE = ("tests/serving/",)
 LONGEST_FIRST = (
     "serving",
     "eval/test_evaluate.py",
-    "training/distributed",
+    "training/distributed/test_ranks.py",
+    "eval/bench/test_step_timing.py",
     "training/test_trainer.py",
     "data/on_policy/test_check.py",
-    "data/features/test_capture.py",
+    "eval/replay/test_draft_parity.py",
+    "data/features",
     "recipes",
     "training",
-    "eval/replay/test_draft_parity.py",
+    "eval/test_browser.py",
     "data/formats",
 )
-"""Files and folders that take longer than 15 s, by how long. With two processes the last file to
+"""Files and folders that take longer than 10 s, by how long. With two processes the last file to
 start must be a short one."""
 
 # Before torch is imported: forked engines keep the number of threads of this process.

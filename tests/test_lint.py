@@ -1,5 +1,6 @@
-"""The repository passes `make lint`'s ruff."""
+"""The repository passes `make lint`."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,4 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_ruff_has_nothing_to_say(words: list[str]) -> None:
     command = [sys.executable, "-m", "ruff", *words, "--no-cache"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy comes with the dev requirements")
+def test_mypy_has_nothing_to_say() -> None:
+    command = ["sh", "requirements/mypy.sh"]
+    environment = os.environ | {"PYTHON": sys.executable}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr

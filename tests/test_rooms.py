@@ -58,7 +58,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    # A package's __init__ is imported by its modules' importers anyway: only module to module counts.
+    # Importers of a module import its package's __init__ anyway: only module to module counts.
     try:
         TopologicalSorter(IMPORTS).prepare()
     except CycleError as error:

@@ -55,7 +55,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     logged = gateway_fields(row)
     weights = (logged["weight"], take_number(messages[-1], "weight", "the last message"))
     if any(weight is not None and weight <= 0 for weight in weights):
-        raise Reject("weighted_out", "marked as nothing to learn from")
+        raise Reject("weighted_out", "its training weight is 0 or less")
     *asked, answer = openai_messages(messages, "row.messages")
     request = {key: row[key] for key in REQUEST if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables hold them as text

@@ -37,7 +37,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
     path = take(row, "request_path", str, "row")
     if path and "completions" not in path:
-        raise Reject("not_a_generation", "request_path is no completions endpoint")
+        raise Reject("not_a_generation", "request_path is not a completions endpoint")
     status = take_number(row, "response_status", "row")
     if status is not None and status != 200:
         raise Reject("error_response", f"response_status {status:.0f}")
@@ -81,6 +81,6 @@ def _whole(response: dict[str, Any]) -> dict[str, Any]:
         if isinstance(choice, dict) and "delta" in choice:
             raise Reject(
                 "stream_not_kept",
-                "response_body was put together of a stream whose chunks are not exported",
+                "response_body was built from a stream whose chunks are not exported",
             )
     return response

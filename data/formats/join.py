@@ -185,8 +185,8 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
         yield Record(
             response[0].place, (request, tuple(member.row for member in response)), rows=used
         )
-    for request in requests[len(responses) :]:
-        yield Reject("unmatched_request", "no response with its id", request.place)
+    for unmatched in requests[len(responses) :]:
+        yield Reject("unmatched_request", "no response with its id", unmatched.place)
     rest = [member for member in members if member.side == "rest"]
     if rest and not responses:
         yield Reject(

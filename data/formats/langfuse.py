@@ -63,7 +63,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     logged = parse_row(record.payload)
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
     if row.get("type") not in TYPES:
-        raise Reject("wrong_type", "row.type is no type of observation")
+        raise Reject("wrong_type", "row.type is not a type of observation")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])
     if row.get("level") == "ERROR":
@@ -104,7 +104,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
     if isinstance(messages, dict) and "role" in messages:
         messages = [messages]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Reject("prompt_not_messages", "row.input holds no list of messages")
+        raise Reject("prompt_not_messages", "row.input is not a list of messages")
     return {
         "messages": openai_messages(messages, "row.input"),
         "tools": first(take(request, "tools", list, "row.input"), _tool_definitions(row)),
@@ -161,7 +161,7 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
     if used is None:
         raise Reject(
             "not_finished",
-            "a limit of tokens and no count of them: whether it was cut is not logged",
+            "a token limit without a count: it is not logged whether it was cut",
         )
     return "length" if used >= limit else "stop"
 

@@ -56,7 +56,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = _payload(parse_row(record.payload))
     call = take(row, "call_type", str, "row")
     if call and call not in CHAT_CALLS:
-        raise Reject("not_a_generation", "call_type is no chat completion")
+        raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
     # The response was generated for an earlier request, which has its own row.

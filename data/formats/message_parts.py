@@ -32,7 +32,7 @@ def openai_answer(message: Any, where: str) -> dict[str, Any]:
 
 def _openai(message: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(message, dict):
-        raise Reject("wrong_type", f"{where} is no message")
+        raise Reject("wrong_type", f"{where} is not a message")
     parts = take(message, "parts", list, where)
     if parts is None:
         # A table has every key in every row; null means absent, except for the content.
@@ -65,7 +65,7 @@ def _openai(message: Any, where: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": take_text(part, "id", place), "content": content}
             )
         else:
-            raise Reject("not_text", f"{place} is neither a text nor reasoning nor a tool call")
+            raise Reject("not_text", f"{place} is neither text, reasoning nor a tool call")
     if answers and not texts:
         return answers
     # Parts of a content are joined as in vLLM.

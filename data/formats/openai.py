@@ -112,7 +112,7 @@ def _of_choice(
     choice: Any, prompt_ids: list[int] | None, messages: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
     if not isinstance(choice, dict):
-        raise Reject("wrong_type", "a choice of the response is no object")
+        raise Reject("wrong_type", "a choice of the response is not an object")
     message = take(choice, "message", dict, "choice") or {}
     completion_ids = take_ids(choice, "token_ids", "choice")
     prompt_ids = first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice"))
@@ -173,12 +173,12 @@ def messages_of(request: dict[str, Any], where: str = "request") -> list[dict[st
 
 def _plain(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Reject("wrong_type", f"{where} is no message with a role")
+        raise Reject("wrong_type", f"{where} is not a message with a role")
     content = message.get("content")
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(parts) != len(content):
-            raise Reject("not_text", f"{where} holds parts that are no text")
+            raise Reject("not_text", f"{where} holds parts other than text")
         content = "\n".join(take(part, "text", str, where) or "" for part in parts)
     take({"content": content}, "content", str, where)
     return {**message, "content": content}

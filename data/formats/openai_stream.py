@@ -34,7 +34,7 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
         except Reject:
             if number < len(payloads):
                 raise
-            raise Reject("stream_cut", "the last event is no whole JSON object") from None
+            raise Reject("stream_cut", "the last event is not a whole JSON object") from None
     return chunks
 
 
@@ -44,7 +44,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         if not isinstance(chunk, dict):
-            raise Reject("wrong_type", "a chunk of the stream is no object")
+            raise Reject("wrong_type", "a chunk of the stream is not an object")
         if chunk.get("error") is not None:
             raise Reject("error_response")
         for key in ("id", "model", "created", "prompt_token_ids"):
@@ -54,7 +54,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             response["usage"] = chunk["usage"]  # the last one counts the whole
         for delta in take(chunk, "choices", list, "chunk") or ():
             if not isinstance(delta, dict):
-                raise Reject("wrong_type", "a choice of a chunk is no object")
+                raise Reject("wrong_type", "a choice of a chunk is not an object")
             index = take(delta, "index", int, "choice") or 0
             _add(choices.setdefault(index, {"message": {}, "token_ids": []}), delta)
     if not choices:
@@ -91,7 +91,7 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
 
 def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
     if not isinstance(delta, dict):
-        raise Reject("wrong_type", "a tool call of a chunk is no object")
+        raise Reject("wrong_type", "a tool call of a chunk is not an object")
     index = take(delta, "index", int, "tool_call")
     call = calls.setdefault(len(calls) if index is None else index, {"name": [], "arguments": []})
     call["id"] = call.get("id") or delta.get("id")

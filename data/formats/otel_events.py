@@ -93,7 +93,7 @@ def older_messages(span: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
     if isinstance(prompt, str):
         raise Reject(
             "prompt_not_messages",
-            "gen_ai.prompt is a text: whether a chat template was applied is not logged",
+            "gen_ai.prompt is a text: it is not logged whether a chat template was applied",
         )
     if asked or prompt is not None:
         found["gen_ai.input.messages"] = asked or (prompt if isinstance(prompt, list) else [prompt])

@@ -92,7 +92,7 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             inner = [take(holder, level, list, "OTLP") or () for holder in holders]
             holders = list(itertools.chain.from_iterable(inner))
             if not all(isinstance(holder, dict) for holder in holders):
-                raise Reject("wrong_type", f"OTLP.{level} holds something that is no object")
+                raise Reject("wrong_type", f"OTLP.{level} holds something other than objects")
         yield from calls_of(holders)
 
 
@@ -103,7 +103,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if operation == "text_completion":
         raise Reject(
             "prompt_not_messages",
-            "text_completion: whether a chat template was applied is not logged",
+            "text_completion: it is not logged whether a chat template was applied",
         )
     if operation not in CHAT or not any(key.startswith("gen_ai.") for key in said):
         raise Reject("not_a_generation")

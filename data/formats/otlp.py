@@ -28,7 +28,7 @@ def attributes(holder: dict[str, Any]) -> dict[str, Any]:
 def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
     """OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` as a dict."""
     if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
-        raise Reject("wrong_type", "span.attributes holds something that is no key with a value")
+        raise Reject("wrong_type", "span.attributes holds something other than keys with values")
     return {pair["key"]: plain(pair.get("value")) for pair in pairs}
 
 

@@ -85,14 +85,12 @@ def decode(text: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     holder = dict(pairs)
     if len(holder) != len(pairs):
-        raise Reject(
-            "duplicate_key", "two values under one key of an object, of which either may be meant"
-        )
+        raise Reject("duplicate_key", "two values under one key of an object")
     return holder
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise Reject("not_json", f"{name} is no JSON number")
+    raise Reject("not_json", f"{name} is not a JSON number")
 
 
 def _check_depth(value: Any) -> None:

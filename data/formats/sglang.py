@@ -155,7 +155,7 @@ def _began(about: dict[str, Any], finished: float | None) -> float | None:
 def _end(about: dict[str, Any]) -> tuple[str, int | str | None]:
     reason = about.get("finish_reason")
     if not isinstance(reason, dict):
-        raise Reject("not_finished", "meta_info.finish_reason is no object")
+        raise Reject("not_finished", "meta_info.finish_reason is not an object")
     return finish_reason(take(reason, "type", str, "finish_reason")), take(
         reason, "matched", (int, str), "finish_reason"
     )

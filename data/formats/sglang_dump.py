@@ -109,7 +109,7 @@ def _entry(entry: Any, left: int) -> tuple[dict[str, Any], int]:
     if not isinstance(entry, tuple | list) or len(entry) < 2:
         raise Reject(
             "wrong_type",
-            f"a request of the dump is {kind_of(entry)}, no tuple of request and response",
+            f"a request of the dump is {kind_of(entry)}, not a tuple of request and response",
         )
     asked, answered = _fields(entry[0]), _fields(entry[1])
     if isinstance(entry[0], PlainRecord) and entry[0].name[1] == "EmbeddingReqInput":
@@ -148,7 +148,7 @@ class _Copy:
         self.size += len(value) if isinstance(value, str | list | tuple | dict) else 1
         if self.size > self.left:
             raise Reject(
-                "pickle_too_large", "its requests share values, and are larger than the pickle"
+                "pickle_too_large", "its requests share values and are larger than the pickle"
             )
         if value is None or type(value) in (bool, int, float, str):
             return value

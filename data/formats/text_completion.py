@@ -32,7 +32,7 @@ def prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
     if choices % len(prompts):
         raise Reject(
             "prompt_not_messages",
-            f"{len(prompts)} prompts with {choices} choices: whose is whose is not logged",
+            f"{len(prompts)} prompts with {choices} choices: which belong together is not logged",
         )
     each = choices // len(prompts)
     return [prompts[choice // each] for choice in range(choices)]

@@ -123,8 +123,14 @@ SCALAR_BYTES, OBJECT_BYTES = 36, 96
 """Estimated memory of a number with its place in a list, and of a small container or memo entry."""
 
 
-class _Reader(pickle._Unpickler):  # type: ignore[name-defined]
+class _Reader(pickle._Unpickler):
     """The standard unpickler, where names are inert and nothing is called."""
+
+    # Attributes of the base class.
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    read: Callable[[int], bytes]
 
     def __init__(self, data: bytes):
         self.file = io.BytesIO(data)
@@ -245,7 +251,7 @@ class _Reader(pickle._Unpickler):  # type: ignore[name-defined]
     load_bytearray8 = pickle._Unpickler.load_binbytes8  # type: ignore[attr-defined]
 
 
-def _charged(name: str, handler: Callable[[_Reader], None]) -> Callable[[_Reader], None]:
+def _charged(name: str, handler: Callable[[_Reader], None]) -> Callable[[Any], None]:
     """An opcode's handler that first charges the memory of what it creates."""
     amount = SCALAR_BYTES if name in SCALARS else OBJECT_BYTES
 
@@ -269,7 +275,7 @@ SCALARS = {
 }
 _Reader.dispatch = {
     opcode: _charged(handler.__name__, getattr(_Reader, handler.__name__))
-    for opcode, handler in pickle._Unpickler.dispatch.items()  # type: ignore[attr-defined]
+    for opcode, handler in pickle._Unpickler.dispatch.items()
 }
 
 

@@ -171,9 +171,11 @@ def _continued(event: Event, line: bytes, lines: _Lines) -> Event:
     pieces, size, last, rows = [event.rest], len(line), event.line, 1
     while not _END[event.kind].search(pieces[-1]) and rows < MOST_LINES:
         following = lines.peek()
-        if following is None or following[1] is None or size > LONGEST_LINE:
+        if following is None or size > LONGEST_LINE:
             break
         number, raw = following
+        if raw is None:
+            break
         try:
             text = _COLOR.sub("", raw.decode("utf-8"))
         except UnicodeDecodeError:
@@ -205,12 +207,12 @@ def literal(text: str, begin: int, following: tuple[str, ...]) -> tuple[str | No
         try:
             value = ast.literal_eval(match[0])
         except (SyntaxError, ValueError, MemoryError):
-            raise Reject("incomplete_line", "a text that is no Python literal") from None
+            raise Reject("incomplete_line", "a text that is not a Python literal") from None
         return _readable(value), match.end()
     end = next((end for mark in following if (end := text.rfind(mark)) >= begin), -1)
     value = text[begin:end]
     if end < begin or "\n" not in value:
-        raise Reject("incomplete_line", "the text is not as vLLM writes one")
+        raise Reject("incomplete_line", "the text is not in vLLM's notation")
     quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
     return _readable(value[1:-1] if quoted else value), end
 
@@ -231,7 +233,7 @@ def ids_of(text: str, begin: int = 0) -> list[int] | None:
     try:
         ids = json.loads(f"[{(match[1] or match[2] or '').strip().rstrip(',')}]")
     except ValueError:
-        raise Reject("incomplete_line", "a list of ids that is none") from None
+        raise Reject("incomplete_line", "an invalid list of ids") from None
     if not all(type(value) is int and 0 <= value < 2**31 for value in ids):
         raise Reject("wrong_type", "token_ids holds something other than token ids")
     return ids

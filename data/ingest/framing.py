@@ -112,9 +112,10 @@ class _Cutter:
             self.escaped, at = False, 1
         while at < len(chunk):
             if self.in_string:
-                match = _STRING.match(chunk, at)
-                at = match.end()
-                self.in_string = not match[1]
+                string = _STRING.match(chunk, at)
+                assert string is not None  # it matches an empty string
+                at = string.end()
+                self.in_string = not string[1]
                 if self.in_string:  # the chunk has ended, perhaps with half an escape
                     self.escaped = at < len(chunk)
                     break

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -98,11 +98,11 @@ class LogFile:
         """Opens the file's decompressed content."""
         with self.stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self.meter), CHUNK)
+            unpacked: Any
+            damage: tuple[type[Exception], ...]
             if self.path.endswith(".gz"):
-                unpacked, damage = (
-                    gzip.GzipFile(fileobj=counted),
-                    (gzip.BadGzipFile, zlib.error, EOFError),
-                )
+                unpacked = gzip.GzipFile(fileobj=counted)
+                damage = (gzip.BadGzipFile, zlib.error, EOFError)
             elif self.path.endswith(".zst"):
                 unpacked, damage = zstd.ZstdFile(counted), (zstd.ZstdError, EOFError)
             else:
@@ -160,7 +160,7 @@ class _Counted(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         data = self.stored.read(len(buffer))
         buffer[: len(data)] = data
         self.meter.bytes += len(data)

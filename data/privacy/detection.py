@@ -15,7 +15,7 @@ import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
@@ -199,7 +199,8 @@ class ContextScore:
         self.enhancer = LemmaContextAwareEnhancer(
             min_score_with_context_similarity=0.0, context_matching_mode="whole_word"
         )
-        self.no_tokens = NlpArtifacts([], [], [], [], None, "en")
+        nothing: Any = []
+        self.no_tokens = NlpArtifacts([], nothing, [], [], None, "en")
         self.bonus = self.enhancer.context_similarity_factor
 
     def of(

@@ -56,6 +56,7 @@ def _pieces(
     """
     for is_special, run in itertools.groupby(ids, special.__contains__):
         if is_special:
-            yield from ((tokenizer.id_to_token(token), True) for token in run)
+            for token in run:
+                yield tokenizer.id_to_token(token) or "", True
         else:
             yield tokenizer.decode(list(run), skip_special_tokens=False), False

@@ -4,9 +4,9 @@
     arrivals.seconds       # [0.0, 0.31, 0.33, ...]: 160 of them, 8 a second on average
     arrivals.source        # "log", or "poisson" where the log has no times
 
-A closed loop of C requests sends the next one when one is answered, so it slows down with the server
-and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps between
-the log's requests are multiplied by one factor, so that bursts stay bursts.
+A closed loop of C requests sends the next one when one is answered, so it slows down with the
+server and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps
+between the log's requests are multiplied by one factor, so that bursts stay bursts.
 """
 
 from collections.abc import Sequence

@@ -160,8 +160,8 @@ def _blocks(
 ) -> list[Record]:
     """A block of each variant.
 
-    Several variants alternate by request: a, b, c, c, b, a, ... in one repeat, c, b, a, a, b, c, ...
-    in the next.
+    Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
+    next.
     """
     alternated = len(variants) > 1
     parts = [[prompt] for prompt in prompts] if alternated else [list(prompts)]

@@ -71,6 +71,9 @@ def counted_acceptance(
     The ratio's interval draws groups of passes with the same prompts.
     """
     delivered = not all(speculator.has_unroll for speculator in speculators.values())
+    if not delivered:
+        for drafter in DRAFTERS:
+            _require_drafts(passes, drafter)
     sums = []
     for one in passes:
         row: list[float] = []
@@ -90,6 +93,15 @@ def counted_acceptance(
         custom=_pooled(passes, "custom", custom_tokens, custom_steps, k, delivered),
         ratio=Estimate.of(ratio),
     )
+
+
+def _require_drafts(passes: Sequence[CountedPass], drafter: Drafter) -> None:
+    if not any(one.counters[drafter]["drafts"] for one in passes):
+        raise OutriderError(
+            f"vLLM counted no draft of the {drafter} speculator: either all responses have one "
+            "token, or its server started without speculation; the server's log names the "
+            "speculator that it loaded"
+        )
 
 
 def _tokens_and_steps(
@@ -114,12 +126,6 @@ def _pooled(
 ) -> CountedDrafter:
     counters = [one.counters[drafter] for one in passes]
     drafts = sum(each["drafts"] for each in counters)
-    if not drafts and not delivered:
-        raise OutriderError(
-            f"vLLM counted no draft of the {drafter} speculator: either all responses have one "
-            "token, or its server started without speculation; the server's log names the "
-            "speculator that it loaded"
-        )
     reached = np.zeros(k)
     for each in counters:
         counts = each["accepted_per_position"][:k]

@@ -23,7 +23,7 @@ from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import RATIOS, VARIANTS
+from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.client import Sampling
 
@@ -34,7 +34,7 @@ KEPT_UP = 0.9
 """A block counts as saturated only below this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Least growth of the time to first token in a saturated block, from its first third to its last."""
+"""Least growth of the time to first token from a saturated block's first third to its last."""
 
 
 def measure_rates(
@@ -106,7 +106,7 @@ def summarise_rates(
 
 
 def rate_row(
-    blocks: Mapping[str, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
+    blocks: Mapping[Variant, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
 ) -> dict[str, Any]:
     """Figures of one scenario and rate, from each variant's blocks, one per repeat.
 
@@ -123,9 +123,9 @@ def rate_row(
 def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of one variant's blocks at a rate, pooled.
 
-    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its blocks;
-    `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
-    without drafts; `late_ms`, the largest delay between a request's time and its sending.
+    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its
+    blocks; `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters,
+    1 without drafts; `late_ms`, the largest delay between a request's time and its sending.
     """
     seen = [offered_and_achieved(block) for block in blocks]
     drafts, accepted = (

@@ -12,7 +12,7 @@ from typing import Literal
 
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.server_pool import Fleet
-from outrider.eval.results.parts import Part, Variant, Variants
+from outrider.eval.results.parts import Part, Variants
 from outrider.serving.client import Sampling, complete
 from outrider.serving.counters import SpeculationCounters
 
@@ -54,7 +54,7 @@ def collect(
         "greedy": Sampling(temperature=0.0, top_p=1.0),
         "sampled": sampling,
     }
-    recorded: dict[Regime, dict[Variant, Recorded]] = {regime: {} for regime in REGIMES}
+    recorded: dict[Regime, dict[str, Recorded]] = {regime: {} for regime in REGIMES}
     for group in fleet.groups:
         for regime in REGIMES:
             for variant in group:

@@ -205,7 +205,7 @@ def judge_tasks(
             for variant in VARIANTS:
                 ids = outputs.of(regime).of(variant).token_ids[index]
                 ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-                marks[variant] = task(prompt.text, tokenizer.decode(ids))
+                marks[variant] = task(prompt.text, str(tokenizer.decode(ids)))
             if None in marks.values():
                 continue
             sessions.append(prompt.session)

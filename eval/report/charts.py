@@ -100,8 +100,9 @@ def rate_chart(rates: Mapping[str, RateRow]) -> str:
         y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
         color=_colour(ORDER),
     )
+    own_colour: Any = _colour(ORDER).to_dict()
     points = base.mark_point(size=50, strokeWidth=2).encode(
-        fill=alt.condition("datum.saturated", alt.value("var(--card)"), _colour(ORDER).to_dict())
+        fill=alt.condition("datum.saturated", alt.value("var(--card)"), own_colour)
     )
     return _svg((base.mark_line(strokeWidth=2.5) + points).properties(width=340, height=210))
 
@@ -139,7 +140,7 @@ def length_chart(by_k: Drafters[list[float]], k: int) -> str:
     x = alt.X(
         "k:Q",
         title="drafted tokens k",
-        axis=alt.Axis(values=sorted({row["k"] for row in rows}), format="d"),
+        axis=alt.Axis(values=list(range(1, len(by_k.base) + 1)), format="d"),
     )
     lines = (
         alt.Chart(_data(rows))

@@ -73,7 +73,7 @@ def print_summary(
     found = results.get(judged) or (run.result_of(judged) if "export" in results else {})
     if bundle is None and "export" in results:
         bundle = str(run.bundle)
-    summary = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
+    summary: dict[str, Any] = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
     summary |= {key: found.get(key) for key in SUMMARY_KEYS}
     print_json(summary | {"bundle": bundle, "stages": [*results]})
     return EXIT_CODES[found["verdict"]] if found else 0

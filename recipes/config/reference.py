@@ -74,16 +74,14 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
 
 def field_docs(section: Section) -> dict[str, str]:
     """The docstring under each field of a model, from its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body
-    docs = {}
-    for field, text in itertools.pairwise(body):
-        is_text = (
-            isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        )
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            docs[field.target.id] = text.value.value
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in itertools.pairwise(definition.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = str(text.value.value)
     missing = [f"{section.__name__}.{name}" for name in section.model_fields if name not in docs]
     if missing:
         raise SystemExit(f"no docstring under {', '.join(missing)}")

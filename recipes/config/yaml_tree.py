@@ -51,7 +51,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
         return {}, origins
     if not isinstance(root, yaml.MappingNode):
         raise OutriderError(
-            f"{path}:1: a recipe is a mapping of sections (`training:` and so on), not a {root.id}"
+            f"{path}:1: a recipe is a mapping of sections (`training:` and so on), "
+            f"not a {type(root).__name__.removesuffix('Node').lower()}"
         )
     return _value(root, (), path, origins), origins
 

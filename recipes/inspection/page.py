@@ -4,7 +4,7 @@ print_inspection(found, Console())
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.columns import Columns
@@ -57,12 +57,8 @@ def _facts(found: Mapping[str, Any]) -> Table:
 
 def _rejects(found: Mapping[str, Any]) -> Table:
     table = _table("rejects")
-    for column, justify in (
-        ("reason", "left"),
-        ("rows", "right"),
-        ("first at", "left"),
-        ("", "left"),
-    ):
+    for column in ("reason", "rows", "first at", ""):
+        justify: Literal["left", "right"] = "right" if column == "rows" else "left"
         table.add_column(column, justify=justify, overflow="fold")
     for reason, count in found["rejects"].items():
         example = found["reject_examples"][reason]

@@ -197,7 +197,9 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
 
 def new_date(date: str, rng: random.Random) -> str:
     """Another date in the format of `date`."""
-    first, mark, second, year = DATE.fullmatch(date).groups()
+    found = DATE.fullmatch(date)
+    assert found is not None, date
+    first, mark, second, year = found.groups()
     day, month = rng.randint(1, 28), rng.randint(1, 12)
     wide = len(first) == 2
     new_year = rng.randint(2012, 2029)

@@ -215,12 +215,12 @@ def requirements(rng: random.Random, skills: dict[str, int], degree: str, city: 
     if len(checks) == 2 or rng.random() < 0.6:
         rank = DEGREES.index(degree)
         met = rng.random() < MET_PROBABILITY or rank == len(DEGREES) - 1
-        needed = rng.choice(DEGREES[: rank + 1] if met else DEGREES[rank + 1 :])
-        checks.append(check_degree(f"{needed} degree or higher", needed, degree))
+        demanded = rng.choice(DEGREES[: rank + 1] if met else DEGREES[rank + 1 :])
+        checks.append(check_degree(f"{demanded} degree or higher", demanded, degree))
     if rng.random() < 0.6:
         others = [other for other in CITIES if other != city]
-        needed = city if rng.random() < MET_PROBABILITY else rng.choice(others)
-        checks.append(check_location(f"Located in {needed}", needed, city))
+        place = city if rng.random() < MET_PROBABILITY else rng.choice(others)
+        checks.append(check_location(f"Located in {place}", place, city))
     return checks
 
 

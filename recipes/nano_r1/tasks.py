@@ -59,8 +59,8 @@ def requirements_met(screening: str) -> list[bool]:
         skill: int(years)
         for skill, years in re.findall(r"^- (.+): (\d+) years$", resume, re.MULTILINE)
     }
-    city = re.search(r"^location: (.+)$", resume, re.MULTILINE).group(1)
-    degree = re.search(r"studyType: (\w+)", resume).group(1)
+    city, *_ = re.findall(r"^location: (.+)$", resume, re.MULTILINE)
+    degree, *_ = re.findall(r"studyType: (\w+)", resume)
     met = []
     for requirement in re.findall(r"^\d+\. (.+)$", posting, re.MULTILINE):
         if found := re.fullmatch(r"Located in (.+)", requirement):

@@ -48,10 +48,9 @@ def deletion_of(run: RunDirectory, path: Path) -> str | None:
 
 def _text(path: Path) -> list[Path]:
     """The file, or the directory's entries, without those that hold only counts."""
-    if path.is_dir():
-        entries = sorted(path.iterdir())
-    else:
-        entries = [path] if path.exists() else []
+    if not path.exists():
+        return []
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
     return [entry for entry in entries if entry.name not in COUNTS]
 
 

@@ -1,9 +1,9 @@
 """Corrects the rejection sampler of vLLM 0.32 on a CPU.
 
-With speculation and a temperature above 0 it samples from the wrong distribution. vLLM's stand-in for
-the sampler's `expand_kernel` writes float outputs (temperature, top-p) into a temporary copy, so each
-draft position is scaled by uninitialized memory. Measured: 8.9 % of the sampled tokens have a
-probability below 1e-4 under the target; with `expand` 0.15 %, as without speculation. Tested in
+With speculation and a temperature above 0 it samples from the wrong distribution. vLLM's stand-in
+for the sampler's `expand_kernel` writes float outputs (temperature, top-p) into a temporary copy,
+so each draft position is scaled by uninitialized memory. Measured: 8.9 % of the sampled tokens have
+a probability below 1e-4 under the target; with `expand` 0.15 %, as without speculation. Tested in
 tests/serving/test_sampling.py.
 """
 
@@ -21,8 +21,8 @@ def install() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
 
-    # The CPU worker registers its own kernels after the plugins have run, so its name for the kernel
-    # must point to `expand` too; and the registry, if it has registered already.
+    # The CPU worker registers its own kernels after the plugins have run, so its name for the
+    # kernel must point to `expand` too; and the registry, if it has registered already.
     cpu_triton_utils._expand_kernel_impl = expand
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})

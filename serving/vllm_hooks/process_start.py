@@ -36,4 +36,4 @@ def install() -> None:
         module = importlib.import_module(name)
         if not hasattr(module, "get_mp_context"):
             raise ImportError(f"{name} has no get_mp_context: {__name__} was written for vLLM 0.32")
-        module.get_mp_context = fork_context
+        setattr(module, "get_mp_context", fork_context)  # noqa: B010 (no such attribute for mypy)

@@ -36,6 +36,7 @@ def untried_version(installed: str) -> str | None:
     if release == WRITTEN_FOR:
         return None
     return (
-        f"vLLM {release} has not been tried: Outrider uses private interfaces of {WRITTEN_FOR}, which "
-        f"may differ. Install vLLM {WRITTEN_FOR}, or check the evaluation's replay agreement and parity"
+        f"vLLM {release} has not been tried: Outrider uses private interfaces of {WRITTEN_FOR},"
+        f" which may differ. Install vLLM {WRITTEN_FOR}, or check the evaluation's replay agreement"
+        " and parity"
     )

@@ -1,4 +1,4 @@
-"""A tiny target, its speculator and a store of responses with accepted drafts, for tests of exact replay.
+"""A tiny target, its speculator and stored responses, for tests of exact replay.
 
 case = replay_case(tmp_path)      # target, speculator, ends, store, rows
 """
@@ -38,7 +38,7 @@ def states_of(speculator, ends, tokens, hidden):
 
 
 def replay_case(folder):
-    """A tiny target in `folder`, its own speculator, and responses whose tokens are often what it drafts, at one depth or another."""
+    """Writes a tiny target with its speculator, and responses that often contain its drafts."""
     target = write_tiny_target(folder / "target")
     speculator, ends = load_mtp(target).eval(), load_target_ends(target)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Reports of one speculator on newer and newer traffic, and what is made of them.
+"""Reports of one speculator on newer and newer traffic, and their comparison.
 
 page, terminal = write_sample_history(tmp_path)
 """
@@ -33,7 +33,7 @@ def report(time, base, custom, **other):
 
 
 def write_sample_history(folder):
-    """The page of three runs, the last of another speculator, and what the terminal says of them."""
+    """The page of three runs, the last of another speculator, and the terminal's output."""
     runs, other = [], {"speculator": {"weights_sha256": "cd" * 32}}
     reports = {
         "march": report(0, 2, 3),

@@ -1,4 +1,4 @@
-"""A whole results.json from invented measurements, made by the code that makes the real one from its real ones.
+"""A whole results.json from synthetic measurements, computed by the real code.
 
 sample_results(custom_speed=1.4)
 """
@@ -65,7 +65,7 @@ TIMES = StepTimes(
 
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
-    """Timed blocks in which custom decodes `custom_speed` times as fast as base; speeds drift from repeat to repeat."""
+    """Timed blocks: custom is `custom_speed` times as fast as base, and repeats drift."""
     random, blocks = np.random.default_rng(0), []
     for repeat, concurrency in itertools.product(range(EVALUATION.repeats), EVALUATION.concurrency):
         drift = random.uniform(0.8, 1.2)
@@ -112,7 +112,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
 
 
 def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
-    """A block's steps as the server recorded them, each so much slower than when steps were timed."""
+    """A block's steps as the server recorded them, slower by a factor than when timed."""
     costs = TIMES.of(k)
     decoding = {str(size): [40, 40 * slower * costs.seconds(size)] for size in {1, concurrency}}
     seconds = slower * (3 * costs.seconds(concurrency) + 600 * costs.prompt_token_s)
@@ -127,8 +127,11 @@ def queued_block(
     seed: int = 0,
     burst: float = 1.0,
 ) -> dict[str, Any]:
-    """An open-loop block as a queue makes it: Poisson arrivals at `rate` a second, `seats` served at once, each for about
-    `seconds_each`; who finds no seat waits for the first token."""
+    """An open-loop block of a simulated queue.
+
+    Arrivals are Poisson at `rate` per second. `seats` requests are served at once, each for about
+    `seconds_each`; a request without a seat waits for its first token.
+    """
     random = np.random.default_rng(seed)
     gaps = random.exponential(size=count - 1)
     arrivals = [0.0, *np.cumsum(gaps * (count - 1) / rate / gaps.sum())]
@@ -163,8 +166,7 @@ def queued_block(
 
 
 def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[str, RateRow]]:
-    """Two scenarios at rates that a server without speculation, which serves 4 per second, sustains
-    except for the last."""
+    """Two scenarios at three rates, of which no speculation sustains the first two."""
     table: dict[str, dict[str, RateRow]] = {}
     for scenario, length in (("long_in_long_out", 0.8), ("long_in_short_out", 0.3)):
         table[scenario] = {}
@@ -179,7 +181,7 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
 
 
 def sample_replay(acceptance: float) -> ReplaySums:
-    """Sums of 120 responses in 60 sessions whose drafts are each accepted with probability `acceptance`."""
+    """Sums of 120 responses in 60 sessions, with probability `acceptance` for each draft."""
     random, tokens = np.random.default_rng(1), np.arange(60, 300, 2).astype(float)
     k = np.arange(1, DEPTH + 1)
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
@@ -193,7 +195,10 @@ def sample_replay(acceptance: float) -> ReplaySums:
 
 
 def sample_examples(text: str = "word") -> Samples:
-    """One response of eight tokens, in three steps for base and two for custom; `text` is its first token."""
+    """One response of eight tokens, in three steps for base and two for custom.
+
+    `text` is its first token.
+    """
     kinds = {
         "base": ["first", "accepted", "own", "accepted", "accepted", "own", "accepted", "accepted"],
         "custom": [

@@ -1,4 +1,4 @@
-"""A run directory whose report has every section: prices, general traffic, mixtures, examples, the ingest's counts, the capture's verdict.
+"""A run directory whose report has every section.
 
 report = write_sample_run(tmp_path)      # the page's path
 """
@@ -58,7 +58,7 @@ def sample_traffic() -> dict[str, Any]:
 
 
 def sample_on_policy() -> dict[str, Any]:
-    """The capture's judgement of the traffic: the target's own."""
+    """The capture's check of the traffic: on-policy."""
     described = {
         "sequences": 300,
         "tokens": 60000,
@@ -82,7 +82,7 @@ def sample_on_policy() -> dict[str, Any]:
 
 
 def write_sample_run(run: Path, text: str = "word") -> Path:
-    """Writes the inputs of a whole report into `run`, and the report; `text` is the first token of the example response."""
+    """Writes the inputs of a whole report, and the report; `text` begins the example response."""
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
     base, custom = sample_replay(0.6), sample_replay(0.8)

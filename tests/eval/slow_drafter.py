@@ -1,4 +1,4 @@
-"""A drafter that is made slower and drafts the same: its layer runs again and again, and only the last result is taken."""
+"""A slower drafter with the same drafts: its layer runs repeatedly, the last result counts."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
 class SlowDrafterExtension(DrafterExtension):
-    """In the place of the engine's own extension: slow while the weights of a directory named `slow` are loaded."""
+    """Replaces the engine's extension; slow while weights of a directory `slow` are loaded."""
 
     def swap_drafter(self, directory: str) -> dict[str, Any]:
         """Loads the weights, and sets the pace."""

@@ -1,4 +1,4 @@
-"""What cannot be replayed is judged on what the engine counted, and the report says what was not checked."""
+"""Speculators without exact replay are judged by the engine's counters; the report says so."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def counters(tokens, drafts=0, accepted=(0, 0)):
 
 
 def simulated(script):
-    """Tokens and counters of steps as a list of accepted drafts; None: a step without a draft, as n-gram lookup makes them."""
+    """Counters of steps, given by accepted drafts; None is a step without a draft."""
     drafted = [accepted for accepted in script if accepted is not None]
     tokens = 1 + sum(1 + (accepted or 0) for accepted in script)
     reached = [sum(accepted > position for accepted in drafted) for position in range(2)]
@@ -63,7 +63,7 @@ def test_steps_without_a_draft_are_steps():
 
 @pytest.fixture
 def case(tmp_path):
-    """All but servers and engine: six held-out requests, and what `serve` would have brought."""
+    """An evaluation of six held-out requests that must start nothing."""
     from datasets import Dataset
 
     target = write_tiny_target(tmp_path / "target")

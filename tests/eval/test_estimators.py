@@ -18,7 +18,7 @@ K = 3
 
 @pytest.fixture(scope="module")
 def drafts():
-    """Whether draft j after each anchor of each response is right, as nested lists; 12 responses of 12 to 40 anchors."""
+    """Whether draft j of each anchor is right, for 12 responses of 12 to 40 anchors."""
     random = np.random.default_rng(0)
     return [(random.random((n, K)) < [0.8, 0.7, 0.6]).tolist() for n in random.integers(12, 40, 12)]
 
@@ -35,7 +35,7 @@ def padded(drafts):
 
 
 def steps_of(response, end, known):
-    """(delivered, accepted within `known` anchors) of each step until `end` tokens are delivered."""
+    """(delivered, accepted within `known` anchors) of each step, up to `end` tokens."""
     taken, at = [], 0
     while at < end:
         accepted = 0

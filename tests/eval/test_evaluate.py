@@ -1,4 +1,4 @@
-"""A real evaluation, small: two servers, load, verification and capture in vLLM, and what it leaves."""
+"""A small real evaluation: servers, load, verification and capture in vLLM, and its files."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -33,7 +33,10 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def case(nano_r1, tmp_path_factory):
-    """Six held-out conversations, a validation part, and a custom speculator whose projection is noise: it drafts worse than the base."""
+    """Six held-out conversations, a validation part, and a custom speculator that is worse.
+
+    Its projection is noise.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(nano_r1)
@@ -52,7 +55,10 @@ def case(nano_r1, tmp_path_factory):
 
 
 def _case(target, run, prompt, completion, depth):
-    """A run directory as far as the evaluation, with invented states; `prompt(number)` gives text and token ids."""
+    """A run directory up to the evaluation, with random states.
+
+    `prompt(number)` gives text and token ids.
+    """
     from datasets import Dataset
 
     torch.manual_seed(0)
@@ -202,7 +208,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 
 
 def children():
-    """Living processes below this one; the resource trackers of this interpreter's own pools are among them."""
+    """Live descendants of this process, resource trackers of its pools included."""
     living = (
         child
         for child in psutil.Process().children(recursive=True)
@@ -212,7 +218,7 @@ def children():
 
 
 def written(run):
-    """The servers' logs, and when each was last written to."""
+    """The servers' logs and their modification times."""
     return {path: path.stat().st_mtime_ns for path in run.rglob("server_*.log")}
 
 

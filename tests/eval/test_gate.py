@@ -1,4 +1,4 @@
-"""Each condition alone turns the verdict."""
+"""Each condition alone changes the verdict."""
 
 import copy
 from typing import Any

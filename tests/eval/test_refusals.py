@@ -1,8 +1,9 @@
-"""The gate against speculators that must not ship, each made for real and measured for real: nano R1, its traffic, vLLM.
+"""The gate refuses speculators that must not ship, made and measured for real with nano R1 in vLLM.
 
-One in-process engine (states, drafts), one pair of servers and one load generator serve all evaluations; only the drafter's weights are
-exchanged. Some run against nano R1's own MTP layer, the ones that must gain against a weakened copy of it, so that nothing has to be
-trained for a gain. Four minutes, so most of it is left out unless asked for:
+One in-process engine (states, drafts), one pair of servers and one load generator serve all
+evaluations; only the drafter's weights are exchanged. Some are evaluated against nano R1's own MTP
+layer. Those that must gain are evaluated against a weakened copy of it, so that no gain has to be
+trained. The module takes four minutes, so most of it is skipped by default:
 
     python -m pytest tests/eval/test_refusals.py -m "slow or not slow"
 """
@@ -80,7 +81,7 @@ EVALUATION = EvalConfig(
 
 
 def logged(workload, count, longest=420):
-    """The workload's first exchanges whose ids are logged and not many."""
+    """The workload's first short exchanges with logged ids."""
     rows = []
     with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz", "rt") as log:
         for row in map(json.loads, log):
@@ -96,7 +97,7 @@ def logged(workload, count, longest=420):
 
 
 def captured(engine, nano_r1, run, rows):
-    """A run's folder as far as capture."""
+    """A run directory up to capture."""
     run.mkdir()
     log = write_log(run / "log.jsonl", rows)
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
@@ -120,7 +121,7 @@ def captured(engine, nano_r1, run, rows):
 
 @pytest.fixture(scope="module")
 def weakened(nano_r1, tmp_path_factory):
-    """Nano R1 with noise in its MTP layer's projection: every state and token is the same, the base drafts badly."""
+    """Nano R1 with noise in its MTP layer's projection: equal states and tokens, bad drafts."""
     directory = (
         tmp_path_factory.mktemp("weakened") / nano_r1.name
     )  # a server knows its target by this name
@@ -150,7 +151,7 @@ def context_of(base, custom, data, folders):
 
 @pytest.fixture(scope="module")
 def bench(nano_r1, tmp_path_factory):
-    """Engine, servers and load generator, the customer's captured traffic, and `evaluate` on them."""
+    """Engine, servers, load generator, captured traffic, and `evaluate` on them."""
     home, patch = tmp_path_factory.mktemp("bench"), pytest.MonkeyPatch()
     target = TargetConfig(model=str(nano_r1))
     patch.setattr("outrider.serving.server.DRAFTER_EXTENSION", SLOW_DRAFTER_EXTENSION)
@@ -274,7 +275,7 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
 
 
 def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
-    """A head that has learned one tenant's traffic: KL to the target at every depth, its states and its text alone."""
+    """A head trained on one tenant's traffic only: KL to the target at every depth."""
     torch.manual_seed(0)
     speculator, ends = load_mtp(nano_r1), load_target_ends(nano_r1)
     optimizer = torch.optim.Adam(speculator.parameters(), lr=learning_rate)

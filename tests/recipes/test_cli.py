@@ -1,4 +1,4 @@
-"""The commands as a user types them: one clear message and an exit status for a mistake, never a traceback; and the JSON line."""
+"""The commands as a user runs them: one message and status for a mistake, and the JSON line."""
 
 import json
 import shutil
@@ -64,7 +64,8 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
         (
             ["--recipe", "mine.yaml", "--privacy.regenerate", "true"],
             [
-                "privacy.regenerate = true has nothing to regenerate under privacy.mode = 'off'; set privacy.mode: surrogate"
+                "privacy.regenerate = true has nothing to regenerate under privacy.mode = 'off'; "
+                "set privacy.mode: surrogate"
             ],
         ),
         (
@@ -151,7 +152,8 @@ def test_help_and_recipes_do_not_import_torch():
     script = (
         "import sys, outrider.recipes.cli, outrider.recipes.config.load as load\n"
         "load.load_recipe('r1/social_chat')\n"
-        "print([name for name in ('torch', 'transformers', 'datasets', 'vllm', 'deepspeed') if name in sys.modules])"
+        "heavy = ('torch', 'transformers', 'datasets', 'vllm', 'deepspeed')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

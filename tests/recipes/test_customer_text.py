@@ -1,5 +1,8 @@
-"""Customer text stays where it belongs: in the log, in traffic/ and in features/. A log with a canary in every field, well formed
-and malformed, goes through the command; no canary may come out in a message, a log or any other artifact."""
+"""Customer text stays in the log, in traffic/ and in features/.
+
+The command runs on a log with a canary in every field, well formed and malformed. No canary may
+appear in a message, a log or any other artifact.
+"""
 
 import copy
 import json
@@ -65,7 +68,7 @@ def leaves(value, path=()):
 
 
 def malformed_rows():
-    """A canary in place of each value in turn, of the right type and of others; rows that are no rows."""
+    """Rows with a canary in place of each value, of right and wrong types; malformed rows."""
     whole = next(good_rows(1))
     whole["response"]["usage"] = {"completion_tokens": 5}
     whole["response"]["choices"][0] |= {"token_ids": [5, 6], "logprobs": None}

@@ -28,7 +28,7 @@ def test_the_embedded_target_is_in_the_package() -> None:
 
 
 def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutriderError, match=r"no config\.json here"):
+    with pytest.raises(OutriderError, match=r"no config\.json; target\.model"):
         TargetConfig(model=str(tmp_path)).directory()
 
 

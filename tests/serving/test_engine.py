@@ -10,6 +10,9 @@ from outrider.serving.engine import (
     engine_environment,
     serve_arguments,
 )
+from outrider.serving.speculator import Speculator
+
+CUSTOM = Speculator("mtp", Path("custom"))
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def checkpoint(tmp_path: Path) -> TargetConfig:
 
 def test_only_the_speculator_differs_between_variants(checkpoint: TargetConfig) -> None:
     plain = engine_arguments(checkpoint, EngineConfig())
-    custom = engine_arguments(checkpoint, EngineConfig(), Path("custom"), 3)
+    custom = engine_arguments(checkpoint, EngineConfig(), CUSTOM, 3)
     assert custom.pop("speculative_config") == {
         "method": "mtp",
         "model": "custom",
@@ -39,7 +42,7 @@ def test_modes_differ_in_the_mode_alone(checkpoint: TargetConfig) -> None:
 
 def test_a_speculator_without_k_is_refused(checkpoint: TargetConfig) -> None:
     with pytest.raises(ValueError, match="needs k"):
-        engine_arguments(checkpoint, EngineConfig(), Path("custom"))
+        engine_arguments(checkpoint, EngineConfig(), CUSTOM)
 
 
 def test_a_recipe_s_environment_wins() -> None:
@@ -57,7 +60,7 @@ def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: Ta
     settings = (
         checkpoint,
         EngineConfig(max_num_seqs=5),
-        Path("custom"),
+        CUSTOM,
         3,
         "probabilistic",
         k_per_batch_size,

@@ -44,7 +44,7 @@ def test_training_starts_from_the_named_base(corpus: Corpus, base: Path, tmp_pat
     config = SpeculatorConfig(depth=DEPTH, base=str(base), train="non_routed")
     result = corpus.train(tmp_path, speculator=config, base_kl=0.5, epochs=1)
     of_base, of_target = accepted(corpus, base), accepted(corpus, corpus.target_dir)
-    assert of_base[0] > of_target[0] + 0.02
+    assert of_base[0] > of_target[0] + 0.01
     assert result["base"]["acceptance_length"] == pytest.approx(of_base, rel=1e-5)
     written, kept, original = (
         load_file(path / "model.safetensors")

@@ -114,8 +114,8 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
     expected = results.verification.greedy_acceptance_length.custom
     if expected is None:
         raise OutriderError(
-            f"{run.evaluation}: the evaluated speculator drafted nothing, so there is no acceptance "
-            "length that the bundle could be checked against; set export.verify: false"
+            f"{run.evaluation}: the evaluated speculator drafted nothing, so the bundle cannot be "
+            "compared with an acceptance length; set export.verify: false"
         )
     return verify_bundle(
         bundle,

@@ -1,9 +1,9 @@
-"""Kill -9 at random moments of a capture: nothing that reached the disk is captured twice, and the store ends the same.
+"""Capture survives kill -9: no sequence on disk is captured twice; the store is the same.
 
     python -m pytest tests/data/features/test_capture_kills.py -m slow        # twenty kills
 
-The engine is a stand-in whose states are a function of the sequence and that notes what it was asked for; the rest is the
-capture's own code in a process of its own.
+A stand-in engine computes states from the sequence and records its requests. All other code is
+the capture's, in a separate process.
 """
 
 import json
@@ -29,10 +29,14 @@ from outrider.data.features.capture import capture_ids
 from outrider.data.config import CaptureConfig
 
 directory, asked = map(Path, sys.argv[1:])
-rows = [(f"0-{{index}}", list(range(index, index + 3 + index % 5)), 1) for index in range({SEQUENCES})]
+rows = [
+    (f"0-{{index}}", list(range(index, index + 3 + index % 5)), 1)
+    for index in range({SEQUENCES})
+]
 
 class Engine:
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(get_hidden_size=lambda: 8)))
+    config = SimpleNamespace(get_hidden_size=lambda: 8)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
 
     def prefill(self, batch, batch_tokens):
         for row_id, token_ids in batch:
@@ -96,5 +100,6 @@ def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
     assert store.sequence_ids == [f"0-{index}" for index in range(SEQUENCES)]
     assert not list(killed.glob(".*")), "a kill left a file behind"
     print(
-        f"{done} kills, {sum(asked.values()) - SEQUENCES} of {SEQUENCES} sequences were on their way and asked for again"
+        f"{done} kills; {sum(asked.values()) - SEQUENCES} of {SEQUENCES} sequences in flight"
+        " were captured again"
     )

@@ -1,4 +1,4 @@
-"""The gate against states that are wrong in the ways in which such states go wrong; the head is a real one, of random weights."""
+"""The self-check refuses states with the usual errors; the head has random weights."""
 
 import math
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def literal(hidden_TH, token_ids):
 
 
 class Engine:
-    """Answers as a vLLM engine whose true states are STATES; `captured` says what its capture hands out."""
+    """A vLLM engine whose true states are STATES and whose capture returns `captured`."""
 
     def __init__(self, captured):
         self.captured = captured

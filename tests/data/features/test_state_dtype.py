@@ -15,7 +15,7 @@ SOURCE = {"target": "t"}
 
 
 def states(tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
-    """As a target's: entries of about 1, a few channels thirty times as large, and tokens of very different size."""
+    """States like a target's: entries of about 1, a few channels 30 times larger, uneven tokens."""
     torch.manual_seed(seed)
     h_TH = torch.randn(tokens, hidden) * torch.logspace(-3, 3, tokens)[:, None]
     h_TH[:, :3] *= 30
@@ -23,7 +23,10 @@ def states(tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_each_value_is_off_by_at_most_half_a_step_of_e4m3():
-    """3 bits of mantissa: half a step is 1/16 of the value; below 2^-6 (scaled to 448) the step is 2^-9. bf16 adds 2^-9 of it."""
+    """Half a step of a 3-bit mantissa is 1/16 of the value; below 2^-6 (scaled to 448) it is 2^-9.
+
+    bf16 adds 2^-9 of the value.
+    """
     h_TH = states(64, 256)
     back_TH = decode(encode(h_TH, "fp8"))
     assert back_TH.dtype == torch.bfloat16

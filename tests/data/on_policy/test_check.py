@@ -121,7 +121,7 @@ CAUSES = [
     ("other-template", "template", "another chat template"),
     ("logged-hot", "temperature", "about 0.6, logged is 1"),
     ("logged-cold", "temperature", "about 0.6, logged is 0.3"),
-    ("edited", "edited", "single places are far out"),
+    ("edited", "edited", "single places are unlikely"),
     ("shifted-ids", "scrambled", "token ids shifted by one"),
 ]
 

@@ -1,4 +1,4 @@
-"""What is made of timed blocks and counters."""
+"""Figures of timed blocks and counters."""
 
 import numpy as np
 import pytest

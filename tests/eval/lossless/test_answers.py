@@ -95,7 +95,7 @@ def test_what_cannot_be_read_says_which_line(tmp_path):
     ):
         answer_check(path)
     path.write_text("")
-    with pytest.raises(OutriderError, match="no line in it"):
+    with pytest.raises(OutriderError, match="the file is empty"):
         answer_check(path)
     with pytest.raises(OutriderError, match=r"eval\.answers = .*gone\.jsonl.*cannot be read"):
         answer_check(tmp_path / "gone.jsonl")

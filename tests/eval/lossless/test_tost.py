@@ -1,4 +1,4 @@
-"""Equivalence is shown, not assumed: the interval against its formula, its errors against simulation."""
+"""TOST: the interval against its formula, its error rates against simulation."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_without_clusters_it_is_agresti_and_min_s_interval(with_only, without_on
     differences = [1] * with_only + [-1] * without_only + [0] * same
     n = len(differences)
     found = equivalence(differences, [str(i) for i in range(n)], margin=0.1)
-    # Their table with half a response added to each of its four cells; the value is kept at the observed one.
+    # Their table with half a response added to each of its four cells; the value stays observed.
     b, c = with_only + 0.5, without_only + 0.5
     literal = np.sqrt((b + c) - (with_only - without_only) ** 2 / n) / (n + 2)
     assert found.value == pytest.approx((with_only - without_only) / n)
@@ -57,7 +57,7 @@ def test_as_many_as_are_needed_suffice_and_one_less_does_not(variance, margin):
 
 
 def test_what_is_as_bad_as_the_margin_passes_one_time_in_twenty():
-    """4,000 evaluations of 150 paired responses: of a difference of just the margin, and of none."""
+    """4,000 evaluations of 150 pairs: with a difference equal to the margin, and with none."""
     random, margin, n, runs = np.random.default_rng(0), 0.1, 150, 4000
 
     def passed(with_only, without_only):

@@ -1,4 +1,4 @@
-"""What is concluded from the engine's outputs and counters, with a store of invented states in the engine's place."""
+"""Findings from outputs and counters, with a store of random states instead of an engine."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The closed loop gone through step by step, against sums done by hand."""
+"""The simulated closed loop against sums by hand."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,8 @@ from outrider.eval.results.prediction import StepMs
 from outrider.eval.results.speed import Block, SpeedRow
 from outrider.serving.step_times import StepTimes, costs_of
 
-# 10 ms a step and 10 ms a request without drafts; with two of them 20 and 20. A prompt of 100 tokens: 50 ms, 100 with a drafter.
+# 10 ms per step and 10 ms per request without drafts; with two drafts 20 and 20. A prompt of 100
+# tokens takes 50 ms, and 100 ms with a drafter.
 TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s=(0.0005, 0.001))
 
 
@@ -37,7 +38,8 @@ def test_drafts_deliver_several_tokens_a_step_and_carry_what_rounding_leaves():
 
 def test_a_successor_waits_for_the_step_under_way_and_its_prompt_delays_everybody():
     # Two seats, three requests: 3, 6 and 2 tokens.
-    # step 1: both prompts, 0.03 + 2 x 0.05; steps 2, 3: both decode; the first ends. Step 4: one decodes, the third is on its way.
+    # Step 1: both prompts, 0.03 + 2 x 0.05. Steps 2 and 3: both decode; the first ends. Step 4: one
+    # decodes, the third is on its way.
     # Step 5: its prompt, beside the one that decodes; step 6: both decode their last.
     by_hand = (0.03 + 0.1) + 2 * 0.03 + 0.02 + (0.03 + 0.05) + 0.03
     assert loop([3, 6, 2], 2) == pytest.approx(by_hand)
@@ -47,7 +49,8 @@ def test_every_seat_is_taken_in_the_long_run():
     # Alike requests end together: 4 prompts, 9 steps of 4, again and again.
     round_s = 0.05 + 4 * 0.05 + 9 * 0.05
     assert loop([10] * 400, 4) == pytest.approx(100 * round_s)
-    # Where they differ prompts and steps mix: slower than without any prompts, faster than one request after the other.
+    # Where lengths differ, prompts and steps mix: slower than without prompts, faster than one
+    # request at a time.
     mixed = loop([8, 12] * 200, 4)
     assert 390 * 10 * 0.05 / 4 < mixed < loop([8, 12] * 200, 1)
 
@@ -80,7 +83,7 @@ TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
 
 
 def replayed(lengths, spread=1.0):
-    """Responses of 100 tokens, half of them with so much more than the mean acceptance length, half with less; pooled they have it."""
+    """Responses of 100 tokens, half above and half below the pooled acceptance length."""
     steps = {
         variant: 100 / length * np.array([spread, 2 - spread])
         for variant, length in lengths.items()
@@ -94,7 +97,7 @@ def replayed(lengths, spread=1.0):
 
 
 def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dict]]:
-    """Two repeats of closed loops of two requests, on a machine so much slower in each variant's blocks than when its steps were timed."""
+    """Two repeats of closed loops of two requests; `slower` is the machine's drift by variant."""
     blocks = []
     for variant in ("none", "base", "custom") * 2:
         k, by = 0 if variant == "none" else K, slower[variant]
@@ -197,7 +200,7 @@ def test_a_response_s_steps_are_drawn_from_those_of_its_length_and_are_right_on_
 
 
 def test_a_response_that_is_cut_accepts_as_beginnings_do():
-    # Of 300 tokens after the first the first 127 take a step for each four, the others one for each two.
+    # Of 300 tokens after the first, the first 127 take a step per four, the others one per two.
     tokens, steps = np.array([127.0, 173.0, 0.0]), np.array([127 / 4, 173 / 2, 0.0])
     sums = SimpleNamespace(
         tokens_R=np.array([300.0]),

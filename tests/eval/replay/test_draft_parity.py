@@ -1,4 +1,4 @@
-"""The unroll that trains and replays drafts what vLLM's drafter drafts, depth by depth, on the trained target; and what does not is told."""
+"""Draft parity: the unroll drafts what vLLM drafts at every depth, and a mismatch is found."""
 
 import dataclasses
 import gzip
@@ -59,8 +59,9 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         assert found["steps"] > 150
         assert complaint(found, parity) is None, found
         for depth in found["per_depth"]:
-            # What is left are near ties that bf16 and float32 break differently. A draft in some hundreds may differ by several nats,
-            # where bf16 routes it to another expert; so neither the largest gap is bounded nor each single draft.
+            # The rest are near ties that bf16 and float32 break differently. One draft in some
+            # hundreds may differ by several nats, where bf16 routes it to another expert. So the
+            # largest gap and single drafts are not bounded.
             assert depth["agreement"] >= 0.97 and depth["agreement"] + depth["near_ties"] >= 0.98, (
                 found
             )
@@ -144,7 +145,7 @@ def halves_exchanged(speculator, recording):
 
 
 def other_norm(speculator, recording):
-    """A final norm that was not loaded: the state fed back is another, and depth 0 has another head."""
+    """A final norm that was not loaded changes the recycled state and the head of depth 0."""
     speculator.norm.weight.data = torch.rand(HIDDEN) + 0.2
     return speculator, recording
 
@@ -161,7 +162,7 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
 
 
 def test_a_near_tie_is_told_from_another_draft(tiny):
-    """Every draft of depth 2 is exchanged for the second best: near ties are those within the bound, no more and no fewer."""
+    """Every draft of depth 2 becomes the second best; near ties are exactly those in the bound."""
     target, recording = tiny
     speculator, ends = load_mtp(target), load_target_ends(target)
     gaps, steps = [], []

@@ -38,7 +38,8 @@ def test_a_walk_is_the_engines_rule_token_by_token():
     response = [5, 6, 7, 8, 9, 10, 11]
     drafts = {0: [6, 7, 1], 3: [9, 10, 11], 1: None}
     steps = walk(response, lambda anchor: drafts[anchor])
-    # Two drafts right, the third is not; then all three, and the response ends before the target's own token.
+    # Two of three drafts are accepted; then all three, and the response ends before the
+    # target's own token.
     assert [(step.start, step.accepted, step.delivered) for step in steps] == [(1, 2, 3), (4, 3, 3)]
     assert walk([5], lambda anchor: pytest.fail("nothing to draft")) == []
 

@@ -1,4 +1,4 @@
-"""Batched replay against a walk through each response as the engine takes it, one sequence and one k at a time."""
+"""Batched replay against a literal walk through each response, one k at a time."""
 
 import json
 
@@ -18,7 +18,7 @@ def case(tmp_path_factory):
 
 
 def literal(case, features, k, acceptance):
-    """(steps, accepted per position) expected over one response, by recursion over the engine's steps."""
+    """Expected (steps, accepted per position) of one response, by recursion over steps."""
     tokens, hidden = features.token_ids.long(), features.hidden.float()
     last, drafts = len(tokens) - 1, states_of(case.speculator, case.ends, tokens, hidden)
 

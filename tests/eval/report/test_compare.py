@@ -12,7 +12,7 @@ from tests.eval.sample_results import sample_results
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two evaluations; the second knows other slices and another k."""
+    """Two evaluations; the second has other slices and another k."""
     made = []
     for name, results in (("march", sample_results()), ("april", sample_results(custom_speed=0.5))):
         results = results.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""The same speculator on newer traffic: what is a change, and what is chance."""
+"""The same speculator on newer traffic: significant changes, and chance."""
 
 import math
 
@@ -65,7 +65,7 @@ def test_chance_is_shared_among_the_runs():
 
 
 def test_an_unchanged_speculator_seldom_changes():
-    """Runs of responses from one population: five in a hundred changes are beyond chance, and the interval is a bootstrap's."""
+    """Runs from one population, with bootstrap intervals: five in a hundred are significant."""
     random, found = np.random.default_rng(0), []
 
     def run():

@@ -1,4 +1,4 @@
-"""The schema against reports that the code wrote: no key without a description, and none described that is not there."""
+"""The schema against written reports: every key is described, every described key is written."""
 
 import copy
 import json

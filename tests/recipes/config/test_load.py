@@ -1,4 +1,4 @@
-"""Recipes from files and command lines, and what a mistake in them is told."""
+"""Recipes from files and command lines, and the messages for mistakes in them."""
 
 from pathlib import Path
 
@@ -59,7 +59,8 @@ def test_shipped_names_with_and_without_ending_give_way_to_a_local_file(
 
 def test_extends_merges_sections_and_replaces_values(write):
     write(
-        "traffic: {path: a.jsonl, format: auto}\neval: {concurrency: [1, 2]}\ntraining: {epochs: 2, seed: 5}",
+        "traffic: {path: a.jsonl, format: auto}\neval: {concurrency: [1, 2]}\n"
+        "training: {epochs: 2, seed: 5}",
         "base.yaml",
     )
     recipe = load_recipe(
@@ -137,7 +138,8 @@ def test_overrides_in_every_spelling():
     [
         (
             "traffic: {path: a}\ntraining:\n  epochs: 2\n  lerning_rate: 1\n",
-            r"mine.yaml:4: training.lerning_rate: no such key; did you mean `training.learning_rate`\? `training` has: .*epochs",
+            r"mine.yaml:4: training.lerning_rate: no such key; did you mean "
+            r"`training.learning_rate`\? `training` has: .*epochs",
         ),
         (
             "traffic: {path: a}\nepochs: 2\n",
@@ -151,7 +153,8 @@ def test_overrides_in_every_spelling():
         ("training: {epochs: 2}\n", r"mine.yaml: traffic: must be given"),
         (
             "traffic: {path: a}\nprivacy: {retention: delete_all}\nreport: {samples: true}\n",
-            r"report.samples = true puts customer text into the report, which privacy.retention = delete_all does not",
+            r"report.samples = true puts customer text into the report, which "
+            r"privacy.retention = delete_all does not",
         ),
         (
             "traffic: {path: a}\neval: {k: 9}\n",
@@ -177,7 +180,7 @@ def test_overrides_in_every_spelling():
         ("traffic: a\n", r"mine.yaml:1: traffic = 'a': input should be a valid dictionary"),
     ],
 )
-def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
+def test_a_mistake_is_reported_with_file_line_key_and_fix(write, text, message):
     with pytest.raises(OutriderError, match=message):
         load_recipe(write(text))
 
@@ -187,7 +190,8 @@ def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
     [
         (
             ["training.epoch=3"],
-            r"command line, training.epoch=3: training.epoch: no such key; did you mean `training.epochs`",
+            r"command line, training.epoch=3: training.epoch: no such key; did you mean "
+            r"`training.epochs`",
         ),
         (
             ["serving.draft_sample_method=greedy"],
@@ -196,8 +200,8 @@ def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
         ),
         (
             ["--eval.parity.prompts", "3"],
-            r"command line, --eval.parity.prompts 3: eval.parity: this section has moved; write its "
-            r"keys under `speculator.parity`",
+            r"command line, --eval.parity.prompts 3: eval.parity: this section has moved; write "
+            r"its keys under `speculator.parity`",
         ),
         (["--dryrun"], r"--dryrun: no such option; did you mean --dry-run\?"),
         (["training.epochs"], r"training.epochs: not an override; write section.key=value"),
@@ -206,13 +210,16 @@ def test_a_mistake_is_told_with_file_line_key_and_fix(write, text, message):
         (["training.epochs=[1"], r"'\[1' is not a YAML value"),
     ],
 )
-def test_a_mistaken_override_is_told(words, message):
+def test_a_mistaken_override_is_reported(words, message):
     with pytest.raises(OutriderError, match=message):
         load_recipe("resume_screening", words)
 
 
 def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
-    text = "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n      prompt_token: [9, null]\n"
+    text = (
+        "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
+        "      prompt_token: [9, null]\n"
+    )
     with pytest.raises(
         OutriderError,
         match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean",
@@ -224,7 +231,8 @@ def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
     backwards = text.replace("prompt_token: [9, null]", "prompt_tokens: [9, 3]")
     with pytest.raises(
         OutriderError,
-        match=r"mine.yaml:5: eval\.scenarios\.long_in: the range of prompt lengths \[9, 3\] ends before",
+        match=r"mine.yaml:5: eval\.scenarios\.long_in: "
+        r"the range of prompt lengths \[9, 3\] ends before",
     ):
         load_recipe(write(backwards))
     recipe = load_recipe(

@@ -1,4 +1,4 @@
-"""--dry-run as a price list: from R1's config.json alone, on machines with and without GPUs, for people and for machines."""
+"""The cost in --dry-run: from R1's config.json alone, on machines with and without GPUs."""
 
 import json
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_nothing_is_read_that_is_not_there(r1_target, tmp_path):
 
 
 def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path, monkeypatch):
-    """What is in the hub's cache is a snapshot without shards; asking a stage for its state would fetch the rest."""
+    """The hub's cache holds a snapshot without shards; a stage's state would download the rest."""
     recipe = recipe_for(r1_target)
     monkeypatch.setattr(
         type(recipe.target), "directory", lambda self: pytest.fail("this would download")

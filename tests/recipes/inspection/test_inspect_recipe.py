@@ -1,4 +1,4 @@
-"""`inspect-traffic` as a user types it: the page, the JSON object, its statuses; and a run's own ingest taken as it is."""
+"""`inspect-traffic` as a user runs it: the page, the JSON object, exit statuses, a run's ingest."""
 
 import io
 import json
@@ -159,7 +159,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def test_json_is_one_object_on_stdout(workplace):
-    finished = start("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
+    finished = run("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)
@@ -283,9 +283,11 @@ def test_help_needs_no_torch(tmp_path):
         and "--traffic.path" in finished.stdout
     )
     script = (
-        "import sys\nfrom outrider.recipes.cli import inspect_traffic\nsys.argv = ['inspect-traffic', '--help']\n"
+        "import sys\nfrom outrider.recipes.cli import inspect_traffic\n"
+        "sys.argv = ['inspect-traffic', '--help']\n"
         "try:\n    inspect_traffic()\nexcept SystemExit:\n    pass\n"
-        "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules], file=sys.stderr)"
+        "heavy = ('torch', 'transformers', 'datasets')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
     )
     told = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -50,7 +50,7 @@ def test_checkpoint_computes_what_was_trained(tmp_path):
 
 def test_only_completion_tokens_carry_loss():
     batch = [([0] * 6, 4), ([0] * 5, 2), ([0] * 3, 3)]
-    # First sequence: tokens 4 and 5; second: 2, 3, 4 (offset 6); the third was cut before its completion.
+    # First sequence: tokens 4 and 5; second: 2, 3, 4 (offset 6); the third ends in its prompt.
     assert (completion_rows(batch, ahead=1) + 1).tolist() == [4, 5, 8, 9, 10]
     assert (completion_rows(batch, ahead=2) + 2).tolist() == [5, 9, 10]
 

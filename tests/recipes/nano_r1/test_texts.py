@@ -1,4 +1,4 @@
-"""Nano R1's texts, on a small corpus in the real one's formats: R1's form, disjoint parts, answers that their checks accept."""
+"""Nano R1's texts: R1's form, disjoint parts, answers that their checks accept."""
 
 import gzip
 import itertools
@@ -34,13 +34,18 @@ def corpus(tmp_path_factory):
         "gsm8k_train.jsonl.gz",
         (
             {
-                "question": f"Shop {n} sells {n + 20} cups at $3 each. It paid $7 for them. What is its gain?",
-                "answer": f"<<{n + 20}*3={n * 3 + 60}>> <<{n * 3 + 60}-7={n * 3 + 53}>>\n#### {n * 3 + 53}",
+                "question": f"Shop {n} sells {n + 20} cups at $3 each. It paid $7 for them. "
+                "What is its gain?",
+                "answer": f"<<{n + 20}*3={n * 3 + 60}>> <<{n * 3 + 60}-7={n * 3 + 53}>>"
+                f"\n#### {n * 3 + 53}",
             }
             for n in numbers
         ),
     )
-    ocr = "BLUE MART\nNO 4, JALAN BESAR,\n50000 IPOH\nDATE : 01/02/2018 10:11\nPEN\nTOTAL :\n31.00\nTHANK YOU"
+    ocr = (
+        "BLUE MART\nNO 4, JALAN BESAR,\n50000 IPOH\nDATE : 01/02/2018 10:11\n"
+        "PEN\nTOTAL :\n31.00\nTHANK YOU"
+    )
     fields = {
         "company": "BLUE MART",
         "date": "01/02/2018",

@@ -1,4 +1,4 @@
-"""After the export the customer's text is deleted as the recipe says, and a later run is told what is gone, why and what to do."""
+"""Retention deletes customer text after the export; later runs report what was deleted, and why."""
 
 import contextlib
 
@@ -111,8 +111,8 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     )
     assert f"{run.features / 'manifest.json'} was deleted after the export (2" in message
     assert (
-        "privacy.retention = delete_features). To compute it again from the logs, set privacy.retention=keep"
-        in message
+        "privacy.retention = delete_features). To compute it again from the logs, set "
+        "privacy.retention=keep" in message
     )
     with pytest.raises(OutriderError, match="train must run"):
         go(run, recipe_of(nano_r1, "privacy.retention=keep", more), ["train"])

@@ -1,4 +1,4 @@
-"""What a bundle is written from; that it is served as evaluated, tests/serving/test_server.py shows."""
+"""The content of a bundle. tests/serving/test_server.py tests that it is served as evaluated."""
 
 import shlex
 from types import SimpleNamespace

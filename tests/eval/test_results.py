@@ -1,0 +1,54 @@
+"""results.json as a typed artifact: what is written is read back, older versions are converted."""
+
+import json
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.eval.results.report import VERSION, Results
+from tests.eval.sample_results import sample_results
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return sample_results()
+
+
+def test_what_is_written_is_read_back(results, tmp_path):
+    results.write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json") == results
+
+
+def as_version_7(results, **verification):
+    value = results.model_dump(mode="json") | {"version": 7}
+    value["verification"] |= verification
+    del value["verification"]["greedy_acceptance_length"]
+    return value
+
+
+def test_version_7_is_converted(results, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(as_version_7(results)))
+    found = Results.read(path)
+    assert found.version == VERSION and found.replay == results.replay
+    greedy = results.verification.replay_vs_engine.details.greedy
+    lengths = found.verification.greedy_acceptance_length
+    assert lengths.custom == greedy.custom.acceptance_length_counters
+    # A speculator without an unroll had an empty table of draft parity.
+    counted = as_version_7(results, parity={}, replay_vs_engine=None)
+    path.write_text(json.dumps(counted))
+    found = Results.read(path)
+    assert found.verification.parity is None
+    assert found.verification.greedy_acceptance_length.custom is None
+
+
+def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
+    with pytest.raises(OutriderError, match=r"results.json: version 5, but this Outrider reads 7"):
+        Results.read(path)
+    value = results.model_dump(mode="json")
+    value["replay"]["ratio"]["low"] = None
+    path.write_text(json.dumps(value))
+    with pytest.raises(OutriderError, match=r"replay\.ratio\.low: Input should be a valid number"):
+        Results.read(path)
