@@ -106,7 +106,8 @@ def compare_each(
 
 def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) -> Recording:
     """Records the drafter's proposals while the engine answers, and the states of the answers."""
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
 
     engine.llm.collective_rpc("drafts_start")
     outputs = engine.llm.generate(
@@ -212,15 +213,13 @@ def _log_probabilities(
         anchor_BT[row, anchor] = True
         inputs_BTX[row, : anchor + 1] = hidden[step["request"]][: anchor + 1].float()
     position_BT = torch.arange(width).expand(len(steps), -1)
+    tensors = (token_BT, inputs_BTX.to(dtype), sequence_BT, position_BT, anchor_BT)
     with torch.no_grad():
+        token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT = (
+            tensor.to(model.device) for tensor in tensors
+        )
         _, states = model.drafter.unroll(
-            model.ends,
-            token_BT.to(model.device),
-            inputs_BTX.to(model.device, dtype),
-            sequence_BT.to(model.device),
-            position_BT.to(model.device),
-            anchor_BT.to(model.device),
-            depth=k,
+            model.ends, token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, k
         )
         head = model.drafter.head(model.ends)
         return [head.logits(state).float().log_softmax(-1).cpu() for state in states]

@@ -112,7 +112,7 @@ class CaptureExtension:
         for request_id in _batch_order(self.model_runner, state):
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if hidden_NH is not None and prompt is not None and start < len(prompt.hidden_TH):
+            if prompt and hidden_NH is not None and start < len(prompt.hidden_TH):
                 prompt.put(start, hidden_NH[row : row + tokens])
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
