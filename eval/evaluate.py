@@ -67,13 +67,14 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     requests = heldout_requests(context, heldout)
     with context.open_servers() as servers, context.open_load() as load:
         replays, validation = None, None
-        if times_steps(context):
-            # Servers start and compile in the background while replay runs.
-            servers.fleet(context.settings.engine_modes[0])
-            load.start()
         if context.can_replay:
             replays = replay_drafters(context, "heldout")
             print_first_result(context, replays)
+        if times_steps(context):
+            # Servers start and compile in the background while the validation part is replayed.
+            servers.fleet(context.settings.engine_modes[0])
+            load.start()
+        if context.can_replay:
             validation = replay_drafter(context, "validation", "custom")
         choice, times = choose(context, servers, load, requests, validation)
         k = choice.k
