@@ -22,7 +22,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
     heard: list[tuple[str, int, tuple[str, ...]]] = []
 
     class Played:
-        def __init__(self, target, serving, speculator, k, *, log_path, port):
+        def __init__(
+            self, target, serving, speculator, k, *, log_path, port, k_per_batch_size=None
+        ):
             self.url = "none" if speculator is None else "base"
 
         def start(self) -> None: ...

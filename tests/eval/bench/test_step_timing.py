@@ -42,7 +42,7 @@ def test_steps_are_timed_for_every_k_and_the_same_servers_then_draft_the_chosen_
     assert len(steps) > 5 and {step.drafts for step in steps[1:]} == {DEPTH}
     assert set(times.step_s) == {1, 3}
     assert all(len(row) == DEPTH + 1 and min(row) > 0 for row in times.step_s.values())
-    assert min(times.prompt_token_s) > 0
+    assert all(0 <= seconds < 1 for seconds in times.prompt_token_s)
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.log")} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.jsonl")} == {0o600}
     assert StepTimes.from_dict(times.as_dict()) == times
