@@ -182,7 +182,10 @@ def launchers(hostfile: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun"])
+# torchrun starts two ranks in other tests too, so its script is left to `make test-long`.
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "deepspeed", "srun"]
+)
 def test_the_example_launchers_start_one_run_of_two_processes(
     launcher: str, cluster: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
