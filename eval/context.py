@@ -205,7 +205,7 @@ class EvaluationContext:
             "version": VERSION,
             "kinds": {name: each.kind for name, each in self.speculators.items()},
             "speculator": self.weights,
-            "base": None if base.directory in (None, target_dir) else str(base.directory),
+            "base": None if base.directory in (None, target_dir) else base.weights(),
             "target": file_digest(target_dir / "config.json"),
             "features": file_digest(features / "manifest.json") if features else None,
             "parts": {name: self.data.parts.get(name) for name in parts},
