@@ -10,7 +10,7 @@ from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import Drafters, Estimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters, Estimate
 from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -75,8 +75,8 @@ def _acceptance(findings: Findings, gate: GateConfig) -> Check:
         ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
     return Check(
         name="acceptance length, custom / base",
-        passed=ratio.low > gate.min_acceptance_ratio,
-        seen=f"{_interval(ratio)} over {ratio.clusters} {over}",
+        passed=ratio.low is not None and ratio.low > gate.min_acceptance_ratio,
+        seen=_over(ratio, over),
         demand=f"the interval must lie above {gate.min_acceptance_ratio:g}",
     )
 
@@ -95,8 +95,8 @@ def _general(general: Replay, gate: GateConfig) -> Check:
     least = 1 - gate.max_general_loss
     return Check(
         name="acceptance length on general traffic, custom / base",
-        passed=general.ratio.low > least,
-        seen=f"{_interval(general.ratio)} over {general.ratio.clusters} sessions",
+        passed=general.ratio.low is not None and general.ratio.low > least,
+        seen=_over(general.ratio, "sessions"),
         demand=f"the interval must lie above {least:g}",
     )
 
@@ -190,6 +190,14 @@ def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
         demand=f"at least {parity.min_agreement:.1%} must be equal or near ties, and the mean "
         f"difference at most {parity.max_difference:g} nats",
     )
+
+
+def _over(ratio: ClusteredEstimate, units: str) -> str:
+    """A ratio over clusters, or why it has no interval."""
+    undecided = ratio.undecided(units)
+    if undecided is not None:
+        return f"{ratio.value:.3f}, {undecided}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}"
 
 
 def _interval(estimate: Estimate) -> str:
