@@ -90,7 +90,9 @@ def test_counters_are_pooled_before_they_are_divided():
     assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
     assert counted.base.conditional == pytest.approx([290 / 400, 130 / 290])
     assert counted.ratio.value == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
-    assert counted.ratio.clusters == 2
+    assert counted.ratio.clusters == 2 and counted.ratio.low is None
+    found = counted.ratio.undecided("groups of prompts")
+    assert found == "undecided: 2 groups of prompts, at least 5 needed"
 
 
 def test_an_engine_that_drafted_nothing_is_an_error():
