@@ -20,7 +20,8 @@ from outrider.speculators.config import ParityConfig
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
-EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}
+UNDECIDED: Literal["undecided"] = "undecided"
+EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2, UNDECIDED: 2}
 """Verdict -> exit status of the commands; 1 is an error."""
 
 LEAST_ARRIVALS = 6
@@ -208,7 +209,8 @@ class EvalSection(BaseModel):
     \boxed{}, else what follows ####, else the last number) is the known one."""
 
     bootstrap_samples: PositiveInt = 2000
-    """Resamples of every interval."""
+    """Resamples of the prompts, for intervals of tokens/s, and permutations of the token frequency
+    test."""
 
     seed: int = 0
     """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded

@@ -213,8 +213,9 @@ class Engine:
                 batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
             )
             self.llm.collective_rpc("capture_stop")
-            (index, *_) = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
-            states = read_states(index)
+            states = read_states(
+                self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
+            )
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
                 yield row_id, *states.take(output.request_id, token_ids)
 

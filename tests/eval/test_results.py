@@ -19,8 +19,26 @@ def test_what_is_written_is_read_back(results, tmp_path):
     assert Results.read(tmp_path / "results.json") == results
 
 
+def as_version_8(results):
+    value = results.model_dump(mode="json") | {"version": 8}
+    for check in value["verdict"]["checks"]:
+        check["passed"] = check.pop("outcome") == "passed"
+        del check["needed"]
+    return value
+
+
+def test_version_8_is_converted(results, tmp_path):
+    path = tmp_path / "results.json"
+    value = as_version_8(results)
+    value["verdict"]["checks"][1]["passed"] = False
+    path.write_text(json.dumps(value))
+    found = Results.read(path)
+    assert found.version == VERSION and found.counted == results.counted
+    assert [check.outcome for check in found.verdict.checks[:3]] == ["passed", "failed", "passed"]
+
+
 def as_version_7(results, **verification):
-    value = results.model_dump(mode="json") | {"version": 7}
+    value = as_version_8(results) | {"version": 7}
     value["verification"] |= verification
     del value["verification"]["greedy_acceptance_length"]
     return value
@@ -48,7 +66,7 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     with pytest.raises(OutriderError, match=r"results.json: version 5, but this Outrider reads 7"):
         Results.read(path)
     value = results.model_dump(mode="json")
-    value["replay"]["ratio"]["low"] = None
+    value["replay"]["ratio"]["value"] = None
     path.write_text(json.dumps(value))
-    with pytest.raises(OutriderError, match=r"replay\.ratio\.low: Input should be a valid number"):
+    with pytest.raises(OutriderError, match=r"replay\.ratio\.value: Input should be"):
         Results.read(path)
