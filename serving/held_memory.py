@@ -12,10 +12,19 @@ import os
 import sys
 
 CHECK_CPU = "OUTRIDER_CHECK_HELD_MEMORY"
-"""Environment variable of tests: without a GPU, live tensors above `LARGEST` count as held."""
+"""Environment variable of tests: without a GPU, live tensors above `LARGEST` count as held, and so
+does having loaded a model (`model_loaded`): on a GPU, CUDA's context and torch's cache stay."""
 
 LARGEST = 2**20
 """Bytes of a tensor that may be alive."""
+
+
+_loaded: list[str] = []
+
+
+def model_loaded(name: str) -> None:
+    """Notes that this process has loaded a model onto the device."""
+    _loaded.append(name)
 
 
 def require_no_device_memory(opened: str) -> None:
@@ -28,7 +37,11 @@ def require_no_device_memory(opened: str) -> None:
             f"{opened} starts while this process holds {held / 1e9:.2f} GB of the GPU; run what"
             " uses it through common.child_process.in_child"
         )
-    if os.environ.get(CHECK_CPU) and (tensors := _large_tensors()):
+    if not os.environ.get(CHECK_CPU):
+        return
+    if _loaded:
+        raise RuntimeError(f"{opened} starts in a process that has loaded {_loaded[0]}")
+    if tensors := _large_tensors():
         raise RuntimeError(f"{opened} starts while this process holds tensors: {tensors}")
 
 

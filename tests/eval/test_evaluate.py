@@ -1,5 +1,6 @@
 """A small real evaluation: servers, load, verification and capture in vLLM, and its files."""
 
+import gc
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from outrider.eval.evaluate import evaluate
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Report, Results
+from outrider.serving import held_memory
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.held_memory import CHECK_CPU
 from outrider.serving.speculator import Speculator
@@ -260,9 +262,14 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
 
 
 @pytest.mark.engine
-def test_an_evaluation_from_servers_to_report(case, monkeypatch):
-    # Servers and the engine refuse to start while this process holds a tensor above 1 MB.
+def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
+    # Servers and the engine refuse to start in a process that has loaded a speculator or holds a
+    # tensor above 1 MB.
     monkeypatch.setenv(CHECK_CPU, "1")
+    monkeypatch.setattr(held_memory, "_loaded", [])
+    gc.collect()
+    gc.freeze()  # tensors of other tests in this process do not count
+    request.addfinalizer(gc.unfreeze)
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     line = evaluate(case.context)
