@@ -6,11 +6,9 @@ is. Each of them imports torch and vLLM again, 8 s of a core. A forked process h
 A forked worker keeps the OpenMP library of the process that starts it. GNU's deadlocks in a child
 whose parent has run a parallel region; Intel's starts afresh in a child, with the thread settings
 that the child's environment has then. So engines are forked where Intel's library is loaded
-(stages of the pipeline preload it), or where OUTRIDER_FORK_ENGINES=1 because the process computes
-on one thread, as the tests do (OMP_NUM_THREADS=1). OUTRIDER_FORK_ENGINES=0 spawns them.
-
-Servers that are measured are spawned, as users start them: a forked one is ready in 12.5 s instead
-of 25.4, but decodes 7 to 11 % fewer tokens/s on two threads.
+(stages of the pipeline and servers preload it), or where OUTRIDER_FORK_ENGINES=1 because the
+process computes on one thread, as the tests do (OMP_NUM_THREADS=1). OUTRIDER_FORK_ENGINES=0 spawns
+them. A forked engine is as fast (benchmarks/results/serving.md, "Forked engines").
 """
 
 import importlib
@@ -57,6 +55,11 @@ def forking_environment() -> dict[str, str]:
     if library is None or os.environ.get(FORK) == "0":
         return {}
     return {"LD_PRELOAD": preloading(library)}
+
+
+def server_forking() -> dict[str, str]:
+    """Environment of a server on a CPU, which preloads the library (engine_environment)."""
+    return FORKING if runs_on_cpu() and openmp_library() else {}
 
 
 def preloading(library: Path) -> str:
