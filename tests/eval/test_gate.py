@@ -121,7 +121,11 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
     ("path", "value", "named"),
     [
         (("replay", "ratio"), SLOWER, "acceptance length"),
-        (("general", "ratio"), SLOWER | {"low": 0.9, "high": 0.94}, "acceptance length on general traffic"),
+        (
+            ("general", "ratio"),
+            SLOWER | {"low": 0.9, "high": 0.94},
+            "acceptance length on general traffic",
+        ),
         (
             ("served", "compiled", "speed", "1", "custom_over_base"),
             SLOWER,
