@@ -6,6 +6,7 @@ rows = logged_rows(16)            # (id, token ids, completion start), as the en
 import gzip
 import itertools
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,17 @@ def engine_config(on_gpu: bool) -> EngineConfig:
 
 
 def logged_rows(count: int) -> list[Row]:
-    """Logged exchanges with the ids that the engine read and sampled."""
-    rows = []
+    """Logged exchanges with the ids that the engine read and sampled, which some rows have."""
     with gzip.open(EMBEDDED_TRAFFIC / "resume_screening.jsonl.gz", "rt", encoding="utf-8") as log:
-        for line in itertools.islice(log, count):
-            response = json.loads(line)["response"]
-            prompt, answer = response["prompt_token_ids"], response["choices"][0]["token_ids"]
-            rows.append((response["id"], [*prompt, *answer], len(prompt)))
-    return rows
+        return list(itertools.islice(_rows_with_ids(log), count))
+
+
+def _rows_with_ids(lines: Iterable[str]) -> Iterator[Row]:
+    for line in lines:
+        response = json.loads(line)["response"]
+        prompt, answer = response["prompt_token_ids"], response["choices"][0]["token_ids"]
+        if prompt and answer:
+            yield response["id"], [*prompt, *answer], len(prompt)
 
 
 def logged_prompts(count: int) -> list[list[int]]:
