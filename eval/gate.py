@@ -23,6 +23,7 @@ from outrider.eval.results.verification import (
     SameText,
     SampledText,
 )
+from outrider.eval.speed_checks import interval, speed_checks
 from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -35,7 +36,7 @@ written by another revision is reported, and judged by the engine's own count.""
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    checks = [_acceptance(findings, gate), *_speeds(findings, gate)]
+    checks = [*_acceptances(findings, gate), *speed_checks(findings, gate)]
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:
@@ -81,15 +82,25 @@ def _outcome(passed: bool) -> Literal["passed", "failed"]:
     return "passed" if passed else "failed"
 
 
-def _acceptance(findings: Findings, gate: GateConfig) -> Check:
+def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
+    """Each speculator at its own K, and both at custom's where those differ."""
+    own, alike = findings.counted.ratio, findings.counted_same_k and findings.counted_same_k.ratio
+    over = "groups of prompts, counted by the engine"
     if findings.replay:
-        ratio, over = findings.replay.ratio, "held-out sessions"
-    else:
-        ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
+        own, alike = findings.replay.ratio, findings.replay.same_k and findings.replay.same_k.ratio
+        over = "held-out sessions"
+    checks = [_acceptance("acceptance length, custom / base", own, over, gate)]
+    if alike:
+        name = f"acceptance length, custom / base, both at K = {findings.k.custom}"
+        checks.append(_acceptance(name, alike, over, gate))
+    return checks
+
+
+def _acceptance(name: str, ratio: Estimate, over: str, gate: GateConfig) -> Check:
     return Check(
-        name="acceptance length, custom / base",
+        name=name,
         outcome=_outcome(ratio.low > gate.min_acceptance_ratio),
-        seen=f"{_interval(ratio)} over {ratio.clusters} {over}",
+        seen=f"{interval(ratio)} over {ratio.clusters} {over}",
         demand=f"the interval must lie above {gate.min_acceptance_ratio:g}",
     )
 
@@ -109,28 +120,9 @@ def _general(general: Replay, gate: GateConfig) -> Check:
     return Check(
         name="acceptance length on general traffic, custom / base",
         outcome=_outcome(general.ratio.low > least),
-        seen=f"{_interval(general.ratio)} over {general.ratio.clusters} sessions",
+        seen=f"{interval(general.ratio)} over {general.ratio.clusters} sessions",
         demand=f"the interval must lie above {least:g}",
     )
-
-
-def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
-    checks = []
-    for mode, measured in findings.served.items():
-        concurrency = min(measured.speed, key=int)
-        ratio = measured.speed[concurrency].custom_over_base
-        demand = f"the interval must lie above {gate.min_speed_ratio:g}"
-        undecided = ratio.low <= gate.min_speed_ratio < ratio.high
-        if undecided:
-            demand += " (undecided: raise eval.repeats or eval.requests)"
-        check = Check(
-            name=f"tokens/s, custom / base, {mode}, concurrency {concurrency}",
-            outcome="undecided" if undecided else _outcome(ratio.low > gate.min_speed_ratio),
-            seen=_interval(ratio),
-            demand=demand,
-        )
-        checks.append(check)
-    return checks
 
 
 def _greedy(custom: Greedy, gate: GateConfig) -> Check:
@@ -204,7 +196,3 @@ def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
         demand=f"at least {parity.min_agreement:.1%} must be equal or near ties, and the mean "
         f"difference at most {parity.max_difference:g} nats",
     )
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -34,7 +34,10 @@ def printed(compared):
 def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     compared = compare(runs)
     by_name = {row.figure: row.values for row in compared.figures}
-    assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k"] == [3, 2]
+    assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k, base and custom"] == [
+        "2, 3",
+        "2",
+    ]
     ratios = by_name["tokens/s eager, concurrency 1, custom / base"]
     assert ratios[0].value > 1.2 > 0.7 > ratios[1].value
     assert by_name["tenant: <b>small</b>, ratio"][1] is None
