@@ -117,7 +117,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         general=replayed.general,
         interpolation=replayed.mixtures,
         slices=replayed.slices,
-        counted=counted_acceptance(everything, context.speculators, k, context.settings),
+        counted=counted_acceptance(everything, context.speculators, k),
         counted_same_k=counted_at_same_k(context, k, measured),
         served=served,
         rates=rates_stage(context, requests, noise),
@@ -206,14 +206,13 @@ def replay_stage(
 
     Each speculator at its own k; mixtures and slices compare weights, all at custom's k.
     """
-    settings = context.settings
     bases, general = {"heldout": heldout["base"]}, None
     if context.data.parts.get("general"):
         sums = replay_drafters(context, "general")
-        bases["general"], general = sums["base"], replay_figures(sums, k, settings)
+        bases["general"], general = sums["base"], replay_figures(sums, k)
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
     return Replayed(
-        heldout=replay_figures(heldout, k, settings),
+        heldout=replay_figures(heldout, k),
         general=general,
         mixtures=replay_mixtures(context, k.custom, bases),
         slices=heldout_slices(context, heldout, k.custom, starts),
@@ -231,7 +230,7 @@ def served_stage(
         mode: Served(
             speed=summarise(blocks, settings, noise, same_k),
             repeats=len({block["repeat"] for block in blocks}),
-            acceptance=counted_acceptance(counted_passes(blocks), speculators, k, settings),
+            acceptance=counted_acceptance(counted_passes(blocks), speculators, k),
         )
         for mode, blocks in measured.blocks.items()
     }
@@ -247,7 +246,7 @@ def counted_at_same_k(
     if k.base == k.custom or not passes:
         return None
     alike = Drafters[int](base=k.custom, custom=k.custom)
-    return counted_acceptance(passes, context.speculators, alike, context.settings)
+    return counted_acceptance(passes, context.speculators, alike)
 
 
 def rates_stage(

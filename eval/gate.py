@@ -7,13 +7,14 @@ Every check is listed with what was measured, as passed, failed or undecided. On
 first such check, or what was gained.
 """
 
+import math
 from typing import Literal
 
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import Drafters, Estimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters
 from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -23,7 +24,7 @@ from outrider.eval.results.verification import (
     SameText,
     SampledText,
 )
-from outrider.eval.speed_checks import interval, speed_checks
+from outrider.eval.speed_checks import speed_checks
 from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -36,7 +37,8 @@ written by another revision is reported, and judged by the engine's own count.""
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    checks = [*_acceptances(findings, gate), *speed_checks(findings, gate)]
+    acceptance, *at_same_k = _acceptances(findings, gate)
+    checks = [acceptance, *speed_checks(findings, gate), *at_same_k]
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:
@@ -89,20 +91,12 @@ def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
     if findings.replay:
         own, alike = findings.replay.ratio, findings.replay.same_k and findings.replay.same_k.ratio
         over = "held-out sessions"
-    checks = [_acceptance("acceptance length, custom / base", own, over, gate)]
+    least = gate.min_acceptance_ratio
+    checks = [_over_sessions("acceptance length, custom / base", own, least, over)]
     if alike:
         name = f"acceptance length, custom / base, both at K = {findings.k.custom}"
-        checks.append(_acceptance(name, alike, over, gate))
+        checks.append(_over_sessions(name, alike, least, over))
     return checks
-
-
-def _acceptance(name: str, ratio: Estimate, over: str, gate: GateConfig) -> Check:
-    return Check(
-        name=name,
-        outcome=_outcome(ratio.low > gate.min_acceptance_ratio),
-        seen=f"{interval(ratio)} over {ratio.clusters} {over}",
-        demand=f"the interval must lie above {gate.min_acceptance_ratio:g}",
-    )
 
 
 def _on_policy(found: OnPolicy) -> Check:
@@ -117,11 +111,31 @@ def _on_policy(found: OnPolicy) -> Check:
 
 def _general(general: Replay, gate: GateConfig) -> Check:
     least = 1 - gate.max_general_loss
+    name = "acceptance length on general traffic, custom / base"
+    return _over_sessions(name, general.ratio, least, "sessions")
+
+
+def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str) -> Check:
+    """Whether the interval of a ratio over clusters lies above `least`."""
+    demand = f"the interval must lie above {least:g}"
+    few = ratio.undecided(units)
+    if few is not None or ratio.low is None or ratio.high is None:
+        return Check(
+            name=name, outcome="undecided", seen=f"{ratio.value:.3f}, {few}", demand=demand
+        )
+    undecided = ratio.low <= least < ratio.high
+    if undecided and ratio.value > least:
+        # The log ratio's error falls with the root of the number of clusters.
+        margin = math.log(ratio.high / ratio.low) / 2
+        needed = math.ceil(ratio.clusters * (margin / math.log(ratio.value / least)) ** 2)
+        demand += f" (undecided: about {needed:,} would be needed)"
+    elif undecided:
+        demand += " (undecided)"
     return Check(
-        name="acceptance length on general traffic, custom / base",
-        outcome=_outcome(general.ratio.low > least),
-        seen=f"{interval(general.ratio)} over {general.ratio.clusters} sessions",
-        demand=f"the interval must lie above {least:g}",
+        name=name,
+        outcome="undecided" if undecided else _outcome(ratio.low > least),
+        seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}",
+        demand=demand,
     )
 
 

@@ -23,7 +23,7 @@ from outrider.eval.results.parts import (
     Estimate,
 )
 from outrider.eval.results.speed import Block, Delivered, OtherBase, Quantiles, SpeedRow
-from outrider.eval.stats import bootstrap
+from outrider.eval.stats import intervals
 from outrider.eval.stats.holm import holm, p_above
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
@@ -172,7 +172,7 @@ def ratio(
     settings: EvalConfig,
     noise: Noise,
     level: float | None = None,
-) -> bootstrap.Estimate:
+) -> intervals.Estimate:
     """One of COMPARED; by default with the level that is valid after these repeats."""
     variants = COMPARED[name]
     pairs = _pairs(blocks, concurrency, *variants)

@@ -28,7 +28,7 @@ from outrider.eval.prediction.step_fit import StepFit, fit_steps
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, SAME_K, Drafter, Drafters
 from outrider.eval.results.prediction import Choice, KGain, KReason, PromptCost
-from outrider.eval.stats.bootstrap import percentile_interval
+from outrider.eval.stats.intervals import percentile_interval
 from outrider.serving.config import ServingConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes

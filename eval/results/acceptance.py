@@ -1,6 +1,6 @@
 """Models of acceptance: exact replay, slices, mixtures, and vLLM's counters."""
 
-from outrider.eval.results.parts import Drafters, Estimate, Part, SliceEstimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters, Part, SliceEstimate
 
 
 class OnPolicy(Part):
@@ -19,21 +19,21 @@ class OnPolicy(Part):
 class ReplaySameK(Part):
     """Base at custom's K, by exact replay."""
 
-    base: Estimate
+    base: ClusteredEstimate
     """Acceptance length of base at custom's K"""
-    ratio: Estimate
+    ratio: ClusteredEstimate
     """custom / base, both at custom's K"""
 
 
 class Replay(Part):
     """Exact replay of held-out responses, each speculator at its own K."""
 
-    base: Estimate
+    base: ClusteredEstimate
     """Acceptance length of base: delivered tokens over expected steps"""
-    custom: Estimate
+    custom: ClusteredEstimate
     """Acceptance length of custom"""
-    ratio: Estimate
-    """custom / base, paired by response, bootstrapped over sessions"""
+    ratio: ClusteredEstimate
+    """custom / base, paired by response, over sessions"""
     same_k: ReplaySameK | None = None
     """Both at custom's K; null where that is base's own"""
     sequences: int
@@ -53,9 +53,9 @@ class Replay(Part):
 class MixturePart(Part):
     """A mixture on one part of the traffic."""
 
-    acceptance_length: Estimate
+    acceptance_length: ClusteredEstimate
     """Acceptance length by exact replay"""
-    ratio: Estimate
+    ratio: ClusteredEstimate
     """Mixture / base"""
 
 
@@ -110,5 +110,5 @@ class CountedDrafter(Part):
 class Counted(Drafters[CountedDrafter]):
     """Acceptance from vLLM's counters, at the customer's sampling."""
 
-    ratio: Estimate
-    """custom / base, bootstrapped over groups of prompts"""
+    ratio: ClusteredEstimate
+    """custom / base, over groups of prompts"""

@@ -10,7 +10,7 @@ Journal of Statistics 6, 1979).
 
 from collections.abc import Callable, Sequence
 
-from outrider.eval.stats.bootstrap import Interval
+from outrider.eval.stats.intervals import Interval
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:

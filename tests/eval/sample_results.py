@@ -356,7 +356,7 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
         mode: Served(
             speed=summarise(measured, EVALUATION, noise_of(blocks)),
             repeats=EVALUATION.repeats,
-            acceptance=counted_acceptance(passes[mode], SPECULATORS, BOTH_K, EVALUATION),
+            acceptance=counted_acceptance(passes[mode], SPECULATORS, BOTH_K),
         )
         for mode, measured in blocks.items()
     }
@@ -392,16 +392,12 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
         ),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",
-        replay=replay_figures(replays, BOTH_K, EVALUATION),
+        replay=replay_figures(replays, BOTH_K),
         general=None,
         interpolation=[],
-        slices=sliced(base, custom, K, SLICES, samples=200, seed=0),
-        counted=counted_acceptance(
-            [*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K, EVALUATION
-        ),
-        counted_same_k=counted_acceptance(
-            same_k, SPECULATORS, Drafters[int](base=K, custom=K), EVALUATION
-        ),
+        slices=sliced(base, custom, K, SLICES),
+        counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
+        counted_same_k=counted_acceptance(same_k, SPECULATORS, Drafters[int](base=K, custom=K)),
         served=served,
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},

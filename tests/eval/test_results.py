@@ -65,7 +65,7 @@ def test_version_7_is_converted(results, tmp_path):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(as_version_7(results)))
     found = Results.read(path)
-    assert found.version == VERSION and found.replay == results.replay
+    assert found.version == VERSION and found.replay.ratio == results.replay.ratio
     greedy = results.verification.replay_vs_engine.details.greedy
     lengths = found.verification.greedy_acceptance_length
     assert lengths.custom == greedy.custom.acceptance_length_counters
@@ -83,7 +83,7 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     with pytest.raises(OutriderError, match=r"results.json: version 5, but this Outrider reads 7"):
         Results.read(path)
     value = results.model_dump(mode="json")
-    value["replay"]["ratio"]["low"] = None
+    value["replay"]["ratio"]["value"] = None
     path.write_text(json.dumps(value))
-    with pytest.raises(OutriderError, match=r"replay\.ratio\.low: Input should be a valid number"):
+    with pytest.raises(OutriderError, match=r"replay\.ratio\.value: Input should be"):
         Results.read(path)

@@ -71,7 +71,7 @@ def test_slow_rounds_stalls_and_missing_times_do_not_move_the_fit():
 def test_the_intervals_of_ratios_cover_the_truth(true_s):
     """On a straight line and off it; 0.93 and 0.90 of a nominal 0.95."""
     random, true_s, covered = np.random.default_rng(2), np.array(true_s), []
-    for _ in range(100):
+    for _ in range(60):
         slow = random.normal(0, 0.2, (ROUNDS, 1))
         rounds = true_s * np.exp(random.normal(0, 0.06, (ROUNDS, 4)) + slow)
         draws = fit_steps({1: rounds}, 200, 0).draws_S[1]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from outrider.eval.stats.bootstrap import Estimate
 from outrider.eval.stats.holm import holm, p_above
+from outrider.eval.stats.intervals import Estimate
 
 
 def closed_test(p_values, alpha):
