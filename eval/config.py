@@ -38,7 +38,7 @@ class GateConfig(BaseModel):
     this."""
 
     min_speed_ratio: PositiveFloat = 1.0
-    """The interval of custom / base tokens/s at the lowest concurrency must lie above this in every
+    """The interval of custom / base tokens/s at the main concurrency must lie above this in every
     engine mode."""
 
     max_general_loss: float = Field(0.05, ge=0, lt=1)

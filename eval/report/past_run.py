@@ -124,7 +124,7 @@ class PastK(_Past):
     custom: int
 
     def __str__(self) -> str:
-        return str(self.custom) if self.base == self.custom else f"{self.base}, {self.custom}"
+        return str(self.custom) if self.base == self.custom else f"{self.base} / {self.custom}"
 
 
 class PastRun(_Past):

@@ -128,8 +128,9 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
         expected=expected,
         tolerance=recipe.export.tolerance,
         log_path=run.attempt() / "export.server.log",
-        # With k by batch size, the evaluated k is that of a single request.
         concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
+        # The verification pass ran at one k; a schedule may have another for a single request.
+        k=results.k.custom,
     )
 
 
