@@ -134,7 +134,11 @@ def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
     costs = TIMES.of(k)
     decoding = {str(size): [40, 40 * slower * costs.seconds(size)] for size in {1, concurrency}}
     seconds = slower * (3 * costs.seconds(concurrency) + 600 * costs.prompt_token_s)
-    return {"decoding": decoding, "prompts": {str(concurrency): [3, 600, seconds]}}
+    return {
+        "decoding": decoding,
+        "prompts": {str(concurrency): [3, 600, seconds]},
+        "drafts": {str(concurrency): [40, 40 * k]},
+    }
 
 
 def queued_block(
