@@ -131,6 +131,9 @@ class EvaluationContext:
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
+    by_batch_size: bool = False
+    """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
+    bundle will, instead of one k."""
     show_samples: bool = False
     """Whether results and report may hold example responses, which are customer text."""
     backends: Backends = Backends()
@@ -202,6 +205,7 @@ class EvaluationContext:
         parts = ("validation", "heldout", "general")
         features = self.data.features
         return {
+            **({"by_batch_size": True} if self.by_batch_size else {}),
             "version": VERSION,
             "kinds": {name: each.kind for name, each in self.speculators.items()},
             "speculator": self.weights,

@@ -20,6 +20,12 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 }
 """Name of each ratio of speeds -> numerator and denominator."""
 
+SAME_K, CURRENT = "base_same_k", "base_current"
+"""Base at other numbers of drafts: custom's K, and eval.current_k. Measured where they differ from
+base's K."""
+BASE_RATIOS = {"custom_over_base": "base", "same_k": SAME_K, "current": CURRENT}
+"""Name of each ratio of custom to a form of base -> that form."""
+
 
 class Part(BaseModel):
     """An object of the report; it has no keys but these."""

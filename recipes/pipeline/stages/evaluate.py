@@ -38,6 +38,7 @@ def _measure(
         data=EvaluationData(run.tables, parts_in_use(run), run.features, load_slices(run.split)),
         folders=EvaluationFolders(run.root, out, report, run.attempt()),
         show_samples=recipe.report.samples,
+        by_batch_size=recipe.export.k_per_batch_size,
     )
     return evaluate(context)
 
@@ -48,15 +49,17 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
     }
-    # Only where it is on, so that evaluations older than this key stay valid.
+    # Only where they are on, so that evaluations older than these keys stay valid.
     if recipe.report.samples:
         settings["report"] = {"samples": True}
+    if recipe.export.k_per_batch_size:
+        settings["export"] = {"k_per_batch_size": True}
     return settings
 
 
 EVALUATE = Stage(
     name="evaluate",
-    version=3,
+    version=4,
     needs=("split", "capture", "train"),
     settings=_settings,
     sources=target_and_base_digests,
@@ -70,7 +73,7 @@ EVALUATE = Stage(
 
 EVALUATE_OTHER = Stage(
     name="evaluate_other",
-    version=3,
+    version=4,
     needs=("split", "capture"),
     settings=_settings,
     sources=target_and_base_digests,
