@@ -218,8 +218,8 @@ class EvalSection(BaseModel):
 
     interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the custom speculator in averages of its weights with base's, each replayed on the
-    held-out part (and the general one): what averaging gives without further training. Empty:
-    none."""
+    validation part: what averaging gives without further training. The best share is replayed on
+    the held-out part (and the general one) too, unless custom is better. Empty: none."""
 
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""

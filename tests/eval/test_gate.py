@@ -13,6 +13,7 @@ from tests.eval.sample_results import sample_findings, sample_parity
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
 SLOWER = UNSURE | {"value": 0.985, "high": 0.99}
+LOSES = SLOWER | {"low": 0.9, "high": 0.94}
 
 
 def good() -> dict[str, Any]:
@@ -121,7 +122,11 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
     ("path", "value", "named"),
     [
         (("replay", "ratio"), SLOWER, "acceptance length"),
-        (("general", "ratio"), SLOWER | {"low": 0.9, "high": 0.94}, "acceptance length on general traffic"),
+        (
+            ("general", "ratio"),
+            SLOWER | {"low": 0.9, "high": 0.94},
+            "acceptance length on general traffic",
+        ),
         (
             ("served", "compiled", "speed", "1", "custom_over_base"),
             SLOWER,
