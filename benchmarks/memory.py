@@ -180,7 +180,7 @@ def main() -> None:
             rows_per_step=1,
             row_tokens=args.row_tokens,
             evaluate_every=1000,
-            parity_tolerance=0.9,
+            parity="warn",
             wandb_project=None,
         )
         sampling = {name: (0.6, 0.95) for names in parts.values() for name in names}

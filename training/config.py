@@ -109,14 +109,10 @@ class TrainingConfig(BaseModel):
     the end."""
 
     parity: Literal["strict", "warn"] = "strict"
-    """What to do when the base speculator drafts differently in the trainer and in the engine
-    before the first update (`speculator.parity`). `strict`: stop the run; `warn`: print a warning
-    and train. The evaluation's gate refuses such a run in either case."""
-
-    parity_tolerance: float = Field(default=0.02, gt=0, lt=1)
-    """Largest accepted difference in any draft position's acceptance rate, before the first update,
-    between the speculator prepared by DeepSpeed and the base one in float32. Beyond it the run
-    stops."""
+    """What to do when, before the first update, the base speculator drafts differently in the
+    trainer and in the engine, or as prepared for training and in float32 (`speculator.parity`).
+    `strict`: stop the run; `warn`: print a warning and train. The evaluation's gate refuses a
+    speculator that the engine drafts otherwise with in either case."""
 
     tokens_per_s: float | None = Field(default=None, gt=0)
     """Training throughput that `--dry-run` assumes, in row tokens/s over all processes; no other

@@ -42,7 +42,8 @@ from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.sizing.utilization import utilization
-from outrider.training.validation import Validation, check_parity
+from outrider.training.step0_parity import StepZero, complaint
+from outrider.training.validation import Validation
 
 
 class Trainer:
@@ -171,15 +172,19 @@ class Trainer:
         return result
 
     def _start(self) -> dict[str, Any]:
-        """Step 0: the base in float32 must accept as the prepared speculator does."""
-        base = None
+        """Step 0: the prepared speculator must draft what the base in float32 drafts."""
+        parity = self.spec.speculator.parity
+        check = None
         if self.origin.base_dir is not None:
             base_ends = load_target_ends(self.spec.target_dir).to(self.device)
             base_speculator = self._load_base(torch.float32, self.device)
-            base = self.validation.profile(ChainUnroll(base_speculator, base_ends, self.depth))
-        prepared = self._evaluate(0)
-        if base is not None:
-            check_parity(base, prepared, self.config.parity_tolerance)
+            check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
+        prepared = self._evaluate(0, check)
+        why = complaint(check.found(self.accelerator), parity) if check else None
+        if why is not None and self.config.parity == "strict":
+            raise OutriderError(why)
+        if why is not None:
+            self._say(f"warning: {why}")
         self._save_best(0)
         return {
             "digest": self.digest,
@@ -320,10 +325,10 @@ class Trainer:
         else:
             state["without_gain"] += 1
 
-    def _evaluate(self, done: int) -> dict[str, Any]:
+    def _evaluate(self, done: int, check: StepZero | None = None) -> dict[str, Any]:
         began = time.perf_counter()
         self.model.eval()
-        profile = self.validation.profile(self.unroll, self.model)
+        profile = self.validation.profile(self.unroll, self.model, check.add if check else None)
         self.model.train()
         seconds = time.perf_counter() - began
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})

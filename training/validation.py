@@ -4,14 +4,13 @@ profile = Validation(...).profile(unroll, model)
 profile["acceptance_length"]     # for k = 1..K drafts, pooled: tokens / expected steps
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from outrider.common.errors import OutriderError
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.features import FeatureSpec
 from outrider.training.batches import Batch, Prefetch, Store
@@ -40,10 +39,16 @@ class Validation:
         self.rows = pack(lengths, row_tokens)
 
     @torch.no_grad()
-    def profile(self, unroll: ChainUnroll, wrapped: nn.Module | None = None) -> dict[str, Any]:
+    def profile(
+        self,
+        unroll: ChainUnroll,
+        wrapped: nn.Module | None = None,
+        observe: Callable[[Batch, Drafted], None] | None = None,
+    ) -> dict[str, Any]:
         """Acceptance by position and acceptance length for k = 1..K.
 
-        `wrapped` is `unroll` as DeepSpeed prepared it; None: `unroll` runs itself.
+        `wrapped` is `unroll` as DeepSpeed prepared it; None: `unroll` runs itself. `observe` is
+        called with every row's drafts.
         """
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         # Every process runs the same number of rows (ZeRO-3 gathers weights together); surplus
@@ -57,6 +62,8 @@ class Validation:
                 drafted = unroll.drafted(batch, wrapped)
                 if turn * world + rank < len(self.rows):
                     sums += self._row_sums(drafted, batch, unroll.ends.lm_head_VH)
+                    if observe is not None:
+                        observe(batch, drafted)
         sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").cpu()
         tokens = sums[0]
         steps_K, accepted_K, offered_K = sums[1:].view(3, unroll.depth).unbind()
@@ -103,22 +110,3 @@ class Validation:
             chain.offered_RKK.sum(0)[-1],
         ]
         return torch.cat(parts)
-
-
-def check_parity(base: dict[str, Any], prepared: dict[str, Any], tolerance: float) -> None:
-    """Raises an `OutriderError` where base and prepared speculator accept differently at step 0."""
-    pairs = zip(base["acceptance"], prepared["acceptance"], strict=True)
-    difference = max(abs(a - b) for a, b in pairs)
-    if difference <= tolerance:
-        return
-    of_base, as_prepared = (
-        " ".join(f"{rate:.3f}" for rate in profile["acceptance"]) for profile in (base, prepared)
-    )
-    raise OutriderError(
-        f"step-0 parity: before any update, acceptance by position is {as_prepared} as prepared"
-        f" for training and {of_base} for the base speculator in float32; they differ by"
-        f" {difference:.3f}, more than training.parity_tolerance={tolerance}. Usual causes: weights"
-        " that were not loaded, a cast that rounds what must stay float32 (the routing bias), a"
-        " state fed back before its norm, positions or tokens off by one; if training.compute is"
-        " bf16, see whether fp32 agrees"
-    )

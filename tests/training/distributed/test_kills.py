@@ -27,7 +27,7 @@ SETTINGS = {
     "row_tokens": 128,
     "learning_rate": 2e-3,
     "compute": "bf16",
-    "parity_tolerance": 0.2,
+    "parity": "warn",
     "wandb_project": None,
 }
 """60 steps, a checkpoint or an evaluation after most of them; in bf16 with float32 masters, as for
