@@ -46,8 +46,10 @@ class GateConfig(BaseModel):
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
-    """Largest share of greedy responses that may differ from those without speculation without a
-    near tie at the first difference."""
+    """Largest excess of the share of greedy responses that differ from those without speculation
+    without a near tie at the first difference, over the same share of responses without speculation
+    in other batches. The excess fails when its interval lies above this, and is undecided when only
+    its value does."""
 
     near_tie_nats: PositiveFloat = 0.5
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
-from outrider.eval.bench.counted import counted_acceptance, counted_passes, verification_pass
+from outrider.eval.bench.counted import counted_acceptance, counted_passes, verification_passes
 from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, summarise
 from outrider.eval.bench.open_loop import summarise_rates
@@ -85,7 +85,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     noise = noise_of(measured.blocks)
     served = served_stage(context, k, measured, noise)
     everything = [one for blocks in measured.blocks.values() for one in counted_passes(blocks)]
-    everything.append(verification_pass(measured.outputs))
+    everything += verification_passes(measured.outputs, requests.verification)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,

@@ -19,6 +19,7 @@ from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
     Greedy,
+    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SameText,
@@ -42,7 +43,7 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
     checks += [
-        _greedy(verification.greedy.custom, gate),
+        _greedy(verification.greedy.custom, verification.control, gate),
         _sampled_text(verification.sampled_text.none, verification.sampled_text.custom, gate),
         _same_text(verification.same_text.custom, gate),
     ]
@@ -151,13 +152,32 @@ def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
     return checks
 
 
-def _greedy(custom: Greedy, gate: GateConfig) -> Check:
+def _greedy(custom: Greedy, control: GreedyControl | None, gate: GateConfig) -> Check:
+    """Unexplained differences above those of no speculation in other batches."""
+    name = "greedy outputs with and without speculation"
+    seen = (
+        f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near tie "
+        f"on, {custom.unexplained} unexplained"
+    )
+    most = gate.max_unexplained_differences
+    if control is None:
+        passed = custom.unexplained / custom.responses <= most
+        demand = f"at most {most:.0%} may be unexplained"
+        return Check(name=name, outcome=_outcome(passed), seen=seen, demand=demand)
+    alone, added = control.greedy, control.excess.custom
+    seen += (
+        f"; without speculation in other batches {alone.unexplained} of {alone.responses} "
+        f"unexplained; excess {added.value:+.1%} [{added.low:+.1%}, {added.high:+.1%}]"
+    )
+    demand = f"the unexplained share may exceed that without speculation by at most {most:.0%}"
+    undecided = added.low <= most < added.value
+    if undecided:
+        demand += " (undecided: raise eval.verification_requests)"
     return Check(
-        name="greedy outputs with and without speculation",
-        outcome=_outcome(custom.unexplained / custom.responses <= gate.max_unexplained_differences),
-        seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
-        f"tie on, {custom.unexplained} unexplained",
-        demand=f"at most {gate.max_unexplained_differences:.0%} may be unexplained",
+        name=name,
+        outcome="undecided" if undecided else _outcome(added.value <= most),
+        seen=seen,
+        demand=demand,
     )
 
 
