@@ -77,6 +77,10 @@ class GateConfig(BaseModel):
     engine counted for the same responses. Beyond it, trainer and engine do not run the same
     speculator."""
 
+    replay_margin: float = Field(0.01, ge=0, lt=1)
+    """The engine repeats some greedy responses in other batches. Where the difference between its
+    own steps plus this is larger than `max_replay_difference`, it is the limit."""
+
 
 class CostConfig(BaseModel):
     """Prices for the report's cost section, per endpoint as measured, in any currency."""

@@ -10,6 +10,7 @@ first such check, or what was gained.
 import math
 from typing import Literal
 
+from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
@@ -217,12 +218,14 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
 
 def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     worst = max(abs(difference.base), abs(difference.custom))
+    most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin).allowed
     return Check(
         name="replay against engine",
-        outcome=_outcome(worst <= gate.max_replay_difference),
+        outcome=_outcome(worst <= most),
         seen=f"steps predicted / counted - 1: base {difference.base:+.2%}, "
-        f"custom {difference.custom:+.2%}",
-        demand=f"both must lie within {gate.max_replay_difference:.0%}",
+        f"custom {difference.custom:+.2%}; the engine against itself {difference.control:.2%}",
+        demand=f"both must lie within {most:.3g}, the larger of {gate.max_replay_difference:g} and "
+        f"the engine's own difference + {gate.replay_margin:g}",
     )
 
 

@@ -9,7 +9,8 @@ counts are kept; eval/lossless/verification.py compares them.
 Kernels whose result depends on the batch change greedy responses without any speculation. So a
 control repeats greedy requests without speculation in other batches: at half the concurrency and in
 reverse order. It has CONTROL_PROMPTS prompts where all greedy responses are equal, and all prompts
-where any differs.
+where any differs. Custom repeats CONTROL_PROMPTS prompts in the same way: its own steps need not be
+equal in other batches either, which bounds how closely exact replay can predict them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import Literal
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.lossless.response_log import ResponseLog
-from outrider.eval.results.parts import Part, Variant, Variants
+from outrider.eval.results.parts import VARIANTS, Part, Variants
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.server import Server
@@ -54,6 +55,8 @@ class Outputs(Part):
     sampled: Variants[Recorded]
     control: Recorded
     """The first prompts without speculation, greedily, in other batches."""
+    repeated: Recorded
+    """The first prompts with custom, greedily, in other batches."""
 
     def of(self, regime: Regime) -> Variants[Recorded]:
         """The responses of one of REGIMES."""
@@ -80,8 +83,16 @@ def collect(
         "sampled": sampling,
     }
     token_ids = [prompt.token_ids for prompt in prompts]
+    few = min(CONTROL_PROMPTS, len(prompts))
+
+    def again(variant: str, count: int) -> Recorded:
+        say(f"verification, greedy, {variant} again: {count} prompts in other batches")
+        log, order = ResponseLog(logs / f"again_{variant}.jsonl", digest), range(count)[::-1]
+        server, other = fleet.server(variant), max(concurrency // 2, 1)
+        return answers(server, log, token_ids, order, samplings["greedy"], max_tokens, other)
+
     recorded: dict[Regime, dict[str, Recorded]] = {regime: {} for regime in REGIMES}
-    control = Recorded(token_ids=[], counted=[])
+    control, repeated = Recorded(token_ids=[], counted=[]), Recorded(token_ids=[], counted=[])
     for group in fleet.groups:
         for regime in REGIMES:
             for variant in group:
@@ -91,14 +102,14 @@ def collect(
                 recorded[regime][variant] = answers(
                     server, log, token_ids, order, samplings[regime], max_tokens, concurrency
                 )
+        if "custom" in group:
+            repeated = again("custom", few)
         if "none" in group:
-            order = range(_control_prompts(recorded["greedy"], len(prompts)))[::-1]
-            say(f"verification, greedy, none again: {len(order)} prompts in other batches")
-            log, other = ResponseLog(logs / "control.jsonl", digest), max(concurrency // 2, 1)
-            server = fleet.server("none")
-            control = answers(server, log, token_ids, order, samplings["greedy"], max_tokens, other)
+            control = again("none", few if _all_equal(recorded["greedy"]) else len(prompts))
     greedy, sampled = (Variants[Recorded](**recorded[regime]) for regime in REGIMES)
-    return Outputs(samplings=samplings, greedy=greedy, sampled=sampled, control=control)
+    return Outputs(
+        samplings=samplings, greedy=greedy, sampled=sampled, control=control, repeated=repeated
+    )
 
 
 def answers(
@@ -130,10 +141,7 @@ def answers(
     )
 
 
-def _control_prompts(greedy: dict[str, Recorded], prompts: int) -> int:
-    """Number of the control's prompts; all where some variants are not measured yet."""
-    variants: tuple[Variant, ...] = ("none", "base", "custom")
-    texts = [greedy[variant].token_ids for variant in variants if variant in greedy]
-    if len(texts) == len(variants) and all(text == texts[0] for text in texts):
-        return min(CONTROL_PROMPTS, prompts)
-    return prompts
+def _all_equal(greedy: dict[str, Recorded]) -> bool:
+    """Whether no response differs; False where a variant is not measured yet."""
+    texts = [greedy[variant].token_ids for variant in VARIANTS if variant in greedy]
+    return len(texts) == len(VARIANTS) and all(text == texts[0] for text in texts)

@@ -354,7 +354,23 @@ def replay_against_engine(
         predicted = sum(each.predicted_steps for each in both)
         return predicted / sum(each.counted_drafts for each in both) - 1
 
-    return ReplayAgainstEngine(base=together("base"), custom=together("custom"), details=details)
+    return ReplayAgainstEngine(
+        base=together("base"),
+        custom=together("custom"),
+        control=_steps_again(outputs),
+        details=details,
+    )
+
+
+def _steps_again(outputs: Outputs) -> float:
+    """Relative difference of custom's steps in other batches, over responses that are equal."""
+    first, again = outputs.greedy.custom, outputs.repeated
+    before = after = 0
+    for index, ids in enumerate(again.token_ids):
+        if ids == first.token_ids[index]:
+            before += first.counted[index].drafts
+            after += again.counted[index].drafts
+    return abs(after / before - 1) if before else 0.0
 
 
 def _predicted_and_counted(

@@ -213,6 +213,9 @@ class Regimes(Part):
 class ReplayAgainstEngine(Drafters[float]):
     """Predicted / counted steps - 1, both regimes together."""
 
+    control: float = 0.0
+    """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses; 0
+    in older results"""
     details: Regimes
     """By regime"""
 

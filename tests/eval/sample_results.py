@@ -304,7 +304,13 @@ def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
         )
     samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
     passes = Variants[Recorded](**recorded)
-    return Outputs(samplings=samplings, greedy=passes, sampled=passes, control=passes.none)
+    return Outputs(
+        samplings=samplings,
+        greedy=passes,
+        sampled=passes,
+        control=passes.none,
+        repeated=passes.custom,
+    )
 
 
 def served_measurements(

@@ -206,6 +206,17 @@ def test_one_failure_is_enough(path, value, named):
     assert sum(check.outcome == "failed" for check in verdict.checks) == 1
 
 
+def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():
+    findings = good()
+    findings["verification"]["replay_vs_engine"] |= {"custom": 0.045, "control": 0.03}
+    assert verdict_of(findings).verdict == "do not ship"
+    assert verdict_of(findings, GateConfig(replay_margin=0.02)).verdict == "ship"
+    findings["verification"]["replay_vs_engine"] |= {"control": 0.036}
+    (check,) = (each for each in verdict_of(findings).checks if each.name.startswith("replay"))
+    assert check.outcome == "passed" and "the engine against itself 3.60%" in check.seen
+    assert "both must lie within 0.046, the larger of 0.02" in check.demand
+
+
 def test_older_results_without_a_control_allow_no_unexplained_difference():
     findings = good()
     findings["verification"]["control"] = None

@@ -149,6 +149,7 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
     outputs = collected("a")
     assert asked[-1] == "none" and endpoint.asked[-CONTROL_PROMPTS:] == [3, 2, 1, 0]
     assert outputs.control.token_ids == outputs.greedy.none.token_ids[:CONTROL_PROMPTS]
+    assert asked[-2] == "custom" and outputs.repeated == outputs.control
 
     spoilt = iter(range(1000))
     endpoint.spoils = lambda prompt: next(spoilt) == 8  # in base's greedy pass

@@ -69,15 +69,18 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
 
     one, two = Sampling(0.0, 1.0), Sampling(0.6, 0.95)
     sampled_pass = recorded(sampled, two)
+    greedy_custom = recorded(other, one)
+    more = replace(greedy_custom.counters, drafts=1.25 * greedy_custom.counters.drafts)
     fewer = replace(sampled_pass.counters, drafts=40)
     custom = Recorded(token_ids=sampled, counted=[fewer, NOTHING, NOTHING])
     outputs = Outputs(
         samplings={"greedy": one, "sampled": two},
         greedy=Variants(
-            none=recorded(greedy, one), base=recorded(greedy, one), custom=recorded(other, one)
+            none=recorded(greedy, one), base=recorded(greedy, one), custom=greedy_custom
         ),
         sampled=Variants(none=sampled_pass, base=sampled_pass, custom=custom),
         control=Recorded(token_ids=other[:2], counted=[NOTHING] * 2),
+        repeated=Recorded(token_ids=[other[0], greedy[1]], counted=[more, NOTHING]),
     )
     mtp = Speculator.named(target)
     context = EvaluationContext(
@@ -120,6 +123,8 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
 
     difference = found.replay_vs_engine
     assert difference.base == pytest.approx(0.0)
+    # Of the repeated responses only the first is equal; it took a quarter more steps.
+    assert difference.control == pytest.approx(0.25)
     details = difference.details.sampled.custom
     assert details.relative_difference == pytest.approx(details.predicted_steps / 40 - 1)
     assert details.delivered_tokens == 3 * 11
@@ -180,7 +185,9 @@ def test_replay_of_the_engine_s_outputs_has_the_recipe_s_arithmetic(monkeypatch,
     passes = Recorded(token_ids=[], counted=[])
     every = Variants(none=passes, base=passes, custom=passes)
     samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
-    outputs = Outputs(samplings=samplings, greedy=every, sampled=every, control=passes)
+    outputs = Outputs(
+        samplings=samplings, greedy=every, sampled=every, control=passes, repeated=passes
+    )
     with pytest.raises(OutriderError, match="enough"):
         verification.replay_against_engine(context, K, [], outputs, Store())
     assert asked == ["bfloat16"]
@@ -205,6 +212,7 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
         greedy=Variants(none=same, base=recorded([5], [5]), custom=recorded([6, 0], [5])),
         sampled=Variants(none=same, base=same, custom=same),
         control=same,
+        repeated=same,
     )
     target = SimpleNamespace(directory=lambda: "nowhere")
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
