@@ -271,3 +271,10 @@ class CaptureConfig(_Section):
 
     min_top1_agreement: float = Field(default=0.95, gt=0.0, le=1.0)
     """Minimum share of positions where both give the same most probable token."""
+
+    logprob_margin: float = Field(default=0.05, ge=0.0)
+    """The engine's log-probabilities are computed twice, in different batches. Where their own
+    difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit."""
+
+    top1_margin: float = Field(default=0.02, ge=0.0, lt=1.0)
+    """The same for `min_top1_agreement`, as a share of positions."""

@@ -22,7 +22,7 @@ from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
     counted_passes,
-    verification_pass,
+    verification_passes,
 )
 from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, same_k_variant, summarise
@@ -97,7 +97,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     noise = noise_of(measured.blocks)
     served = served_stage(context, k, measured, noise)
     everything = [one for blocks in measured.blocks.values() for one in counted_passes(blocks)]
-    everything.append(verification_pass(measured.outputs))
+    everything += verification_passes(measured.outputs, requests.verification)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,

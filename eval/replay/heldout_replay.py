@@ -148,7 +148,12 @@ def heldout_slices(
 def replay_mixtures(
     context: EvaluationContext, k: int, bases: Mapping[str, ReplaySums]
 ) -> list[Mixture]:
-    """Mixtures of base and custom (eval.interpolation) on each part of `bases`."""
+    """Mixtures of base and custom (eval.interpolation).
+
+    The best on validation is measured on each part of `bases` too.
+    """
+    if not context.settings.interpolation:
+        return []
     folder = context.folders.out / "mixtures"
     directories = context.directories
 
@@ -163,7 +168,8 @@ def replay_mixtures(
         return _replay_part(context, part, name, mixed)
 
     try:
-        rows = sweep(context.settings, k, bases, replay_mixture)
+        validation = replay_drafters(context, "validation")
+        rows = sweep(context.settings, k, validation, bases, replay_mixture)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return [Mixture.model_validate(row) for row in rows]
