@@ -20,7 +20,8 @@ from outrider.speculators.config import ParityConfig
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
-EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2}
+UNDECIDED: Literal["undecided"] = "undecided"
+EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2, UNDECIDED: 2}
 """Verdict -> exit status of the commands; 1 is an error."""
 
 LEAST_ARRIVALS = 6

@@ -2,11 +2,14 @@
 
     judge(findings, settings.gate, settings.parity).verdict
 
-Every check is listed with what was measured. The reason names the first check that failed, or what
-was gained.
+Every check is listed with what was measured, as passed, failed or undecided. One failed check gives
+`do not ship`. Else one undecided check that shipping needs gives `undecided`. The reason names the
+first such check, or what was gained.
 """
 
-from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, GateConfig
+from typing import Literal
+
+from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
@@ -48,17 +51,23 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
         checks.append(_replay(verification.replay_vs_engine, gate))
     if verification.parity:
         checks += _parities(verification.parity, parity)
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        reason = f"{failed[0].name}: {failed[0].seen}, but {failed[0].demand}{more}"
+    return conclusion(checks, findings.not_measured)
+
+
+def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
+    """The verdict on these checks; `unchecked` is what could not be checked, and why."""
+    failed = [check for check in checks if check.outcome == "failed"]
+    open_ = [check for check in checks if check.outcome == "undecided" and check.needed]
+    verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
+    if decisive := failed or open_:
+        first = decisive[0]
+        more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+        reason = f"{first.name}: {first.seen}, but {first.demand}{more}"
     else:
         reason = "; ".join(f"{check.name}: {check.seen}" for check in checks[:2])
-    unchecked = findings.not_measured
     if unchecked:
         why = next(iter(unchecked.values()))
         reason += f". Not checked: {', '.join(unchecked)} ({why})"
-    verdict = DO_NOT_SHIP if failed else SHIP
     return Verdict(
         verdict=verdict,
         reason=reason,
@@ -68,6 +77,10 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     )
 
 
+def _outcome(passed: bool) -> Literal["passed", "failed"]:
+    return "passed" if passed else "failed"
+
+
 def _acceptance(findings: Findings, gate: GateConfig) -> Check:
     if findings.replay:
         ratio, over = findings.replay.ratio, "held-out sessions"
@@ -75,7 +88,7 @@ def _acceptance(findings: Findings, gate: GateConfig) -> Check:
         ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
     return Check(
         name="acceptance length, custom / base",
-        passed=ratio.low > gate.min_acceptance_ratio,
+        outcome=_outcome(ratio.low > gate.min_acceptance_ratio),
         seen=f"{_interval(ratio)} over {ratio.clusters} {over}",
         demand=f"the interval must lie above {gate.min_acceptance_ratio:g}",
     )
@@ -84,7 +97,7 @@ def _acceptance(findings: Findings, gate: GateConfig) -> Check:
 def _on_policy(found: OnPolicy) -> Check:
     return Check(
         name="held-out text is on-policy",
-        passed=found.cause not in NOT_SERVED,
+        outcome=_outcome(found.cause not in NOT_SERVED),
         seen=f"{found.sequences} sequences: {found.text}",
         demand="prompts and responses must be those that the endpoint reads and writes "
         "(docs/traffic.md)",
@@ -95,7 +108,7 @@ def _general(general: Replay, gate: GateConfig) -> Check:
     least = 1 - gate.max_general_loss
     return Check(
         name="acceptance length on general traffic, custom / base",
-        passed=general.ratio.low > least,
+        outcome=_outcome(general.ratio.low > least),
         seen=f"{_interval(general.ratio)} over {general.ratio.clusters} sessions",
         demand=f"the interval must lie above {least:g}",
     )
@@ -107,11 +120,12 @@ def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
         concurrency = min(measured.speed, key=int)
         ratio = measured.speed[concurrency].custom_over_base
         demand = f"the interval must lie above {gate.min_speed_ratio:g}"
-        if ratio.low <= gate.min_speed_ratio < ratio.high:
+        undecided = ratio.low <= gate.min_speed_ratio < ratio.high
+        if undecided:
             demand += " (undecided: raise eval.repeats or eval.requests)"
         check = Check(
             name=f"tokens/s, custom / base, {mode}, concurrency {concurrency}",
-            passed=ratio.low > gate.min_speed_ratio,
+            outcome="undecided" if undecided else _outcome(ratio.low > gate.min_speed_ratio),
             seen=_interval(ratio),
             demand=demand,
         )
@@ -122,7 +136,7 @@ def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
 def _greedy(custom: Greedy, gate: GateConfig) -> Check:
     return Check(
         name="greedy outputs with and without speculation",
-        passed=custom.unexplained / custom.responses <= gate.max_unexplained_differences,
+        outcome=_outcome(custom.unexplained / custom.responses <= gate.max_unexplained_differences),
         seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
         f"tie on, {custom.unexplained} unexplained",
         demand=f"at most {gate.max_unexplained_differences:.0%} may be unexplained",
@@ -132,7 +146,7 @@ def _greedy(custom: Greedy, gate: GateConfig) -> Check:
 def _sampled_text(none: SampledText, custom: SampledText, gate: GateConfig) -> Check:
     return Check(
         name="sampled tokens are likely under the target",
-        passed=custom.tail_share - none.tail_share <= gate.max_tail_excess,
+        outcome=_outcome(custom.tail_share - none.tail_share <= gate.max_tail_excess),
         seen=f"{custom.tail_share:.2%} of tokens below probability 1e-4 with speculation, "
         f"{none.tail_share:.2%} without",
         demand=f"at most {gate.max_tail_excess:.1%} more",
@@ -142,7 +156,7 @@ def _sampled_text(none: SampledText, custom: SampledText, gate: GateConfig) -> C
 def _same_text(found: SameText, gate: GateConfig) -> Check:
     return Check(
         name="sampled responses have the same token frequencies",
-        passed=found.p_value >= gate.min_same_text_p,
+        outcome=_outcome(found.p_value >= gate.min_same_text_p),
         seen=f"permutation test over {found.prompts} prompts ({found.tokens} tokens): "
         f"p = {found.p_value:.3g}",
         demand=f"p must be at least {gate.min_same_text_p:g}",
@@ -155,7 +169,7 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
     enough = needed <= difference.observations
     return Check(
         name="task accuracy with and without speculation",
-        passed=-margin < difference.low and difference.high < margin,
+        outcome=_outcome(-margin < difference.low and difference.high < margin),
         seen=f"custom minus none {difference.value:+.3f}, 90 % interval "
         f"[{difference.low:+.3f}, {difference.high:+.3f}] over {difference.observations} responses"
         + ("" if enough else f" (with this variance about {needed} are needed)"),
@@ -167,7 +181,7 @@ def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     worst = max(abs(difference.base), abs(difference.custom))
     return Check(
         name="replay against engine",
-        passed=worst <= gate.max_replay_difference,
+        outcome=_outcome(worst <= gate.max_replay_difference),
         seen=f"steps predicted / counted - 1: base {difference.base:+.2%}, "
         f"custom {difference.custom:+.2%}",
         demand=f"both must lie within {gate.max_replay_difference:.0%}",
@@ -184,7 +198,7 @@ def _parities(found: Drafters[Parity], parity: ParityConfig) -> list[Check]:
 def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
     return Check(
         name=f"drafts of trainer and engine, {name}",
-        passed=complaint(found.model_dump(), parity) is None,
+        outcome=_outcome(complaint(found.model_dump(), parity) is None),
         seen=f"{found.agreement:.2%} of {found.steps} x {len(found.per_depth)} draft tokens equal, "
         f"{found.near_ties:.2%} near ties, log-probabilities {found.difference:.3f} nats apart",
         demand=f"at least {parity.min_agreement:.1%} must be equal or near ties, and the mean "

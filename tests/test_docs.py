@@ -97,7 +97,7 @@ def missing_modules(text: str) -> list[str]:
 def recipe_keys() -> set[str]:
     """Every key of docs/recipes.md, and its shorter forms: `gate.x` for `eval.gate.x`."""
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    keys = set(re.findall(r"^\| `([\w.]+)`", text, flags=re.MULTILINE))
+    keys = set(re.findall(r"^- `([\w.]+)`", text, flags=re.MULTILINE))
     return keys | {key.partition(".")[2] for key in keys}
 
 

@@ -26,8 +26,8 @@ def markdown(report: Report) -> str:
     lines += ["| " + " | ".join(row) + " |" for row in table_rows(report)]
     lines.append("")
     for check in verdict.checks:
-        passed = "passed" if check.passed else "**failed**"
-        lines.append(f"- {passed}: {check.name}: {check.seen}; {check.demand}")
+        outcome = check.outcome if check.outcome == "passed" else f"**{check.outcome}**"
+        lines.append(f"- {outcome}: {check.name}: {check.seen}; {check.demand}")
     lines += [f"- not checked: {what}: {why}" for what, why in report.not_measured.items()]
     lines += ["", *rates_lines(report)]
     lines += ["", *predicted_lines(report.predicted)]

@@ -13,7 +13,7 @@ from rich.console import Console
 from outrider.common.files import publish, write_json
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import groups_of, two_lines
-from outrider.eval.config import SHIP
+from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import Interval, environment
 from outrider.eval.report.markdown import markdown
@@ -28,6 +28,9 @@ from outrider.eval.report.run_sections import (
     training_metrics,
 )
 from outrider.eval.results.report import Report, Results
+
+VERDICT_CLASSES = {SHIP: "ship", DO_NOT_SHIP: "hold", UNDECIDED: "open"}
+"""Verdict -> its class in style.css."""
 
 
 class Tile(NamedTuple):
@@ -69,7 +72,7 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
         .get_template("report.html.j2")
         .render(
             r=report,
-            ships=report.verdict.verdict == SHIP,
+            verdict_class=VERDICT_CLASSES[report.verdict.verdict],
             headline=headline(report),
             acceptance=charts.acceptance_chart(report),
             lengths=charts.length_chart(replay.by_k, report.k) if replay else None,

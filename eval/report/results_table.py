@@ -7,11 +7,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from outrider.eval.config import SHIP
+from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report.formatting import Interval, interval, number
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Results
 
+COLORS = {SHIP: "green", DO_NOT_SHIP: "red", UNDECIDED: "yellow"}
 HEAD = ("", "none", "base", "custom", "custom / base", "custom / none")
 
 
@@ -51,8 +52,9 @@ def print_table(results: Results, console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     verdict = results.verdict
-    colour = "green" if verdict.verdict == SHIP else "red"
-    console.print(f"[bold {colour}]{verdict.verdict}[/]: {verdict.reason}", soft_wrap=True)
+    console.print(
+        f"[bold {COLORS[verdict.verdict]}]{verdict.verdict}[/]: {verdict.reason}", soft_wrap=True
+    )
 
 
 def _acceptance(name: str, base: float, custom: float, ratio: Interval) -> list[str]:

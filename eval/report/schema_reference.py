@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import publish
-from outrider.eval.results import parts
+from outrider.eval.results.parts import Drafters, Variants
 from outrider.eval.results.report import Report
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -35,43 +35,49 @@ def schema() -> dict[str, Any]:
 def page() -> str:
     """The keys as Markdown: `Report` first, then each object in order of first use."""
     definitions = (whole := schema()).pop("$defs")
-    lines = [HEAD, *_table("report.json", whole)]
+    lines = [HEAD, *_keys(whole, definitions)]
     for name in _in_order(whole, definitions, []):
-        # The docstring of a generic model is not part of its parametrized models.
-        described = definitions[name].get("description")
-        text = described or getattr(parts, name.partition("_")[0]).__doc__
-        lines += ["", f"## {_title(name)}", "", " ".join(text.split()), ""]
-        lines += _table(name, definitions[name])
+        described = definitions[name]
+        if _is_group(name):
+            continue  # written where it is used
+        lines += ["", f"## {name}", "", " ".join(described["description"].split()), ""]
+        lines += _keys(described, definitions)
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, described: dict[str, Any]) -> list[str]:
-    lines = [f"| key of {_title(name)} | type | |", "|---|---|---|"]
+def _keys(described: dict[str, Any], definitions: dict[str, Any]) -> list[str]:
+    lines = []
     for key, value in described["properties"].items():
         text = " ".join(value.get("description", "").split())
-        lines.append(f"| `{key}` | {_type(value)} | {text} |")
+        lines.append(f"- `{key}` ({_type(value, definitions)}): {text}")
     return lines
 
 
-def _title(name: str) -> str:
-    return name.replace("_", " ").strip()
+def _is_group(name: str) -> bool:
+    """Whether an object is one value for each variant, such as `Drafters[Greedy]`."""
+    return name.partition("_")[0] in (Drafters.__name__, Variants.__name__) and "_" in name
 
 
-def _type(value: dict[str, Any]) -> str:
+def _type(value: dict[str, Any], definitions: dict[str, Any]) -> str:
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
-        return f"[{_title(name)}](#{_title(name).lower().replace(' ', '-')})"
+        if not _is_group(name):
+            return f"[{name}](#{name.lower()})"
+        variants = definitions[name]["properties"]
+        inner = _type(next(iter(variants.values())), definitions)
+        return f"{', '.join(f'`{variant}`' for variant in variants)} → {inner}"
     if "anyOf" in value:
-        return " or ".join(_type(one) for one in value["anyOf"])
+        return " or ".join(_type(one, definitions) for one in value["anyOf"])
     if "enum" in value or "const" in value:
         return " or ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
     if "prefixItems" in value:
-        return f"list of {len(value['prefixItems'])} {_type(value['prefixItems'][0])}s"
+        one = _type(value["prefixItems"][0], definitions)
+        return f"list of {len(value['prefixItems'])} {one}s"
     if value.get("type") == "array":
-        return f"list of {_type(value['items'])}"
+        return f"list of {_type(value['items'], definitions)}"
     if value.get("type") == "object":
         inner = value.get("additionalProperties")
-        return f"name → {_type(inner)}" if isinstance(inner, dict) else "object"
+        return f"name → {_type(inner, definitions)}" if isinstance(inner, dict) else "object"
     return str(value.get("type", "any"))
 
 

@@ -20,12 +20,12 @@ from outrider.eval.results.prediction import Choice, Cost, PredictedRow
 from outrider.eval.results.speed import RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
-VERSION = 8
+VERSION = 9
 """Version of the measurements and of results.json. Raise it when the same settings measure
 something else, or when the shape of results.json changes."""
 
-VERSION_7 = 7
-"""The version before it, which `Results.read` converts."""
+CONVERTED = (7, 8)
+"""Older versions, which `Results.read` converts."""
 
 
 class Check(Part):
@@ -33,21 +33,24 @@ class Check(Part):
 
     name: str
     """What was checked"""
-    passed: bool
-    """Whether the condition holds"""
+    outcome: Literal["passed", "failed", "undecided"]
+    """`undecided`: the measurement shows neither that the condition holds nor that it fails"""
+    needed: bool = True
+    """Whether `ship` needs it to pass; otherwise it must only not fail"""
     seen: str
     """What was measured, in words"""
     demand: str
-    """What the gate demands, in words"""
+    """What the gate demands, in words; where undecided, what would decide it"""
 
 
 class Verdict(Part):
     """The verdict."""
 
-    verdict: Literal["ship", "do not ship"]
-    """`ship` where every check passed"""
+    verdict: Literal["ship", "do not ship", "undecided"]
+    """`do not ship` where a check failed; else `undecided` where one that is needed is undecided;
+    else `ship`"""
     reason: str
-    """The first check that failed, or what was gained"""
+    """The first check that failed or is undecided, or what was gained"""
     exit_code: int
     """Exit status of the command: 0 or 2"""
     checks: list[Check]
@@ -229,13 +232,15 @@ class Results(Findings):
         """Loads a results.json. An older version is an `OutriderError` that names it."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
-        if version not in (VERSION, VERSION_7):
+        if version not in (VERSION, *CONVERTED):
             raise OutriderError(
-                f"{path}: version {version}, but this Outrider reads {VERSION_7} and {VERSION}; "
+                f"{path}: version {version}, but this Outrider reads {CONVERTED[0]} to {VERSION}; "
                 "run evaluate-speculator again"
             )
+        if version == 7:
+            value = _from_7(value)
         try:
-            return cls.model_validate(_from_7(value) if version == VERSION_7 else value)
+            return cls.model_validate(_from_8(value) if version in CONVERTED else value)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -260,7 +265,7 @@ class Report(Results):
 
 
 def _from_7(value: dict[str, Any]) -> dict[str, Any]:
-    """A results.json of version 7 in the present shape."""
+    """A results.json of version 7 in the shape of version 8."""
     verification = value["verification"]
     against = verification["replay_vs_engine"]
     lengths = {"base": None, "custom": None}
@@ -271,4 +276,19 @@ def _from_7(value: dict[str, Any]) -> dict[str, Any]:
         "parity": verification["parity"] or None,
         "greedy_acceptance_length": lengths,
     }
-    return value | {"version": VERSION, "verification": verification}
+    return value | {"verification": verification}
+
+
+def _from_8(value: dict[str, Any]) -> dict[str, Any]:
+    """A results.json of version 8 in the present shape."""
+    verdict = value["verdict"]
+    checks = [
+        {
+            "name": check["name"],
+            "outcome": "passed" if check["passed"] else "failed",
+            "seen": check["seen"],
+            "demand": check["demand"],
+        }
+        for check in verdict["checks"]
+    ]
+    return value | {"version": VERSION, "verdict": verdict | {"checks": checks}}

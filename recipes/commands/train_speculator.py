@@ -69,9 +69,9 @@ def train_speculator(
 
 
 def _may_ship(run: "RunDirectory") -> bool:
-    from outrider.eval.config import DO_NOT_SHIP
+    from outrider.eval.config import SHIP
 
-    return run.result_of("evaluate").get("verdict") != DO_NOT_SHIP
+    return run.result_of("evaluate").get("verdict", SHIP) == SHIP
 
 
 def _plan(

@@ -56,13 +56,11 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     inner = {name: _section_of(field.annotation) for name, field in fields.items()}
     named = {name: _named_section(field.annotation) for name, field in fields.items()}
     plain = [name for name in fields if inner[name] is None]
+    for name in plain:
+        key = f"{prefix}.{name}" if prefix else name
+        text = " ".join(docs[name].split())
+        parts.append(f"- `{key}` ({_type(fields[name])}, {_default(fields[name])}): {text}")
     if plain:
-        parts.append("| key | type | default | |\n|---|---|---|---|")
-        for name in plain:
-            key = f"{prefix}.{name}" if prefix else name
-            field = fields[name]
-            text = " ".join(docs[name].split()).replace("|", "\\|")
-            parts.append(f"| `{key}` | {_type(field)} | {_default(field)} | {text} |")
         parts.append("")
     for name, child in inner.items():
         if child:

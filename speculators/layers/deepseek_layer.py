@@ -305,7 +305,8 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_MI: Tensor, stack_XOI: Tensor, counts: Sequence[int]) -> Tensor:
-        ctx.save_for_backward(x_MI, stack_XOI)
+        x_needed, stack_needed, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x_MI if stack_needed else None, stack_XOI if x_needed else None)
         ctx.counts = counts
         out_MO = x_MI.new_empty(len(x_MI), stack_XOI.shape[1])
         for x_CI, weight_OI, out_CO in zip(
@@ -315,16 +316,23 @@ class _GroupedLinear(torch.autograd.Function):
         return out_MO
 
     @staticmethod
-    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_MI, stack_XOI = ctx.saved_tensors
-        grad_x_MI, grad_stack_XOI = torch.empty_like(x_MI), torch.zeros_like(stack_XOI)
-        groups = zip(
-            *(tensor.split(ctx.counts) for tensor in (x_MI, grad_MO, grad_x_MI)), strict=True
-        )
-        for expert, (x_CI, grad_CO, grad_x_CI) in enumerate(groups):
-            if len(x_CI):
-                torch.mm(grad_CO, stack_XOI[expert], out=grad_x_CI)
-                torch.mm(grad_CO.T, x_CI, out=grad_stack_XOI[expert])
+        grads_CO = grad_MO.split(ctx.counts)
+        grad_x_MI = grad_stack_XOI = None
+        if ctx.needs_input_grad[0] and stack_XOI is not None:
+            grad_x_MI = grad_MO.new_empty(len(grad_MO), stack_XOI.shape[2])
+            for grad_CO, weight_OI, out_CI in zip(
+                grads_CO, stack_XOI, grad_x_MI.split(ctx.counts), strict=True
+            ):
+                torch.mm(grad_CO, weight_OI, out=out_CI)
+        if ctx.needs_input_grad[1] and x_MI is not None:
+            grad_stack_XOI = x_MI.new_zeros(len(grads_CO), grad_MO.shape[1], x_MI.shape[1])
+            for grad_CO, x_CI, out_OI in zip(
+                grads_CO, x_MI.split(ctx.counts), grad_stack_XOI, strict=True
+            ):
+                if len(x_CI):
+                    torch.mm(grad_CO.T, x_CI, out=out_OI)
         return grad_x_MI, grad_stack_XOI, None
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from outrider.eval.config import GateConfig, ParityConfig
-from outrider.eval.gate import judge
-from outrider.eval.results.report import Findings, Verdict
+from outrider.eval.gate import conclusion, judge
+from outrider.eval.results.report import Check, Findings, Verdict
 from tests.eval.sample_results import sample_findings, sample_parity
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
+SLOWER = UNSURE | {"value": 0.985, "high": 0.99}
 
 
 def good() -> dict[str, Any]:
@@ -46,15 +47,51 @@ def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "undecided"),
-    [(UNSURE, True), (UNSURE | {"high": 0.99, "value": 0.985}, False), (BETTER, False)],
+    ("ratio", "outcome", "verdict"),
+    [
+        (UNSURE, "undecided", "undecided"),
+        (SLOWER, "failed", "do not ship"),
+        (BETTER, "passed", "ship"),
+    ],
 )
-def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
+def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     findings = good()
     findings["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
     name = "tokens/s, custom / base, eager, concurrency 1"
-    (speed,) = (check for check in verdict_of(findings).checks if check.name == name)
+    judged = verdict_of(findings)
+    (speed,) = (check for check in judged.checks if check.name == name)
+    assert speed.outcome == outcome and judged.verdict == verdict
+    undecided = outcome == "undecided"
     assert ("undecided: raise eval.repeats or eval.requests" in speed.demand) == undecided
+    assert judged.exit_code == (0 if verdict == "ship" else 2)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "reason"),
+    [
+        (["passed", "undecided"], "undecided", "b: seen, but must"),
+        (["undecided", "failed"], "do not ship", "b: seen, but must"),
+        (["undecided", "undecided"], "undecided", "a: seen, but must (and 1 more)"),
+        (["passed", "passed"], "ship", "a: seen; b: seen"),
+    ],
+)
+def test_one_failed_check_outweighs_an_undecided_one(outcomes, verdict, reason):
+    checks = [
+        Check(name=name, outcome=outcome, seen="seen", demand="must")
+        for name, outcome in zip("ab", outcomes, strict=True)
+    ]
+    found = conclusion(checks, {})
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
+    checks = [
+        Check(name="a", outcome="passed", seen="1", demand="must"),
+        Check(name="b", outcome="undecided", needed=False, seen="2", demand="must"),
+    ]
+    found = conclusion(checks, {"replay": "no unroll"})
+    assert found.verdict == "ship" and found.checks == checks
+    assert found.reason == "a: 1; b: 2. Not checked: replay (no unroll)"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +101,7 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, undecided):
         (("general", "ratio"), UNSURE | {"low": 0.94}, "acceptance length on general traffic"),
         (
             ("served", "compiled", "speed", "1", "custom_over_base"),
-            UNSURE,
+            SLOWER,
             "tokens/s, custom / base, compiled",
         ),
         (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
@@ -111,7 +148,7 @@ def test_one_failure_is_enough(path, value, named):
     verdict = verdict_of(findings)
     assert verdict.verdict == "do not ship" and verdict.exit_code == 2
     assert verdict.reason.startswith(named)
-    assert sum(not check.passed for check in verdict.checks) == 1
+    assert sum(check.outcome == "failed" for check in verdict.checks) == 1
 
 
 def test_too_few_responses_for_the_margin_are_told_how_many_would_do():

@@ -207,7 +207,7 @@ def published(nano_r1, directory, change=None):
 
 
 def failed(results):
-    return [check.name for check in results.verdict.checks if not check.passed]
+    return [check.name for check in results.verdict.checks if check.outcome == "failed"]
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     # Everything else is of a run that ships.
     results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
     refused = judge(results, EVALUATION.gate, EVALUATION.parity)
-    assert [check.name for check in refused.checks if not check.passed] == [
+    assert [check.name for check in refused.checks if check.outcome == "failed"] == [
         "held-out text is on-policy"
     ]
     assert verdict["text"] in refused.reason

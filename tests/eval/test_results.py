@@ -19,8 +19,26 @@ def test_what_is_written_is_read_back(results, tmp_path):
     assert Results.read(tmp_path / "results.json") == results
 
 
+def as_version_8(results):
+    value = results.model_dump(mode="json") | {"version": 8}
+    for check in value["verdict"]["checks"]:
+        check["passed"] = check.pop("outcome") == "passed"
+        del check["needed"]
+    return value
+
+
+def test_version_8_is_converted(results, tmp_path):
+    path = tmp_path / "results.json"
+    value = as_version_8(results)
+    value["verdict"]["checks"][1]["passed"] = False
+    path.write_text(json.dumps(value))
+    found = Results.read(path)
+    assert found.version == VERSION and found.counted == results.counted
+    assert [check.outcome for check in found.verdict.checks[:3]] == ["passed", "failed", "passed"]
+
+
 def as_version_7(results, **verification):
-    value = results.model_dump(mode="json") | {"version": 7}
+    value = as_version_8(results) | {"version": 7}
     value["verification"] |= verification
     del value["verification"]["greedy_acceptance_length"]
     return value

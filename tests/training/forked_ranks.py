@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -71,18 +71,51 @@ def _rank(
     port: str,
 ) -> None:
     """One rank, as a launcher starts it: its environment, its output in the log."""
-    os.environ.clear()
-    os.environ.update(environment)
-    if processes > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    _become(rank, processes, port, environment)
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     from outrider.training.distributed.worker import main
 
     sys.exit(main(spec_path))
+
+
+def fork_ranks(work: Callable[[Path], None], folder: Path, processes: int) -> None:
+    """Runs `work(folder)` in forked ranks that can communicate; all must end without an error."""
+    port = _free_port()
+    ranks = [
+        _context().Process(
+            target=_work, args=(work, folder, dict(os.environ), rank, processes, port)
+        )
+        for rank in range(processes)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * processes
+
+
+def _work(
+    work: Callable[[Path], None],
+    folder: Path,
+    environment: dict[str, str],
+    rank: int,
+    processes: int,
+    port: str,
+) -> None:
+    _become(rank, processes, port, environment)
+    work(folder)
+
+
+def _become(rank: int, processes: int, port: str, environment: dict[str, str]) -> None:
+    """Sets the environment that a launcher gives to a rank."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if processes > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 @contextmanager

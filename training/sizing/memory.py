@@ -11,9 +11,10 @@ prepared one (step-0 parity); backward; and the update of the weights. What Deep
 - every depth of the unroll uses every weight, and autograd adds up the depths' gradients before it
   hands one over: full gradients of all trained weights exist at once in every stage, plus the
   largest tensor's newest share; ZeRO-2 and 3 shard what comes after;
-- with several rows a step, stage 1 also keeps the sum so far; stages 2 and 3 their part of it;
-- the update casts this process's part of the gradients to one float32 vector, from a bf16 copy of a
-  bf16 buffer;
+- the sum over rows and processes is in float32. In bf16, stage 1 (DeepSpeed's BF16_Optimizer) keeps
+  it whole, from the start to the end; stages 2 and 3 keep their part of it. Stage 1 in float32
+  keeps the sum so far where a step has several rows;
+- in stages 2 and 3 a bucket of gradients has a float32 copy while it is reduced;
 - stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep
   each gathering until backward.
 
@@ -147,9 +148,18 @@ class MemoryPlan:
     def _largest(self) -> int:
         return self.size.largest_trained(self.trained_parameters)
 
+    @property
+    def _kept_sum(self) -> bool:
+        """Whether the sum of gradients is a buffer that exists all the time."""
+        return self.zero_stage == 1 and self.compute == "bf16"
+
     def _bucket(self) -> int:
-        """A GPU reserves the bucket whole; on a CPU only what is written takes memory."""
-        return self._b * (BUCKET if self.device == "cuda" else min(BUCKET, self.trained))
+        """The bucket and, from bf16, its float32 copy.
+
+        A GPU reserves the bucket whole; on a CPU only what is written takes memory.
+        """
+        value_bytes = self._b + (4 if self._b < 4 else 0)
+        return value_bytes * (BUCKET if self.device == "cuda" else min(BUCKET, self.trained))
 
     def _kept(self) -> dict[str, int]:
         frozen = int(self.size.frozen(self.trained_parameters) * self.frozen_value_bytes)
@@ -161,8 +171,10 @@ class MemoryPlan:
             "embedding_and_head": self._ends(),
             "rows_in_flight": rows * self._row_bytes(),
         }
+        if self._kept_sum:
+            kept["summed_gradients"] = 4 * self.trained
         if self.zero_stage == 3:
-            kept["gradient_shard_and_bucket"] = self._share(self._b) + self._bucket()
+            kept["gradient_shard_and_bucket"] = self._share(4) + self._bucket()
         if self.device == "cuda":
             kept["cuda_context_assumed"] = CUDA_CONTEXT
         else:
@@ -186,14 +198,16 @@ class MemoryPlan:
         saved = self.activations.saved_bytes()
         states = 3 * b * self.depth * row.anchors * s.hidden
         attention = self.activations.attention_scratch(b)
-        gradients = b * self.trained * (2 if self.rows_each > 1 and self.zero_stage == 1 else 1)
+        gradients = b * self.trained
+        summed = self._summed_before()
         if self.zero_stage == 2:
-            gradients += self._share(self._b) + self._bucket()
+            gradients += self._share(4) + self._bucket()
+        else:
+            gradients += summed
         chunk = 4 * CHUNK_COPIES * self._chunk()
         first = {"activations": saved + attention, "drafted_states": states, "loss_chunk": 0}
         at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
-        if self.rows_each > 1 and self.zero_stage == 1:
-            first["gradients"] = at_loss["gradients"] = b * self.trained
+        first["gradients"] = at_loss["gradients"] = summed
         later = saved - self.activations.last_depth_bytes()
         between = {
             "activations": later + (attention if self.depth > 1 else 0),
@@ -206,21 +220,27 @@ class MemoryPlan:
             found["gathered_weights"] = b * gathered
         return found
 
+    def _summed_before(self) -> int:
+        """Gradients of the rows before this one, where no kept buffer holds them."""
+        if self.rows_each == 1 or self._kept_sum or self.zero_stage == 3:
+            return 0
+        return self._share(4) if self.zero_stage == 2 else self._b * self.trained
+
     def _update(self) -> dict[str, int]:
-        """Norm and clipping in float64, one tensor at a time; flat copies; AdamW in place."""
-        b, own = self._b, self.trained / self.processes
-        flat = 0 if b == 4 else 4
+        """Norm and clipping in float64, one tensor at a time; AdamW in place."""
+        own = self.trained / self.processes
+        norm = 8 * min(self._largest(), own)
+        if self._kept_sum:
+            return {"gradients": int(norm)}
         if self.zero_stage == 3:
-            group = min(SUB_GROUP, own)
-            return {
-                "gradients": int(
-                    max((b + flat) * group, 8 * min(self._largest() / self.processes, own))
-                )
-            }
-        others = b * (self.trained - own) if self.zero_stage == 1 else 0
-        reduce = b * self.trained * (1 if self.zero_stage == 1 else 0) + self._bucket() + b * own
-        norm = others + b * own + 8 * min(self._largest(), own)
-        cast = 2 * b * own + flat * own
+            flat = 0 if self._b == 4 else 4
+            norm = 8 * min(self._largest() / self.processes, own)
+            return {"gradients": int(max((self._b + flat) * min(SUB_GROUP, own), norm))}
+        whole = self.zero_stage == 1
+        reduce = 4 * (self.trained if whole else 0) + self._bucket() + 4 * own
+        norm += 4 * (self.trained if whole else own)
+        # Stage 1 in float32 flattens its part into another vector.
+        cast = 8 * own if whole else 4 * own
         return {"gradients": int(max(reduce if self.device == "cuda" else 0, norm, cast))}
 
     def _chunk(self) -> int:

@@ -5,6 +5,7 @@ Dense and sparse, few and many experts, plain and YaRN positions.
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
@@ -140,3 +141,29 @@ def test_grouped_tokens_go_through_their_experts_and_gradients_too():
     assert torch.autograd.gradcheck(
         lambda x, stack: deepseek._GroupedLinear.apply(x, stack, counts), (x_MI, stack_XOI)
     )
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket is torch.ops.aten.mm
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("x_needed", "stack_needed"), [(True, False), (False, True)])
+def test_only_needed_gradients_of_a_stack_are_computed_and_saved(x_needed, stack_needed):
+    x_MI = torch.randn(9, 4, requires_grad=x_needed)
+    stack_XOI = torch.randn(5, 3, 4, requires_grad=stack_needed)
+    out_MO = deepseek._GroupedLinear.apply(x_MI, stack_XOI, [2, 0, 4, 3, 0])
+    saved_x, saved_stack = out_MO.grad_fn.saved_tensors
+    assert (saved_x is None) == (not stack_needed) and (saved_stack is None) == (not x_needed)
+    with Products() as products:
+        out_MO.sum().backward()
+    # One for each expert that has tokens; an empty product of x's gradient costs nothing.
+    assert products.count == (5 if x_needed else 3)
+    assert (x_MI.grad is None) == (not x_needed) and (stack_XOI.grad is None) == (not stack_needed)

@@ -86,6 +86,18 @@ def test_bytes_of_a_weight_are_deepspeeds():
     assert plan(zero_stage=1, processes=8).phases()["update"]["weights"] == one["weights"]
 
 
+def test_gradients_are_summed_in_float32():
+    """Stage 1 keeps the whole sum all the time, stage 2 its share from the first row on."""
+    trained = plan().trained
+    for phase in plan(processes=8).phases().values():
+        assert phase["summed_gradients"] == 4 * trained
+    one, eight = (
+        plan(zero_stage=2, processes=n, rows_each=2).phases()["backward"]["gradients"]
+        for n in (1, 8)
+    )
+    assert one - eight == pytest.approx(4 * trained * 7 / 8)
+
+
 def test_what_is_not_trained_has_no_states():
     size = mtp_size(R1)
     parts = plan(trained_parameters="non_routed", frozen_value_bytes=1).phases()["update"]
@@ -102,11 +114,11 @@ def test_more_of_anything_never_takes_less():
     for more in (
         {"depth": 4},
         {"row": RowShape.full(8192), "row_tokens": 8192},
-        {"rows_each": 4},
         {"processes": 4},
     ):
         assert plan(**({"processes": 8} | more)).peak()[1] > base, more
-    assert plan(processes=8, compute="fp32").peak()[1] > base
+    whole = plan(processes=8, compute="fp32").peak()[1]
+    assert plan(processes=8, compute="fp32", rows_each=4).peak()[1] > whole > base
     assert plan(processes=8, trained_parameters="non_routed").peak()[1] < base
 
 

@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.recipes.commands.train_speculator import _may_ship
 from outrider.recipes.config.load import load_recipe
-from outrider.recipes.pipeline.stages.export import _write
+from outrider.recipes.pipeline.stages.export import NotShipped, _work, _write
+from tests.eval.sample_results import sample_results
 
 
 @pytest.fixture
@@ -55,3 +57,18 @@ def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
 def test_k_by_batch_size_needs_a_search(speculator):
     with pytest.raises(OutriderError, match=r"eval\.k was set by hand"):
         bundle(speculator, None, "export.k_per_batch_size=true")
+
+
+@pytest.mark.parametrize("verdict", ["undecided", "do not ship"])
+def test_only_ship_is_exported(tmp_path, verdict):
+    results = sample_results()
+    judged = results.verdict.model_copy(update={"verdict": verdict, "reason": "too few sessions"})
+    results.model_copy(update={"verdict": judged}).write(tmp_path / "results.json")
+    run = SimpleNamespace(
+        evaluation=tmp_path, root=tmp_path, result_of=lambda stage: {"verdict": verdict}
+    )
+    recipe = load_recipe("resume_screening.yaml", []).recipe
+    with pytest.raises(NotShipped, match=f"verdict is `{verdict}`: too few sessions") as refused:
+        _work(run, recipe, {"force": False})
+    assert refused.value.exit_code == 2
+    assert not _may_ship(run)
