@@ -37,10 +37,18 @@ ROUND_TRIPS = (200, 10)
 """Exact sequences of the first and of every later chunk whose text is retokenized. The share that
 agrees tells how reliable retokenized sequences are."""
 
+LEARNED_ROWS = 200
+"""Rows with ids of a chunk from which the readings of the others are learned."""
+
+CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
+"""What a session's name identifies: a logged conversation; a user, where no conversation was
+logged; without either, the exchanges that begin with the same first question."""
+
 SCHEMA = pa.schema(
     {
         "sequence_id": pa.string(),
         "session": pa.string(),
+        "session_kind": pa.string(),
         "tenant": pa.string(),
         "route": pa.string(),
         "model": pa.string(),
@@ -57,8 +65,8 @@ SCHEMA = pa.schema(
 )
 """Columns of the table of sequences.
 
-`time` is in Unix seconds, null where it was not logged. Other values that were not logged are empty
-text."""
+`session_kind` is what `session` identifies (`SESSION_KINDS`). `time` is in Unix seconds, null where
+it was not logged. Other values that were not logged are empty text."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +135,14 @@ class ChunkWork:
         rows: list[dict[str, Any]] = []
         rejects: list[Reject] = []
         round_trips = ROUND_TRIPS[min(chunk.number, 1)]
-        for item in chunk.items:
+        parsed = [
+            [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
+            for item in chunk.items
+        ]
+        self._learn(parsed)
+        for item, outcomes in zip(chunk.items, parsed, strict=True):
             tally.rows += item.rows
             tally.formats[chunk.format] += item.rows
-            outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
             if isinstance(item, Record):
                 tally.joined += item.rows - 1
                 tally.extra_choices += len(outcomes) - 1
@@ -170,11 +182,26 @@ class ChunkWork:
             part["privacy"] = self.guard.tally.to_json()
         write_json(path, part)
 
+    def _learn(self, parsed: list[list[Exchange | Reject]]) -> None:
+        """Learns from the chunk's rows with ids how the endpoint's text is to be read.
+
+        A part must depend on its chunk alone, so each chunk learns for itself.
+        """
+        self.builder.learned.clear()
+        left = LEARNED_ROWS
+        for outcomes in parsed:
+            for outcome in outcomes:
+                if isinstance(outcome, Exchange) and outcome.completion_token_ids and left:
+                    self.builder.learn(outcome)
+                    left -= 1
+
     def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
         place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
+        session, session_kind = _session(exchange, sequence.prompt_text)
         return {
             "sequence_id": f"{self.file_numbers[place.file]}-{place.line}{choice}",
-            "session": exchange.session or _conversation(exchange, sequence.prompt_text),
+            "session": session,
+            "session_kind": session_kind,
             "tenant": exchange.tenant or "",
             "route": exchange.route or "",
             "model": exchange.model or "",
@@ -204,6 +231,15 @@ class ChunkWork:
 def model_label(name: str | None) -> str:
     """Model name without path, in lower case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
     return (name or "").rstrip("/").rpartition("/")[2].lower()
+
+
+def _session(exchange: Exchange, prompt_text: str) -> tuple[str, str]:
+    """Name and kind of the session."""
+    if exchange.session:
+        return exchange.session, CONVERSATION
+    if exchange.user:
+        return exchange.user, USER
+    return _conversation(exchange, prompt_text), FIRST_QUESTION
 
 
 def _conversation(exchange: Exchange, prompt_text: str) -> str:

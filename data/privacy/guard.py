@@ -37,7 +37,7 @@ UNREADABLE = "privacy_unreadable"
 LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
-METADATA = ("session", "tenant", "route")
+METADATA = ("session", "user", "tenant", "route")
 COMPLETION = tuple(
     field.name
     for field in dataclasses.fields(Exchange)

@@ -9,6 +9,7 @@ conversation (chat_template.py), and the response is reconstructed as R1 emitted
 """
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.tokenize.chat_template import ChatTemplate
-from outrider.data.tokenize.emitted_text import END_THINK, endings, opening_of, readings
+from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
+
+OPENED = f"{THINK}\n"
+"""What R1's template ends with, so that the response begins with reasoning."""
+
+LEAST_LEARNED = 20
+"""Rows with ids from which a reading that none of them has is no longer considered. A logged count
+alone errs: the target's tokens are not always those of the tokenizer (`e`, `at` for `eat`), so that
+a wrong reading may have the right length."""
 
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
@@ -38,6 +47,8 @@ class TokenSequence:
     top_p: float
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None where not logged."""
+    prompt_agrees_with_usage: bool | None = None
+    """The same of the prompt."""
 
 
 class SequenceBuilder:
@@ -70,6 +81,8 @@ class SequenceBuilder:
         self.longest = config["max_position_embeddings"] - 1
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
+        self.learned: Counter[tuple[int, int]] = Counter()
+        """Rows with ids by number of readings and place of the engine's (`learn`)."""
         # Requests without these are sampled with the target's defaults, as in vLLM.
         self.temperature = defaults.get("temperature", 1.0)
         self.top_p = defaults.get("top_p", 1.0)
@@ -83,10 +96,7 @@ class SequenceBuilder:
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
         exact = prompt_ids is not None and completion_ids is not None
         if prompt_ids is None:
-            prompt_text = self.render(exchange)
-            prompt_ids = self._encode(
-                prompt_text, exchange.messages is None and exchange.prompt_is_raw
-            )
+            prompt_ids, prompt_text = self._prompt(exchange)
         else:
             self._check_vocabulary(prompt_ids)
             prompt_text = self.decode(prompt_ids)
@@ -107,7 +117,7 @@ class SequenceBuilder:
         top_p = self.top_p if exchange.top_p is None else exchange.top_p
         if temperature < 0 or not 0 < top_p <= 1:
             raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
-        counted = exchange.completion_tokens
+        counted, counted_before = exchange.completion_tokens, exchange.prompt_tokens
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
@@ -116,7 +126,53 @@ class SequenceBuilder:
             temperature=temperature,
             top_p=top_p,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
+            prompt_agrees_with_usage=(
+                None if counted_before is None else counted_before == len(prompt_ids)
+            ),
         )
+
+    def learn(self, exchange: Exchange) -> None:
+        """Counts which reading of the text is the engine's, from a row with ids and text."""
+        ids = exchange.completion_token_ids
+        if not ids or exchange.tool_calls or (exchange.reasoning is None and not exchange.content):
+            return
+        try:
+            self._check_vocabulary(ids)
+            prompt_text = self.render(exchange)
+        except Reject:
+            return
+        texts, _ = readings(exchange, opening_of(exchange, prompt_text))
+        emitted = self.decode(ids[:-1] if ids[-1] == self._eos else ids)
+        if len(texts) > 1 and emitted in texts:
+            self.learned[len(texts), texts.index(emitted)] += 1
+
+    def _seen(self, texts: list[str]) -> list[str]:
+        """The readings that rows with ids had, most frequent first; all where few rows tell."""
+        counts = [self.learned[len(texts), place] for place in range(len(texts))]
+        if sum(counts) < LEAST_LEARNED:
+            return texts
+        order = sorted(range(len(texts)), key=lambda place: -counts[place])
+        return [texts[place] for place in order if counts[place]]
+
+    def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
+        """Ids and text of a prompt without logged ids.
+
+        The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
+        endpoint's template opens `<think>`: R1's did not until February 2025.
+        """
+        text = self.render(exchange)
+        if exchange.messages is None:
+            return self._encode(text, exchange.prompt_is_raw), text
+        ids, counted = self._encode(text), exchange.prompt_tokens
+        if counted is None or len(ids) == counted:
+            return ids, text
+        if not exchange.template_arguments.get("continue_final_message"):
+            opened = text.endswith(OPENED)
+            other = text.removesuffix(OPENED) if opened else text + OPENED
+            other_ids = self._encode(other)
+            if len(other_ids) == counted:
+                return other_ids, other
+        return ids, text
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens as text."""
@@ -146,7 +202,7 @@ class SequenceBuilder:
         texts, only_if_counted = readings(exchange, opening_of(exchange, prompt_text))
         counted = exchange.completion_tokens
         likeliest = None
-        for text in texts:
+        for text in self._seen(texts):
             for stop_string, ends in endings(exchange):
                 ids = self._encode(text + stop_string) + (self._end_token(exchange) if ends else [])
                 if len(ids) == counted or (counted is None and not only_if_counted):
