@@ -61,9 +61,7 @@ if TYPE_CHECKING:
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    from outrider.data.sequences import load_sequences
-
-    heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
+    heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     with context.open_servers() as servers, context.open_load() as load:
         replays, validation = None, None
