@@ -24,7 +24,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import replay
-from outrider.eval.stats.bootstrap import bootstrap
+from outrider.eval.stats.clusters import clustered
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -139,12 +139,10 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
         )
         seconds = time.perf_counter() - began
         expected, tokens = sums.steps_RK[:, k - 1], sums.tokens_R
-        length = bootstrap(
+        length = clustered(
             np.stack([tokens, expected], axis=1),
             sums.sessions,
             lambda s: s[..., 0] / s[..., 1],
-            samples=2000,
-            seed=0,
         )
         results.append(
             {

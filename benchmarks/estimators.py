@@ -25,7 +25,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import acceptances, batches, load_replayed
-from outrider.eval.stats.bootstrap import bootstrap
+from outrider.eval.stats.clusters import clustered
 from outrider.serving.config import TargetConfig
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.config import SpeculatorConfig
@@ -172,8 +172,8 @@ def intervals(
     def ratio(s: np.ndarray) -> np.ndarray:
         return s[..., 1] / s[..., 2]
 
-    paired = bootstrap(sums_RM, sessions, ratio, samples=samples, seed=0)
-    alone = bootstrap(sums_RM, range(len(sums_RM)), ratio, samples=samples, seed=0)
+    paired = clustered(sums_RM, sessions, ratio)
+    alone = clustered(sums_RM, range(len(sums_RM)), ratio)
     # Unpaired: as if base and custom were measured on different responses.
     random, drawn = np.random.default_rng(0), []
     _, number_R = np.unique(sessions, return_inverse=True)
@@ -187,8 +187,8 @@ def intervals(
         drawn.append((c[0] / c[2]) / (b[0] / b[1]))
     low, high = np.quantile(drawn, [0.025, 0.975])
     rows = [
-        ("paired, over sessions", *paired.ci95),
-        ("paired, over responses", *alone.ci95),
+        ("paired, over sessions", paired.low, paired.high),
+        ("paired, over responses", alone.low, alone.high),
         ("unpaired, over sessions", low, high),
     ]
     lines = ["| interval of custom / base | | width |", "|---|---|---|"]

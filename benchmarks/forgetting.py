@@ -106,9 +106,12 @@ class Bench:
         line: dict[str, Any] = {"name": name}
         for part, base in self.base.items():
             custom = self.replayed(directory, part)
-            found = compare(base, custom, DEPTH, samples=2000, seed=0)
+            found = compare(base, custom, DEPTH)
             figures = ("base", "custom", "ratio")
-            line[part] = {which: [found[which].value, *found[which].ci95] for which in figures}
+            line[part] = {
+                which: [found[which].value, found[which].low, found[which].high]
+                for which in figures
+            }
         return line
 
 

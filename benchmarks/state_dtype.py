@@ -119,9 +119,7 @@ def main() -> None:
         (("trained on bf16", "bf16"), ("trained on fp8", "bf16"), "trained on other states")
     )
     for drafts, (before, after, what) in itertools.product(args.drafts, pairs):
-        found = compare(
-            replay_once(*before, drafts), replay_once(*after, drafts), DEPTH, samples=2000, seed=0
-        )
+        found = compare(replay_once(*before, drafts), replay_once(*after, drafts), DEPTH)
         line = {"what": what, "from": before, "to": after, "drafts": drafts, "n": len(rows)}
         line |= {key: [round(v, 4) for v in (e.value, e.low, e.high)] for key, e in found.items()}
         print(json.dumps(line), flush=True)

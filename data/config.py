@@ -216,6 +216,7 @@ class SplitConfig(_Section):
 
 
 StateDtype = Literal["bf16", "fp8"]
+TooLong = Literal["cut", "drop", "fail"]
 
 
 def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
@@ -244,6 +245,11 @@ class CaptureConfig(_Section):
     batch_tokens: int = Field(default=65536, ge=1)
     """Tokens that are sent to the engine at a time, in log order. Bounds the states in memory
     (tokens x hidden size x 2 bytes); the engine schedules within it."""
+
+    too_long: TooLong = "cut"
+    """Sequences that reach `serving.engine.max_model_len`. `cut`: captured without the tokens at
+    their end; dropped where the prompt alone is too long. `drop`: left out. `fail`: the run stops.
+    Both are counted in the capture's result and in the report."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target. Likely means within

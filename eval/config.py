@@ -209,7 +209,8 @@ class EvalSection(BaseModel):
     \boxed{}, else what follows ####, else the last number) is the known one."""
 
     bootstrap_samples: PositiveInt = 2000
-    """Resamples of every interval."""
+    """Resamples of the prompts, for intervals of tokens/s, and permutations of the token frequency
+    test."""
 
     seed: int = 0
     """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded

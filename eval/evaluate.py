@@ -106,7 +106,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         general=replayed.general,
         interpolation=replayed.mixtures,
         slices=replayed.slices,
-        counted=counted_acceptance(everything, context.speculators, k, context.settings),
+        counted=counted_acceptance(everything, context.speculators, k),
         served=served,
         rates=rates_stage(context, requests, noise),
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
@@ -186,14 +186,13 @@ def replay_stage(
     context: EvaluationContext, heldout: Replays, k: int, table: "Dataset"
 ) -> Replayed:
     """Figures of exact replay at k; reads states, needs no server."""
-    settings = context.settings
     bases, general = {"heldout": heldout["base"]}, None
     if context.data.parts.get("general"):
         sums = replay_drafters(context, "general")
-        bases["general"], general = sums["base"], replay_figures(sums, k, settings)
+        bases["general"], general = sums["base"], replay_figures(sums, k)
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
     return Replayed(
-        heldout=replay_figures(heldout, k, settings),
+        heldout=replay_figures(heldout, k),
         general=general,
         mixtures=replay_mixtures(context, k, bases),
         slices=heldout_slices(context, heldout, k, starts),
@@ -209,7 +208,7 @@ def served_stage(
     return {
         mode: Served(
             speed=summarise(blocks, settings, noise),
-            acceptance=counted_acceptance(counted_passes(blocks), speculators, k, settings),
+            acceptance=counted_acceptance(counted_passes(blocks), speculators, k),
         )
         for mode, blocks in measured.blocks.items()
     }

@@ -7,13 +7,14 @@ Every check is listed with what was measured, as passed, failed or undecided. On
 first such check, or what was gained.
 """
 
+import math
 from typing import Literal
 
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import Drafters, Estimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters, Estimate
 from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -86,11 +87,8 @@ def _acceptance(findings: Findings, gate: GateConfig) -> Check:
         ratio, over = findings.replay.ratio, "held-out sessions"
     else:
         ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
-    return Check(
-        name="acceptance length, custom / base",
-        outcome=_outcome(ratio.low > gate.min_acceptance_ratio),
-        seen=f"{_interval(ratio)} over {ratio.clusters} {over}",
-        demand=f"the interval must lie above {gate.min_acceptance_ratio:g}",
+    return _over_sessions(
+        "acceptance length, custom / base", ratio, gate.min_acceptance_ratio, over
     )
 
 
@@ -106,11 +104,31 @@ def _on_policy(found: OnPolicy) -> Check:
 
 def _general(general: Replay, gate: GateConfig) -> Check:
     least = 1 - gate.max_general_loss
+    name = "acceptance length on general traffic, custom / base"
+    return _over_sessions(name, general.ratio, least, "sessions")
+
+
+def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str) -> Check:
+    """Whether the interval of a ratio over clusters lies above `least`."""
+    demand = f"the interval must lie above {least:g}"
+    few = ratio.undecided(units)
+    if few is not None or ratio.low is None or ratio.high is None:
+        return Check(
+            name=name, outcome="undecided", seen=f"{ratio.value:.3f}, {few}", demand=demand
+        )
+    undecided = ratio.low <= least < ratio.high
+    if undecided and ratio.value > least:
+        # The log ratio's error falls with the root of the number of clusters.
+        margin = math.log(ratio.high / ratio.low) / 2
+        needed = math.ceil(ratio.clusters * (margin / math.log(ratio.value / least)) ** 2)
+        demand += f" (undecided: about {needed:,} would be needed)"
+    elif undecided:
+        demand += " (undecided)"
     return Check(
-        name="acceptance length on general traffic, custom / base",
-        outcome=_outcome(general.ratio.low > least),
-        seen=f"{_interval(general.ratio)} over {general.ratio.clusters} sessions",
-        demand=f"the interval must lie above {least:g}",
+        name=name,
+        outcome="undecided" if undecided else _outcome(ratio.low > least),
+        seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}",
+        demand=demand,
     )
 
 

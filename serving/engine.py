@@ -14,7 +14,6 @@ drafts at once faster than the CPU's MLA kernel.
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,12 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.process_start import (
+    FORKING,
+    forks_safely,
+    openmp_library,
+    preloading,
+)
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:
@@ -31,8 +36,6 @@ if TYPE_CHECKING:
     import torch
     from vllm import LLM, SamplingParams
 
-_STOP_S = 20.0
-"""Seconds until an engine that does not shut down is killed."""
 Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
@@ -58,12 +61,10 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
             # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
             "VLLM_USE_AOT_COMPILE": "0",
         }
-        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-        if openmp.is_file():
+        if openmp := openmp_library():
             # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
             # spin.
-            preloads = [os.environ.get("LD_PRELOAD", ""), str(openmp)]
-            environment["LD_PRELOAD"] = ":".join(dict.fromkeys(path for path in preloads if path))
+            environment["LD_PRELOAD"] = preloading(openmp)
     return environment | engine.environment
 
 
@@ -212,8 +213,9 @@ class Engine:
                 batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
             )
             self.llm.collective_rpc("capture_stop")
-            (index, *_) = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
-            states = read_states(index)
+            states = read_states(
+                self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
+            )
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
                 yield row_id, *states.take(output.request_id, token_ids)
 
@@ -299,14 +301,18 @@ def open_engine(
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
-        with _environment(engine_environment(engine) | tree.environment):
+        variables = engine_environment(engine) | tree.environment
+        if forks_safely():
+            variables = FORKING | variables
+        with _environment(variables):
             from vllm import LLM
 
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, engine.max_model_len, Path(folder))
         finally:
-            llm.llm_engine.engine_core.shutdown(timeout=_STOP_S)
+            # Killed at once: an orderly end takes its processes 4 to 7 s, and they hold nothing.
+            llm.llm_engine.engine_core.shutdown(timeout=0)
 
 
 def _prefill_only(

@@ -28,6 +28,7 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.process_start import server_forking
 
 HOST = "127.0.0.1"
 SETTLE_S = 1.2
@@ -94,7 +95,7 @@ class Server:
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
             self.command,
-            env=os.environ | self._environment | self._tree.environment,
+            env=server_forking() | os.environ | self._environment | self._tree.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

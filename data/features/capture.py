@@ -1,10 +1,10 @@
 """Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
 
-First come checks that the disk holds the states and that every sequence fits the engine, then a
-check of the states themselves (self_check.py). An interrupted capture resumes after its last whole
-shard; another target or other sequences restart it. Responses to be regenerated are sampled before
-the capture (privacy/regenerate.py). The engine also scores every completion under the target, for
-the check that it is on-policy (on_policy/).
+First come checks that the disk holds the states and that every sequence fits the engine
+(lengths.py), then a check of the states themselves (self_check.py). An interrupted capture resumes
+after its last whole shard; another target or other sequences restart it. Responses to be
+regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
+completion under the target, for the check that it is on-policy (on_policy/).
 
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
@@ -27,6 +27,7 @@ from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.features.lengths import Lengths, fit, longest
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.privacy.regenerate import asked_rows, regenerate
@@ -63,25 +64,28 @@ def capture(
     target_config = read_json(target_dir / "config.json")
     spec = trainable_kind(kind).features(target_config).stored(target_config["hidden_size"])
     _check_streams(spec, kind)
-    table = load_sequences(sequences_dir, ids_of(parts))
+    table, lengths = fit(
+        load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len, capture.too_long
+    )
     source = {
         "target": sampled_digest(
             [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
         ),
-        "sequences": _rows_digest(_rows(table)),
+        "sequences": _rows_digest(_rows(table, lengths.limit)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
+    if lengths.cut or lengths.dropped:
+        source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
+        Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
     if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
         return read_json(out_dir / SUMMARY)
-    lengths = [len(token_ids) for token_ids in table["token_ids"]]
-    _check_lengths(table["sequence_id"][:], lengths, engine)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(out_dir, sum(lengths), spec, capture.dtype)
+    tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
+    _check_disk(out_dir, tokens, spec, capture.dtype)
     with open_engine(target, engine, scratch=out_dir) as live:
-        return capture_table(
-            live, table, load_target_ends(target_dir).lm_head_VH, source, capture, out_dir
-        )
+        head = load_target_ends(target_dir).lm_head_VH
+        return capture_table(live, table, head, source, capture, out_dir, lengths)
 
 
 def capture_table(
@@ -91,27 +95,30 @@ def capture_table(
     source: dict[str, Any],
     capture: CaptureConfig,
     out_dir: Path,
+    lengths: Lengths | None = None,
 ) -> dict[str, Any]:
-    """Regenerates responses that the table marks, checks a spread sample, captures the table."""
-    console = Console(stderr=True)
+    """Regenerates responses that the table marks, checks a spread sample, captures the table.
+
+    `lengths` goes into the summary.
+    """
+    console, limit = Console(stderr=True), longest(engine.max_model_len)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
     sample = np.linspace(
         0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
     )
     check = self_check(
-        engine, [row[:3] for row in _rows(table.select(sample), answers)], lm_head_VH
+        engine, [row[:3] for row in _rows(table.select(sample), limit, answers)], lm_head_VH
     )
     console.print(check.describe(), highlight=False, soft_wrap=True)
     require(check, capture)
-    tokens = sum(len(row.token_ids) for row in _rows(table, answers))
+    tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
     began = time.monotonic()
 
     def states(batch: list[LoggedRow]) -> Iterator[State]:
         return engine.prefill_logged(batch, capture.on_policy_positions, capture.batch_tokens)
 
-    captured = _write(
-        engine, states, _rows(table, answers), tokens, out_dir, source, capture, console, COLUMNS
-    )
+    rows = _rows(table, limit, answers)
+    captured = _write(engine, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
@@ -124,6 +131,7 @@ def capture_table(
         "seconds": round(seconds, 3),
         "tokens_per_s": round(captured / seconds, 1),
         "self_check": check.as_dict(),
+        "too_long": lengths._asdict() if lengths else None,
     }
     write_json(out_dir / SUMMARY, summary, private=True)
     return summary
@@ -206,8 +214,10 @@ def _write(
     return captured
 
 
-def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> Iterator[LoggedRow]:
-    """The table's rows, with the logged responses replaced by those in `answers`."""
+def _rows(
+    table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
+) -> Iterator[LoggedRow]:
+    """The table's rows up to `limit` tokens, logged responses replaced by those in `answers`."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
@@ -215,7 +225,7 @@ def _rows(table: Dataset, answers: Mapping[str, np.ndarray] | None = None) -> It
             logged = logged._replace(
                 token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
             )
-        yield logged
+        yield logged._replace(token_ids=logged.token_ids[:limit])
 
 
 def _batches(rows: Iterable[Row | LoggedRow], batch_tokens: int) -> Iterator[list[Row | LoggedRow]]:
@@ -236,17 +246,6 @@ def _finished(out_dir: Path, source: dict[str, Any], dtype: StateDtype) -> bool:
         return False
     manifest = FeatureStore.open(out_dir).manifest
     return manifest["source"] == source and manifest["dtype"] == STORED_AS[dtype]
-
-
-def _check_lengths(sequence_ids: list[str], lengths: list[int], engine: EngineConfig) -> None:
-    too_long = [index for index, length in enumerate(lengths) if length >= engine.max_model_len]
-    if too_long:
-        longest = max(too_long, key=lambda index: lengths[index])
-        raise OutriderError(
-            f"serving.engine.max_model_len = {engine.max_model_len}: {len(too_long)} of"
-            f" {len(lengths)} sequences do not fit (the longest, {sequence_ids[longest]}, has"
-            f" {lengths[longest]} tokens); set it to at least {lengths[longest] + 1}"
-        )
 
 
 def _check_streams(spec: FeatureSpec, kind: str) -> None:

@@ -22,7 +22,9 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
+from outrider.data.features.capture import SUMMARY
 from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.lengths import Lengths
 from outrider.data.on_policy.causes import Verdict, judge
 from outrider.data.on_policy.evidence import Z_EDGES, Evidence
 from outrider.data.on_policy.quarantine import write_quarantine
@@ -45,10 +47,12 @@ def check_traffic(
         OutriderError: most of the traffic is off-policy.
     """
     parts = read_json(Path(split_dir) / "parts.json")
-    table = load_sequences(sequences_dir, ids_of(parts))
-    report = examine(
-        FeatureStore.open(features_dir), table, parts, load_slices(split_dir), min_on_policy
+    store = FeatureStore.open(features_dir)
+    captured = set(store.sequence_ids)
+    table = load_sequences(
+        sequences_dir, [sequence_id for sequence_id in ids_of(parts) if sequence_id in captured]
     )
+    report = examine(store, table, parts, load_slices(split_dir), min_on_policy)
     console = Console(stderr=True)
     for line in two_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -97,10 +101,14 @@ def examine(
     }
     for dimension, of_name in groups.items():
         report["slices"][dimension] = {name: described(rows_N) for name, rows_N in of_name.items()}
+    summary = store.directory / SUMMARY
+    report["too_long"] = read_json(summary).get("too_long") if summary.exists() else None
     write_json(store.directory / FILE, report, private=True)
     ids = table["sequence_id"][:]
     write_quarantine(
-        store.directory, {ids[row]: float(own_S[row]) for row in np.flatnonzero(below_S)}
+        store.directory,
+        {ids[row]: float(own_S[row]) for row in np.flatnonzero(below_S)},
+        not_captured=[sequence_id for sequence_id in ids_of(parts) if sequence_id not in index],
     )
     return report
 
@@ -120,7 +128,7 @@ def require(report: Mapping[str, Any]) -> None:
 
 
 def two_lines(report: Mapping[str, Any]) -> list[str]:
-    """The result for a person."""
+    """The result for a person, with a third line where sequences were too long."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
@@ -132,6 +140,8 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"
     why = "" if verdict["own"] else f"Likely cause: {verdict['text']}. "
+    too_long = report.get("too_long")
+    longer = Lengths(**too_long).describe() if too_long else ""
     return [
         f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
         f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
@@ -139,6 +149,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
         f"z {everything['z']['pooled']:.1f}",
         f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
         f"{everything['own_share']['lowest']:.2f})",
+        *([longer] if longer else []),
     ]
 
 

@@ -9,7 +9,7 @@ both.
     parts = load_parts(run / "split", features)          # train, validation, heldout; maybe general
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,38 @@ from outrider.data.split.split import PARTS
 FILE = "quarantine.json"
 
 
-def write_quarantine(features_dir: Path, scores: Mapping[str, float]) -> None:
-    """Publishes the quarantined ids with their scores, readable by their owner only."""
+def write_quarantine(
+    features_dir: Path, scores: Mapping[str, float], not_captured: Sequence[str] = ()
+) -> None:
+    """Publishes the quarantined ids with their scores, readable by their owner only.
+
+    `not_captured` were too long for the engine (capture.too_long).
+    """
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
-    write_json(
-        Path(features_dir) / FILE, {"manifest_sha256": manifest, "sequences": listed}, private=True
-    )
+    content: dict[str, Any] = {"manifest_sha256": manifest, "sequences": listed}
+    if not_captured:
+        content["not_captured"] = list(not_captured)
+    write_json(Path(features_dir) / FILE, content, private=True)
 
 
 def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
-    """Reads parts.json without the quarantined sequences; raises if a part becomes empty."""
+    """Reads parts.json without sequences that are quarantined or were not captured.
+
+    Raises:
+        OutriderError: a part becomes empty.
+    """
     parts = read_json(Path(split_dir) / "parts.json")
-    aside = read_json(Path(features_dir) / FILE)["sequences"]
+    quarantine = read_json(Path(features_dir) / FILE)
+    aside = {*quarantine["sequences"], *quarantine.get("not_captured", ())}
     for name in (name for name in (*PARTS, GENERAL) if name in parts):
         kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
         if not kept:
             raise OutriderError(
                 f"{Path(features_dir) / FILE}: all {len(parts[name])} sequences of the {name} part "
-                "are quarantined as off-policy; on_policy.json in the same folder has the causes. "
-                "Correct the log, or lower capture.min_on_policy (null: keep all)"
+                "are quarantined as off-policy or too long; on_policy.json in the same folder has "
+                "the causes. Correct the log, lower capture.min_on_policy (null: keep all), or "
+                "raise serving.engine.max_model_len"
             )
         parts[name] = kept
     return parts

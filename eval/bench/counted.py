@@ -1,6 +1,6 @@
 """Acceptance from vLLM's counters, for every kind of speculator.
 
-    counted_acceptance(counted_passes(blocks), speculators, k=3, settings=settings).ratio
+    counted_acceptance(counted_passes(blocks), speculators, k=3).ratio
 
 A pass is base and custom answering the same prompts. For speculators with an unroll the acceptance
 length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import EvalConfig
 from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
-from outrider.eval.results.parts import DRAFTERS, Drafter, Estimate
-from outrider.eval.stats.bootstrap import bootstrap
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter
+from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
 Counters = Mapping[str, Any]
@@ -61,14 +60,11 @@ def verification_pass(outputs: Outputs) -> CountedPass:
 
 
 def counted_acceptance(
-    passes: Sequence[CountedPass],
-    speculators: Mapping[Drafter, Speculator],
-    k: int,
-    settings: EvalConfig,
+    passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: int
 ) -> Counted:
     """Base, custom and their ratio, pooled over passes.
 
-    The ratio's interval draws groups of passes with the same prompts.
+    The ratio's clusters are groups of passes with the same prompts.
     """
     delivered = not all(speculator.has_unroll for speculator in speculators.values())
     if not delivered:
@@ -80,18 +76,16 @@ def counted_acceptance(
         for drafter in DRAFTERS:
             row += _tokens_and_steps(one, drafter, speculators[drafter], delivered)
         sums.append(row)
-    ratio = bootstrap(
+    ratio = clustered(
         np.array(sums),
         [one.prompts for one in passes],
         lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
-        samples=settings.bootstrap_samples,
-        seed=settings.seed,
     )
     base_tokens, base_steps, custom_tokens, custom_steps = np.sum(sums, axis=0)
     return Counted(
         base=_pooled(passes, "base", base_tokens, base_steps, k, delivered),
         custom=_pooled(passes, "custom", custom_tokens, custom_steps, k, delivered),
-        ratio=Estimate.of(ratio),
+        ratio=ClusteredEstimate.of(ratio),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import RATIOS, VARIANTS, Estimate
 from outrider.eval.results.speed import Block, Delivered, Quantiles, SpeedRow
-from outrider.eval.stats import bootstrap
+from outrider.eval.stats import intervals
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
@@ -92,7 +92,7 @@ def pooled(blocks: Sequence[Record]) -> Block:
 
 def ratio(
     blocks: Sequence[Record], concurrency: int, name: str, settings: EvalConfig, noise: Noise
-) -> bootstrap.Estimate:
+) -> intervals.Estimate:
     """One of RATIOS, with the interval that is valid after as many repeats as `blocks` has."""
     variants = RATIOS[name]
     pairs = _pairs(blocks, concurrency, *variants)

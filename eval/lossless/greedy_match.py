@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outrider.eval.lossless.tost import equivalence
 from outrider.eval.results.parts import Variant
 from outrider.eval.results.verification import Difference, Greedy, SampledText, Task, TaskAccuracy
-from outrider.eval.stats.bootstrap import share_interval
+from outrider.eval.stats.intervals import share_interval
 
 TAIL_PROBABILITY = 1e-4
 

@@ -109,13 +109,15 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
+    from outrider.serving.vllm_hooks.draft_recorder import recorded
+
     engine.llm.collective_rpc("drafts_start")
     outputs = engine.llm.generate(
         [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
         SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False),
         use_tqdm=False,
     )
-    (records, *_) = engine.llm.collective_rpc("drafts_stop")
+    records = recorded(engine.llm.collective_rpc("drafts_stop"))
     rows = [
         [*prompt, *output.outputs[0].token_ids]
         for prompt, output in zip(prompts, outputs, strict=True)

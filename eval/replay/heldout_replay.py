@@ -2,7 +2,7 @@
 
     heldout = replay_drafters(context, "heldout")
     print_first_result(context, heldout)          # before anything is measured in servers
-    replay_figures(heldout, k, settings).ratio
+    replay_figures(heldout, k).ratio
 
 A replay gives every k at once, so it needs no choice of k and no server.
 """
@@ -19,14 +19,13 @@ from rich.table import Table
 
 from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
-from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.formatting import number
 from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters, Estimate
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
 from outrider.speculators.checkpoints.interpolate import interpolate
 
 Replays = dict[Drafter, ReplaySums]
@@ -81,7 +80,7 @@ def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     """Prints acceptance length of base and custom for every k."""
-    base, settings = heldout["base"], context.settings
+    base = heldout["base"]
     table = Table(
         title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
         f"held-out responses of {len(set(base.sessions)):,} sessions, 95 % intervals",
@@ -92,17 +91,17 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     for column in ("k", "base", "custom", "custom / base"):
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
-        found = _compared(heldout["base"], heldout["custom"], k, settings)
+        found = _compared(base, heldout["custom"], k)
         cells = (_three_decimals(found[name]) for name in ("base", "custom", "ratio"))
-        table.add_row(f"{k} (eval.k)" if k == settings.k else str(k), *cells)
+        table.add_row(f"{k} (eval.k)" if k == context.settings.k else str(k), *cells)
     context.console.print(table)
 
 
-def replay_figures(replays: Replays, k: int, settings: EvalConfig) -> Replay:
+def replay_figures(replays: Replays, k: int) -> Replay:
     """The report's figures of exact replay at k."""
     base, custom = replays["base"], replays["custom"]
     return Replay(
-        **_compared(base, custom, k, settings),
+        **_compared(base, custom, k),
         sequences=len(base.sequence_ids),
         sessions=len(set(base.sessions)),
         tokens=int(base.tokens_R.sum()),
@@ -118,11 +117,8 @@ def heldout_slices(
     context: EvaluationContext, replays: Replays, k: int, starts: Mapping[str, int]
 ) -> dict[str, list[Slice]]:
     """Acceptance by slice; `starts` are the completion starts of the held-out sequences."""
-    settings = context.settings
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
-    base, custom = replays["base"], replays["custom"]
-    samples, seed = settings.bootstrap_samples, settings.seed
-    return sliced(base, custom, k, slices, samples=samples, seed=seed)
+    return sliced(replays["base"], replays["custom"], k, slices)
 
 
 def replay_mixtures(
@@ -167,12 +163,12 @@ def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
     return OnPolicy(**judge(evidence).as_dict(), sequences=len(evidence))
 
 
-def _compared(
-    base: ReplaySums, custom: ReplaySums, k: int, settings: EvalConfig
-) -> dict[str, Estimate]:
-    found = compare(base, custom, k, samples=settings.bootstrap_samples, seed=settings.seed)
-    return {name: Estimate.of(estimate) for name, estimate in found.items()}
+def _compared(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
+    found = compare(base, custom, k)
+    return {name: ClusteredEstimate.of(estimate) for name, estimate in found.items()}
 
 
-def _three_decimals(estimate: Estimate) -> str:
+def _three_decimals(estimate: ClusteredEstimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return number(estimate.value)
     return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"

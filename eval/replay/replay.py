@@ -6,7 +6,7 @@ only noise left is which responses were drawn.
 
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
-    compare(base, custom, k=3, samples=2000, seed=0)     # custom / base, interval over sessions
+    compare(base, custom, k=3)        # custom / base, interval over sessions
 
 Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X values that
 the drafter reads of a token; the chain's in speculators/acceptance.py.
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
-from outrider.eval.stats.bootstrap import Estimate, bootstrap
+from outrider.eval.stats.clusters import ClusteredEstimate, clustered
 from outrider.serving.client import Sampling
 from outrider.speculators.features import SequenceStates
 from outrider.speculators.kinds import trainable_kind_of
@@ -185,9 +185,7 @@ def replay(
     )
 
 
-def compare(
-    base: ReplaySums, custom: ReplaySums, k: int, *, samples: int, seed: int
-) -> dict[str, Estimate]:
+def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
     """Acceptance lengths of base and custom and their ratio at k.
 
     Intervals are over sessions, paired by response.
@@ -201,8 +199,7 @@ def compare(
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
     }
     return {
-        name: bootstrap(sums_RM, base.sessions, statistic, samples=samples, seed=seed)
-        for name, statistic in statistics.items()
+        name: clustered(sums_RM, base.sessions, statistic) for name, statistic in statistics.items()
     }
 
 

@@ -1,14 +1,14 @@
 """Acceptance length by slice of the held-out traffic, base and custom.
 
-    sliced(base, custom, k=3, slices=slices, samples=2000, seed=0)["tenant"][0].ratio
+    sliced(base, custom, k=3, slices=slices)["tenant"][0].ratio
 
 Slices of responses are those that the split named (tenant, route, template, ...) and the length of
 the prompt. Slices within responses are reasoning and answer, and the position
-(response_segments.py). Every figure is a ratio of sums over a slice's responses; its interval is a
-paired bootstrap over the slice's sessions.
+(response_segments.py). Every figure is a ratio of sums over a slice's responses; its interval is
+over the slice's sessions, and is null where they are few (eval/stats/clusters.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,13 @@ from numpy.typing import NDArray
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.acceptance import Slice
 from outrider.eval.results.parts import SliceEstimate
-from outrider.eval.stats.bootstrap import bootstrap
-
-LEAST_SESSIONS = 5
-"""A slice with fewer sessions has no interval: so few clusters make it too narrow."""
+from outrider.eval.stats.clusters import Statistic, clustered
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
 """Upper ends in tokens of the slices by prompt length; longer prompts are the last slice."""
 
 Slices = Mapping[str, Mapping[str, Sequence[str]]]
 """dimension -> name -> sequence ids"""
-
-Statistic = Callable[[NDArray[Any]], NDArray[Any]]
 
 SliceSums = tuple[str, str, NDArray[Any], NDArray[Any]]
 """(dimension, name, rows, [tokens, base's steps, custom's steps] of each row)."""
@@ -47,9 +42,7 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
     return {name: ids for name, ids in slices.items() if ids}
 
 
-def sliced(
-    base: ReplaySums, custom: ReplaySums, k: int, slices: Slices, *, samples: int, seed: int
-) -> dict[str, list[Slice]]:
+def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict[str, list[Slice]]:
     """The slices of each dimension that has more than one."""
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
@@ -61,8 +54,7 @@ def sliced(
         # A region may be so small that no step is expected to start in it.
         if sums_NM.sum(axis=0).all():
             sessions = [base.sessions[row] for row in rows_N]
-            row = _slice(name, sums_NM, sessions, samples, seed)
-            table.setdefault(dimension, []).append(row)
+            table.setdefault(dimension, []).append(_slice(name, sums_NM, sessions))
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
 
@@ -88,22 +80,15 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceS
         yield dimension, name, rows_N, np.stack([tokens_R[rows_N], *steps], axis=1)
 
 
-def _slice(
-    name: str, sums_NM: NDArray[Any], sessions: Sequence[str], samples: int, seed: int
-) -> Slice:
-    clusters = len(set(sessions))
-
+def _slice(name: str, sums_NM: NDArray[Any], sessions: Sequence[str]) -> Slice:
     def estimate(statistic: Statistic) -> SliceEstimate:
-        if clusters < LEAST_SESSIONS:
-            value = float(statistic(sums_NM.sum(axis=0)))
-            return SliceEstimate(value=value, low=None, high=None)
-        found = bootstrap(sums_NM, sessions, statistic, samples=samples, seed=seed)
+        found = clustered(sums_NM, sessions, statistic)
         return SliceEstimate(value=found.value, low=found.low, high=found.high)
 
     return Slice(
         name=name,
         sequences=len(sums_NM),
-        sessions=clusters,
+        sessions=len(set(sessions)),
         tokens=int(sums_NM[:, 0].sum()),
         base=estimate(lambda s: s[..., 0] / s[..., 1]),
         custom=estimate(lambda s: s[..., 0] / s[..., 2]),

@@ -33,8 +33,6 @@ def sweep(
                 base_sums,
                 replay_mixture(share, part),
                 k,
-                samples=evaluation.bootstrap_samples,
-                seed=evaluation.seed,
             )
             row[part] = {
                 "acceptance_length": found["custom"].as_dict(),

@@ -191,7 +191,8 @@ def history_chart(points: Sequence[Point]) -> str:
     rows = []
     for number, point in enumerate(points, start=1):
         for drafter, length in (("base", point.base), ("custom", point.acceptance_length)):
-            figures = {"value": length.value, "low": length.low, "high": length.high}
+            low, high = length.low or length.value, length.high or length.value
+            figures = {"value": length.value, "low": low, "high": high}
             rows.append({"run": f"{number}. {point.run}", "variant": drafter, **figures})
     axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
     base = alt.Chart(_data(rows)).encode(

@@ -19,10 +19,10 @@ from rich.table import Table
 from outrider.eval.report.drift import TITLE, Series, history
 from outrider.eval.report.drift import table as drift_table
 from outrider.eval.report.formatting import interval
-from outrider.eval.report.past_run import PastEstimate, PastRun, PastSliceEstimate
+from outrider.eval.report.past_run import PastClustered, PastRun
 from outrider.eval.report.tables import WORKLOAD_HEAD, WorkloadRow, workload_cells, workload_rows
 
-Figure = str | int | PastEstimate | PastSliceEstimate
+Figure = str | int | PastClustered
 
 
 class FigureRow(BaseModel):
@@ -85,7 +85,7 @@ def figure_text(value: Figure | None) -> str:
     """A figure as text; `-` where there is none."""
     if value is None:
         return "-"
-    if isinstance(value, PastEstimate | PastSliceEstimate):
+    if isinstance(value, PastClustered):
         return interval(value)
     return str(value)
 

@@ -20,7 +20,7 @@ from scipy.stats import norm
 
 from outrider.data.ingest.traffic_facts import date
 from outrider.eval.report.formatting import Interval, interval
-from outrider.eval.report.past_run import PastEstimate, PastReplay, PastRun
+from outrider.eval.report.past_run import PastClustered, PastReplay, PastRun
 from outrider.eval.results.report import HeldoutTime
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class Point(BaseModel):
     k: int | None
     sequences: int
     sessions: int
-    base: PastEstimate
-    acceptance_length: PastEstimate
-    over_base: PastEstimate
+    base: PastClustered
+    acceptance_length: PastClustered
+    over_base: PastClustered
     change: Changes | None = None
     """Since the first run; null for the first and for one that cannot be compared with it"""
     reading: str = ""
@@ -126,7 +126,7 @@ def table(series: Series) -> list[list[str]]:
     ]
 
 
-def change(first: PastEstimate, later: PastEstimate, comparisons: int) -> Change:
+def change(first: PastClustered, later: PastClustered, comparisons: int) -> Change:
     """later / first with its 95 % interval and the two-sided p-value of no change.
 
     The estimates are of independent samples and above 0. `comparisons` shares LEVEL.
@@ -143,7 +143,9 @@ def change(first: PastEstimate, later: PastEstimate, comparisons: int) -> Change
     )
 
 
-def _log_error(estimate: PastEstimate) -> float:
+def _log_error(estimate: PastClustered) -> float:
+    if estimate.low is None or estimate.high is None:
+        raise ValueError("an estimate without an interval has no standard error")
     return math.log(estimate.high / estimate.low) / (2 * Z)
 
 
@@ -160,9 +162,9 @@ def _points(runs: Sequence[tuple[str, PastRun]]) -> list[Point]:
     points = []
     for name, run in runs:
         found = _replay(run)
-        other = _difference(first, run)
+        obstacle = _obstacle(first, run)
         changed = None
-        if other is None and run is not first:
+        if obstacle is None and run is not first:
             changed = _changes(_replay(first), found, len(runs) - 1)
         point = Point(
             run=name,
@@ -174,7 +176,7 @@ def _points(runs: Sequence[tuple[str, PastRun]]) -> list[Point]:
             acceptance_length=found.custom,
             over_base=found.ratio,
             change=changed,
-            reading=f"not comparable, another {other}" if other else _reading(changed),
+            reading=f"not comparable, {obstacle}" if obstacle else _reading(changed),
         )
         points.append(point)
     return points
@@ -186,13 +188,18 @@ def _replay(run: PastRun) -> PastReplay:
     return run.replay
 
 
-def _difference(first: PastRun, run: PastRun) -> str | None:
-    """The first setting in which two runs differ so that they cannot be compared."""
+def _obstacle(first: PastRun, run: PastRun) -> str | None:
+    """Why two runs cannot be compared: another setting, or too few sessions for an interval."""
     if run.k != first.k:
-        return "k"
+        return "another k"
     if run.sampling != first.sampling:
-        return "sampling"
-    return "draft_sample_method" if run.draft_sample_method != first.draft_sample_method else None
+        return "another sampling"
+    if run.draft_sample_method != first.draft_sample_method:
+        return "another draft_sample_method"
+    for each in (_replay(first), _replay(run)):
+        if each.custom.low is None or each.ratio.low is None:
+            return f"{each.sessions} sessions are too few for an interval"
+    return None
 
 
 def _changes(first: PastReplay, later: PastReplay, comparisons: int) -> Changes:

@@ -21,37 +21,36 @@ class _Past(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class PastEstimate(_Past):
-    """A figure with its interval."""
-
-    value: float
-    low: float
-    high: float
-    observations: int | None = None
-    clusters: int | None = None
-
-
-class PastSliceEstimate(_Past):
-    """A figure of a slice, which may have no interval."""
+class PastClustered(_Past):
+    """A figure over sessions, which has no interval where they are few."""
 
     value: float
     low: float | None = None
     high: float | None = None
+    observations: int | None = None
+    clusters: int | None = None
+
+
+class PastEstimate(PastClustered):
+    """A figure with its interval."""
+
+    low: float
+    high: float
 
 
 class PastSlice(_Past):
     """A slice's ratio."""
 
     name: str
-    ratio: PastSliceEstimate
+    ratio: PastClustered
 
 
 class PastReplay(_Past):
     """Exact replay."""
 
-    base: PastEstimate
-    custom: PastEstimate
-    ratio: PastEstimate
+    base: PastClustered
+    custom: PastClustered
+    ratio: PastClustered
     sequences: int
     sessions: int
 

@@ -143,7 +143,10 @@ def length_figures(traffic: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def _tile(label: str, estimate: Interval) -> Tile:
-    return Tile(label, f"{estimate.value:.2f}×", f"{estimate.low:.2f} to {estimate.high:.2f}")
+    note = "no interval: too few sessions"
+    if estimate.low is not None and estimate.high is not None:
+        note = f"{estimate.low:.2f} to {estimate.high:.2f}"
+    return Tile(label, f"{estimate.value:.2f}×", note)
 
 
 if __name__ == "__main__":

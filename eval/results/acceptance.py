@@ -1,6 +1,6 @@
 """Models of acceptance: exact replay, slices, mixtures, and vLLM's counters."""
 
-from outrider.eval.results.parts import Drafters, Estimate, Part, SliceEstimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters, Part, SliceEstimate
 
 
 class OnPolicy(Part):
@@ -19,12 +19,12 @@ class OnPolicy(Part):
 class Replay(Part):
     """Exact replay of held-out responses at k."""
 
-    base: Estimate
+    base: ClusteredEstimate
     """Acceptance length of base: delivered tokens over expected steps"""
-    custom: Estimate
+    custom: ClusteredEstimate
     """Acceptance length of custom"""
-    ratio: Estimate
-    """custom / base, paired by response, bootstrapped over sessions"""
+    ratio: ClusteredEstimate
+    """custom / base, paired by response, over sessions"""
     sequences: int
     """Number of responses"""
     sessions: int
@@ -42,9 +42,9 @@ class Replay(Part):
 class MixturePart(Part):
     """A mixture on one part of the traffic."""
 
-    acceptance_length: Estimate
+    acceptance_length: ClusteredEstimate
     """Acceptance length by exact replay"""
-    ratio: Estimate
+    ratio: ClusteredEstimate
     """Mixture / base"""
 
 
@@ -99,5 +99,5 @@ class CountedDrafter(Part):
 class Counted(Drafters[CountedDrafter]):
     """Acceptance from vLLM's counters, at the customer's sampling."""
 
-    ratio: Estimate
-    """custom / base, bootstrapped over groups of prompts"""
+    ratio: ClusteredEstimate
+    """custom / base, over groups of prompts"""

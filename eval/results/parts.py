@@ -4,7 +4,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from outrider.eval.stats import bootstrap
+from outrider.eval.stats import clusters, intervals
 
 T = TypeVar("T")
 
@@ -39,13 +39,12 @@ class Estimate(Part):
     high: float
     """High end of the interval"""
     observations: int | None = None
-    """Number of responses, requests or passes"""
+    """Number of requests"""
     clusters: int | None = None
-    """Sessions or groups of prompts that the bootstrap draws; for a ratio of speeds, timed blocks
-    or pairs of requests"""
+    """Timed blocks or pairs of requests that the interval rests on"""
 
     @classmethod
-    def of(cls, estimate: bootstrap.Estimate) -> "Estimate":
+    def of(cls, estimate: intervals.Estimate) -> "Estimate":
         """The report's form of an estimate of eval/stats."""
         return cls(**estimate.as_dict())
 
@@ -59,6 +58,28 @@ class SliceEstimate(Part):
     """Low end of the 95 % interval; null below five sessions"""
     high: float | None
     """High end of the 95 % interval; null below five sessions"""
+
+
+class ClusteredEstimate(SliceEstimate):
+    """A figure over sessions or groups of prompts; its interval is null where they are few."""
+
+    observations: int
+    """Number of responses or passes"""
+    clusters: int
+    """Number of sessions or groups of prompts"""
+
+    @classmethod
+    def of(cls, estimate: clusters.ClusteredEstimate) -> "ClusteredEstimate":
+        """The report's form of an estimate of eval/stats."""
+        return cls(**estimate.as_dict())
+
+    def undecided(self, units: str) -> str | None:
+        """Why there is no interval, where there is none; `units` names the clusters."""
+        if self.low is not None:
+            return None
+        if self.clusters < clusters.LEAST_CLUSTERS:
+            return f"undecided: {self.clusters} {units}, at least {clusters.LEAST_CLUSTERS} needed"
+        return f"undecided: one of {self.clusters} {units} holds all tokens"
 
 
 class Drafters(Part, Generic[T]):

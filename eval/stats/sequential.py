@@ -27,7 +27,7 @@ of the looks: independent, normal increments, and a stop by nothing but the rule
 from dataclasses import dataclass
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.stats.bootstrap import LEVEL, Interval
+from outrider.eval.stats.intervals import LEVEL, Interval
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.eval.stats.bootstrap import LEVEL, Estimate, percentile_interval
+from outrider.eval.stats.intervals import LEVEL, Estimate, percentile_interval
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
@@ -103,6 +104,27 @@ def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
         files += path.rglob("*") if path.is_dir() else [path]
     size = sum(_text_bytes(file) for file in files if file.is_file())
     return size // LOG_BYTES_PER_TOKEN, False
+
+
+def too_long_text(run: RunDirectory, recipe: Recipe) -> str:
+    """Sequences that exceed the engine's length, once the split is known; else empty."""
+    if not (run.split / "parts.json").exists() or run.result_of("split") is None:
+        return ""
+    from outrider.data.features.lengths import lengths_of
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.split import ids_of
+
+    table = load_sequences(run.tables, ids_of(read_json(run.split / "parts.json")))
+    counts = [len(token_ids) for token_ids in table["token_ids"]]
+    found, _ = lengths_of(
+        counts,
+        table["completion_start"][:],
+        recipe.serving.engine.max_model_len,
+        recipe.capture.too_long,
+    )
+    if recipe.capture.too_long == "fail" and found.dropped:
+        return f"; {found.dropped:,} sequences exceed {found.limit:,} tokens: the run would stop"
+    return f"; {found.describe()}" if found.describe() else ""
 
 
 def bytes_text(count: float) -> str:

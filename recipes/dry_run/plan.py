@@ -13,6 +13,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.estimates import (
     capture_cost,
     time_text,
+    too_long_text,
     traffic_tokens,
     training_cost,
 )
@@ -86,7 +87,8 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
     if stage == "capture":
         if not tokens or not target:
             return "tokens x hidden size x 2 bytes of states"
-        return f"{about}{capture_cost(tokens, recipe, read_json(target / 'config.json'))}"
+        cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
+        return f"{about}{cost}{too_long_text(run, recipe)}"
     if stage == "train":
         return _training_text(tokens, recipe)
     if stage == "evaluate":

@@ -28,6 +28,7 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stage_process import UNEXPECTED
 from outrider.recipes.pipeline.stages.registry import stage_of
+from outrider.serving.vllm_hooks.process_start import forking_environment
 
 STAGE_ENVIRONMENT = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -35,8 +36,6 @@ STAGE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
-    # A forked engine would inherit the terminal along with the log.
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
 }
 """Quiet logs, and the same hashes in every run."""
 
@@ -123,7 +122,10 @@ def _run_in_process(name: str, run: RunDirectory, options: Options) -> None:
     log = run.attempt() / f"{name}.log"
     module = "outrider.recipes.pipeline.stage_process"
     argv = [sys.executable, "-m", module, name, str(run.root), json.dumps(options)]
-    status = run_supervised(argv, log, dict(os.environ) | STAGE_ENVIRONMENT)
+    environment = dict(os.environ) | STAGE_ENVIRONMENT
+    if stage_of(name).starts_engines:
+        environment |= forking_environment()
+    status = run_supervised(argv, log, environment)
     if status == 0:
         return
     failure = run.attempt() / f"{name}.failed.json"

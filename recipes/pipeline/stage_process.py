@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
@@ -24,6 +25,7 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.registry import stage_of
 from outrider.recipes.pipeline.tracebacks import traceback_of
+from outrider.serving.vllm_hooks.process_start import drop_forking_environment
 
 INTERRUPTED = 75
 UNEXPECTED = 70
@@ -36,6 +38,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     failed = run.attempt() / f"{stage.name}.failed.json"
     log, quoting = sys.stderr, not stage.handles_text
     try:
+        drop_forking_environment()
         _show_progress_on_the_terminal(stage.starts_engines)
         recipe = run.read_resolved()
         quoting = quoting or recipe.report.samples
@@ -70,7 +73,13 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     if starts_engines:
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
+    log = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
+    os.register_at_fork(after_in_child=lambda: _write_to(log))  # engines are forked
+
+
+def _write_to(streams: tuple[TextIO, TextIO]) -> None:
+    sys.stdout, sys.stderr = streams
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ The state is the model's output, read from the model runner after each step. So 
 hook, and torch.compile and CUDA graphs stay on. The scheduler's output has the number of tokens of
 each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
 preempted, or batched with others are attributed correctly. Prefix caching must be off: a cached
-position is never computed. With tensor parallelism every rank holds the same states and rank 0
-keeps them. Written against vLLM 0.32, both model runners.
+position is never computed. With tensor parallelism every rank of the last pipeline stage holds the
+same states and its first one keeps them. Written against vLLM 0.32, both model runners.
 
 A request may have a claim, the sampling that a log states. Then the target's probabilities of its
 completion are summed with the engine's head, on the device of the states (logged_text.py).
@@ -14,7 +14,7 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
 `collective_rpc`:
 
     llm.collective_rpc("capture_start"); llm.generate(...); llm.collective_rpc("capture_stop")
-    states = read_states(llm.collective_rpc("capture_write", args=(folder,))[0])
+    states = read_states(llm.collective_rpc("capture_write", args=(folder,)))
     hidden_TH, sums_PC = states.take(request_id, token_ids)
 """
 
@@ -60,6 +60,11 @@ class CaptureExtension:
     def capture_start(self) -> None:
         """Keeps the states of every prompt prefilled from now on."""
         runner = self.model_runner
+        if getattr(runner, "pcp_manager", None) is not None:
+            raise RuntimeError(
+                "prefill context parallelism divides each prompt's states over ranks; capture with"
+                " prefill_context_parallel_size 1"
+            )
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
         self._capture_wrapped = runner.execute_model
@@ -73,7 +78,7 @@ class CaptureExtension:
         """Moves the states, one request after the other, to a new file in `folder`."""
         prompts, self._capture_prompts = self._capture_prompts, {}
         texts, self._capture_texts = self._capture_texts, {}
-        if not self.is_driver_worker:
+        if not prompts:  # another rank keeps the states
             return None
         index: dict[str, Any] = {
             "path": str(Path(folder) / f"{uuid.uuid4().hex}.bf16"),
@@ -99,7 +104,9 @@ class CaptureExtension:
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        if state is None:  # nothing was scheduled
+        # None where nothing was scheduled, and on V1's pipeline stages before the last one. On V2's
+        # the state has no hidden states.
+        if state is None or state.hidden_states is None:
             return result
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -158,8 +165,9 @@ class States:
         return self._hidden_NH[offset : offset + tokens], sums
 
 
-def read_states(index: dict[str, Any]) -> States:
-    """Reads and removes a file of `capture_write`."""
+def read_states(results: Sequence[dict[str, Any] | None]) -> States:
+    """Reads and removes the file of `capture_write`; `results` are those of all ranks."""
+    index = next(result for result in results if result is not None)
     try:
         return States(index)
     finally:

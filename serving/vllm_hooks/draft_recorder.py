@@ -1,13 +1,17 @@
 """Records the drafts of an engine's drafter, step by step, for draft parity.
 
-with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
-    engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
-    (drafts, *_) = engine.llm.collective_rpc("drafts_stop")
+    with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
+        engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
+        drafts = recorded(engine.llm.collective_rpc("drafts_stop"))
 
-Written against vLLM 0.32, V1 model runner.
+The engine must be eager: in a CUDA graph no Python runs. Written against vLLM 0.32, both model
+runners: V1 has a `drafter`, V2 a `speculator` with other signatures.
+
+Shapes: B requests of a step, K depths, N tokens of a step.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,46 +27,77 @@ class DraftExtension(CaptureExtension, DrafterExtension):
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
-        drafter = self.model_runner.drafter
-        self._drafts: list[dict[str, Any]] = []
-        self._drafts_wrapped = drafter.propose
-        self._drafts_signature = inspect.signature(drafter.propose)
-        self._drafts_sample = drafter._sample_draft_tokens
-        drafter.propose = self._drafts_propose
-        drafter._sample_draft_tokens = self._drafts_sampled
+        self._drafts_recorder = recorder_of(self.model_runner)
+        if self._drafts_recorder is not None:
+            self._drafts_recorder.start()
 
-    def drafts_stop(self) -> list[dict[str, Any]]:
+    def drafts_stop(self) -> list[dict[str, Any]] | None:
         """Ends the recording and returns the proposals in order.
 
         Each has `request_id`, `anchor` (index of the last token that the target has read),
         `next_token` (the token that it sampled then, at anchor + 1), `drafts` (for anchor + 2 and
         on) and `logprobs` (of the drafts, under the drafter, at temperature 1). Unfinished chunks
-        of a prompt are included.
+        of a prompt are included. None on a rank without a drafter.
         """
-        self.model_runner.drafter.propose = self._drafts_wrapped
-        self.model_runner.drafter._sample_draft_tokens = self._drafts_sample
-        return self._drafts
+        return None if self._drafts_recorder is None else self._drafts_recorder.stop()
 
-    def _drafts_propose(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._drafts_signature.bind(*args, **kwargs).arguments
-        rows = given.get("token_indices_to_sample")
-        if rows is None:
-            rows = given["common_attn_metadata"].query_start_loc[1:] - 1
+
+def recorded(results: Sequence[list[dict[str, Any]] | None]) -> list[dict[str, Any]]:
+    """The proposals among the results of all ranks: those of the first that has a drafter."""
+    return next(result for result in results if result is not None)
+
+
+class Recorder:
+    """Wraps the two methods of a drafter that propose and that sample one depth."""
+
+    sampling: str
+    """Name of the method that samples the drafts of one depth."""
+
+    def __init__(self, runner: Any, drafter: Any) -> None:
+        self.runner, self.drafter = runner, drafter
+        self._logprobs: list[torch.Tensor] | None = None  # of the proposal in progress
+
+    def start(self) -> None:
+        """Records every proposal from now on."""
+        self._records: list[dict[str, Any]] = []
+        self._propose, self._sample = self.drafter.propose, getattr(self.drafter, self.sampling)
+        self._signature = inspect.signature(self._propose)
+        self.drafter.propose = self._proposed
+        setattr(self.drafter, self.sampling, self._sampled)
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Ends the recording and returns the proposals."""
+        del self.drafter.propose
+        delattr(self.drafter, self.sampling)
+        return self._records
+
+    def _proposed(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._signature.bind(*args, **kwargs).arguments
+        if given.get("dummy_run"):  # an idle data-parallel rank
+            return self._propose(*args, **kwargs)
         # Read before the call, which advances positions and metadata in place.
-        anchors = given["target_positions"][rows.long()].tolist()
-        next_tokens = given["next_token_ids"].tolist()
-        self._drafts_logprobs: list[torch.Tensor] = []
-        drafts = self._drafts_wrapped(*args, **kwargs)
-        logprobs_BK = torch.stack(self._drafts_logprobs, dim=1)
+        request_ids, anchors, next_tokens = self.batch(given)
+        logprobs = self._logprobs = []
+        drafts_BK = self._propose(*args, **kwargs)
+        self._logprobs = None
+        depths = self.depths(given, drafts_BK)
+        if not depths:
+            return drafts_BK
+        if len(logprobs) != depths:
+            raise RuntimeError(
+                f"{len(logprobs)} of {depths} drafts were sampled in Python; drafts can be"
+                " recorded with serving.engine.mode: eager only"
+            )
+        logprobs_BK = torch.stack(logprobs, dim=1)
         for request_id, anchor, token, row, logprobs_K in zip(
-            self.model_runner.input_batch.req_ids,
-            anchors,
-            next_tokens,
-            drafts.tolist(),
+            request_ids,
+            anchors.tolist(),
+            next_tokens.tolist(),
+            drafts_BK[:, :depths].tolist(),
             logprobs_BK.tolist(),
             strict=True,
         ):
-            self._drafts.append(
+            self._records.append(
                 {
                     "request_id": external_id(request_id),
                     "anchor": anchor,
@@ -71,13 +106,92 @@ class DraftExtension(CaptureExtension, DrafterExtension):
                     "logprobs": logprobs_K,
                 }
             )
-        return drafts
+        return drafts_BK
 
-    def _drafts_sampled(self, hidden_states: torch.Tensor, *args: Any) -> Any:
+    def _sampled(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """One depth's drafts; records their log-probabilities from the drafter's head."""
-        drafts, probabilities = self._drafts_sample(hidden_states, *args)
-        logits_BV = self.model_runner.drafter.model.compute_logits(hidden_states).float()
-        self._drafts_logprobs.append(
-            logits_BV.log_softmax(-1).gather(-1, drafts.long()[:, None])[:, 0]
+        result = self._sample(hidden_states, *args, **kwargs)
+        if self._logprobs is None:
+            return result
+        drafts_B = result[0] if isinstance(result, tuple) else result
+        logits_BV = self.logits(hidden_states, *args, **kwargs).float()
+        self._logprobs.append(logits_BV.log_softmax(-1).gather(-1, drafts_B.long()[:, None])[:, 0])
+        return result
+
+    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """Request ids, anchors [B] and the tokens after them [B] of a call of `propose`."""
+        raise NotImplementedError
+
+    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
+        """Depths that the call drafts."""
+        raise NotImplementedError
+
+    def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The drafter's logits [B, V]."""
+        raise NotImplementedError
+
+
+class V1Recorder(Recorder):
+    """Records the `drafter` of model runner V1."""
+
+    sampling = "_sample_draft_tokens"
+
+    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """From the call's arguments; the runner has one batch."""
+        rows_B = given.get("token_indices_to_sample")
+        if rows_B is None:
+            rows_B = given["common_attn_metadata"].query_start_loc[1:] - 1
+        anchors_B = given["target_positions"][rows_B.long()]
+        return self.runner.input_batch.req_ids, anchors_B, given["next_token_ids"].clone()
+
+    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
+        """All columns: the drafter returns as many as it was asked for."""
+        return drafts_BK.shape[-1]
+
+    def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """From the drafter's model."""
+        logits_BV: torch.Tensor = self.drafter.model.compute_logits(hidden_states)
+        return logits_BV
+
+
+class V2Recorder(Recorder):
+    """Records the `speculator` of model runner V2.
+
+    V2 does not wait for the number of rejected drafts, so the tokens of a step include them.
+    """
+
+    sampling = "sample_draft"
+
+    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """As vLLM's `_prepare_prefill_inputs_kernel` reads it.
+
+        A request that sampled nothing is within its prompt: its next token is the prompt's.
+        """
+        batch = given["input_batch"]
+        slots_B = batch.idx_mapping[: batch.num_reqs].long()
+        ends_B = batch.query_start_loc[1 : batch.num_reqs + 1]
+        last_B = (ends_B - given["num_rejected"][: batch.num_reqs] - 1).long()
+        next_B = torch.where(
+            given["num_sampled"][: batch.num_reqs] > 0,
+            given["last_sampled"].flatten()[slots_B],
+            given["next_prefill_tokens"][0, slots_B].long(),
         )
-        return drafts, probabilities
+        return batch.req_ids, batch.positions[last_B], next_B
+
+    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
+        """Requested ones; the other columns of the speculator's buffer are old."""
+        wanted = given.get("num_speculative_tokens")
+        return drafts_BK.shape[-1] if wanted is None else int(wanted)
+
+    def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """From the method with which the speculator computes its own."""
+        step = kwargs.get("spec_step_idx", 0)
+        logits_BV: torch.Tensor = self.drafter.compute_draft_logits(hidden_states, step)
+        return logits_BV
+
+
+def recorder_of(runner: Any) -> Recorder | None:
+    """The recorder for a model runner; None on a rank without a drafter."""
+    if hasattr(runner, "speculator"):  # V2; None on the other stages of a pipeline
+        return None if runner.speculator is None else V2Recorder(runner, runner.speculator)
+    return V1Recorder(runner, runner.drafter) if hasattr(runner, "drafter") else None

@@ -2,7 +2,7 @@
 
 Speeds of two speculators compare best within one engine, in alternating blocks: the same engine
 started twice can differ by a factor of two on a shared machine. `Server.swap_drafter` calls this
-through the server's /collective_rpc. Written against vLLM 0.32.
+through the server's /collective_rpc. Written against vLLM 0.32, both model runners.
 """
 
 from pathlib import Path
@@ -31,8 +31,9 @@ class DrafterExtension:
             initialize_layerwise_reload,
         )
 
-        runner = self.model_runner
-        drafter = (runner.drafter if hasattr(runner, "drafter") else runner.speculator).model
+        drafter = self.model_runner.get_draft_model()
+        if drafter is None:  # a pipeline stage before the last one
+            return {"loaded": 0, "missing": []}
         kind = trainable_kind_of(Path(directory))
         for module in drafter.modules():
             # With its kernel set up, the experts' method would take the new weights unpacked,

@@ -5,8 +5,13 @@ vLLM imports this through an entry point before anything else runs.
 
 import os
 
-from outrider.serving.vllm_hooks import cpu_rejection_sampler, process_start, step_recorder
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_hooks import (
+    cpu_rejection_sampler,
+    model_inspection,
+    process_start,
+    step_recorder,
+)
+from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 
 
 def register() -> None:
@@ -15,5 +20,7 @@ def register() -> None:
         step_recorder.install(path)
     if os.environ.get(process_start.FORK) == "1":
         process_start.install()
+    if runs_on_cpu():
+        model_inspection.install()
     if vllm_version() == cpu_rejection_sampler.FAULTY_VERSION:
         cpu_rejection_sampler.install()

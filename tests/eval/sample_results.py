@@ -329,7 +329,7 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
     served = {
         mode: Served(
             speed=summarise(measured, EVALUATION, noise_of(blocks)),
-            acceptance=counted_acceptance(passes[mode], SPECULATORS, K, EVALUATION),
+            acceptance=counted_acceptance(passes[mode], SPECULATORS, K),
         )
         for mode, measured in blocks.items()
     }
@@ -361,13 +361,11 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
         ),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",
-        replay=replay_figures(replays, K, EVALUATION),
+        replay=replay_figures(replays, K),
         general=None,
         interpolation=[],
-        slices=sliced(base, custom, K, SLICES, samples=200, seed=0),
-        counted=counted_acceptance(
-            [*passes["eager"], *passes["compiled"]], SPECULATORS, K, EVALUATION
-        ),
+        slices=sliced(base, custom, K, SLICES),
+        counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, K),
         served=served,
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},

@@ -86,7 +86,7 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
     base, custom = sample_replay(0.6), sample_replay(0.8)
-    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, K, EVALUATION)
+    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, K)
     shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
     mixtures = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
     results = results.model_copy(

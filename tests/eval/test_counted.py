@@ -49,7 +49,7 @@ def test_steps_without_a_draft_are_steps():
             for n in range(2)
         ]
         speculators = {"base": Speculator("mtp"), "custom": Speculator(kind)}
-        return counted_acceptance(passes, speculators, 2, EVALUATION)
+        return counted_acceptance(passes, speculators, 2)
 
     found = counted("ngram", simulated([2, None, 0, None, 1, 2, None, None]))
     assert found.custom.acceptance_length == pytest.approx((8 + 5) / 8)

@@ -68,7 +68,7 @@ def _case(target, run, prompt, completion, depth):
         rows.append(
             {
                 "sequence_id": f"q{number}",
-                "session": f"s{number // 2}",
+                "session": f"s{number}",
                 "time": 1.7e9 + 60 * number,
                 "token_ids": prompt_ids + completion,
                 "completion_start": len(prompt_ids),
@@ -164,7 +164,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     digests = []
     line, results = evaluated()
     assert line["acceptance_length"]["k"] == 3 and line["acceptance_length"]["ratio"] > 1.2
-    assert results.replay.sequences == 6 and results.replay.sessions == 3
+    assert results.replay.sequences == 6 and results.replay.sessions == 6
     assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4))) == {
         "replay_heldout_base.json",

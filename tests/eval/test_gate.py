@@ -67,6 +67,29 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
 
 
 @pytest.mark.parametrize(
+    ("ratio", "seen", "demand"),
+    [
+        (
+            BETTER | {"low": None, "high": None, "clusters": 3},
+            "1.400, undecided: 3 held-out sessions, at least 5 needed",
+            "must lie above 1",
+        ),
+        # log(1.2 / 0.98) / 2 = 0.101, log 1.1 = 0.095: (0.101 / 0.095)^2 x 200 = 226.
+        (UNSURE, "over 200 held-out sessions", "(undecided: about 226 would be needed)"),
+        (UNSURE | {"value": 0.99}, "over 200 held-out sessions", "must lie above 1 (undecided)"),
+    ],
+)
+def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
+    findings = good()
+    findings["replay"]["ratio"] = ratio
+    judged = verdict_of(findings)
+    (check, *_) = judged.checks
+    assert (judged.verdict, judged.exit_code, check.outcome) == ("undecided", 2, "undecided")
+    assert check.seen.endswith(seen) and check.demand.endswith(demand)
+    assert sum(check.outcome != "passed" for check in judged.checks) == 1
+
+
+@pytest.mark.parametrize(
     ("outcomes", "verdict", "reason"),
     [
         (["passed", "undecided"], "undecided", "b: seen, but must"),
@@ -97,8 +120,12 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("replay", "ratio"), UNSURE, "acceptance length"),
-        (("general", "ratio"), UNSURE | {"low": 0.94}, "acceptance length on general traffic"),
+        (("replay", "ratio"), SLOWER, "acceptance length"),
+        (
+            ("general", "ratio"),
+            SLOWER | {"low": 0.9, "high": 0.94},
+            "acceptance length on general traffic",
+        ),
         (
             ("served", "compiled", "speed", "1", "custom_over_base"),
             SLOWER,

@@ -9,12 +9,16 @@ from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig, SplitConfig, TrafficConfig
 from outrider.data.features.capture import capture, capture_ids, capture_table
 from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.lengths import fit, lengths_of
 from outrider.data.features.self_check import require, self_check
 from outrider.data.ingest.ingest import ingest
+from outrider.data.on_policy.check import check_traffic, two_lines
+from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
+from outrider.data.split.slices import write_slices
 from outrider.data.split.split import split
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import open_engine
+from outrider.serving.engine import Engine, open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.data.logs import pair, screenings, write_log
 
@@ -79,17 +83,62 @@ def test_every_sequence_is_captured_and_the_states_check_out(
 def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp_path):
     parts = json.loads((traffic / "parts.json").read_text())
     short = EngineConfig(max_model_len=64)
+    strict = SMALL_SHARDS.model_copy(update={"too_long": "fail"})
+    target = TargetConfig(model=str(nano_r1))
     with pytest.raises(
         OutriderError, match=r"serving.engine.max_model_len = 64: \d+ of \d+ sequences do not fit"
     ):
-        capture(
-            TargetConfig(model=str(nano_r1)),
-            traffic / "sequences",
-            parts,
-            SMALL_SHARDS,
-            short,
-            tmp_path,
-        )
+        capture(target, traffic / "sequences", parts, strict, short, tmp_path)
+    with pytest.raises(OutriderError, match=r"none of \d+ sequences is left"):
+        capture(target, traffic / "sequences", parts, SMALL_SHARDS, short, tmp_path)
+
+
+@pytest.mark.engine
+def test_long_sequences_are_cut_or_left_out_and_no_stage_sees_those(
+    engine, nano_r1, traffic, tmp_path
+):
+    """The engine's limit lies between the lengths, and below one prompt."""
+    table = load_sequences(traffic / "sequences").select(range(8))
+    one_check = SMALL_SHARDS.model_copy(update={"self_check_sequences": 1})
+    starts, ids = table["completion_start"][:], table["token_ids"][:]
+    median = sorted(map(len, ids))[len(ids) // 2]
+    for choice, limit, kept in (
+        ("cut", max(starts), [start < max(starts) for start in starts]),
+        ("drop", median, [len(token_ids) <= median for token_ids in ids]),
+    ):
+        short = Engine(engine.llm, limit + 1, tmp_path)
+        fitting, lengths = fit(table, limit + 1, choice)
+        features = tmp_path / choice
+        features.mkdir()
+        head = load_target_ends(nano_r1).lm_head_VH
+        summary = capture_table(short, fitting, head, {}, one_check, features, lengths)
+        assert 0 < summary["too_long"]["dropped"] == kept.count(False) < len(ids)
+        assert (summary["too_long"]["cut"] > 0) == (choice == "cut")
+        store = FeatureStore.open(features)
+        expected = {
+            row["sequence_id"]: row["token_ids"][:limit]
+            for row, keeps in zip(table, kept, strict=True)
+            if keeps
+        }
+        found = {name: store.read(name).token_ids.tolist() for name in store.sequence_ids}
+        assert found == expected
+        (features / "parts.json").write_text(json.dumps({"train": table["sequence_id"][:]}))
+        write_slices({}, features)
+        check_traffic(traffic / "sequences", features, features, None)
+        report = json.loads((features / "on_policy.json").read_text())
+        assert "capture.too_long" in two_lines(report)[2]
+        assert load_parts(features, features) == {"train": list(expected)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "kept", "counts"),
+    [("cut", [0, 1, 2], (2, 11, 1)), ("drop", [0], (0, 0, 3)), ("fail", [0], (0, 0, 3))],
+)
+def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped(choice, kept, counts):
+    """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
+    found, rows = lengths_of([99, 100, 109, 120], [5, 98, 98, 99], 100, choice)
+    assert rows == kept
+    assert (found.cut, found.cut_tokens, found.dropped) == counts
 
 
 class Interrupted:

@@ -6,7 +6,6 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.counted import CountedPass, counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
-from outrider.eval.config import EvalConfig
 from tests.eval.sample_results import EVALUATION, SPECULATORS, sample_blocks
 
 
@@ -86,19 +85,21 @@ def test_counters_are_pooled_before_they_are_divided():
         CountedPass("a", 1, {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
         CountedPass("b", 1, {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
     ]
-    counted = counted_acceptance(passes, SPECULATORS, 2, EvalConfig(bootstrap_samples=100))
+    counted = counted_acceptance(passes, SPECULATORS, 2)
     assert counted.base.acceptance_length == pytest.approx(1 + 420 / 400)
     assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
     assert counted.base.conditional == pytest.approx([290 / 400, 130 / 290])
     assert counted.ratio.value == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
-    assert counted.ratio.clusters == 2
+    assert counted.ratio.clusters == 2 and counted.ratio.low is None
+    found = counted.ratio.undecided("groups of prompts")
+    assert found == "undecided: 2 groups of prompts, at least 5 needed"
 
 
 def test_an_engine_that_drafted_nothing_is_an_error():
     nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
         passes = [CountedPass("a", 1, {"base": nothing, "custom": nothing})]
-        counted_acceptance(passes, SPECULATORS, 2, EvalConfig())
+        counted_acceptance(passes, SPECULATORS, 2)
 
 
 def test_blocks_of_the_same_prompts_are_one_pass():

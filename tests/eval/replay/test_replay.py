@@ -108,7 +108,7 @@ def test_sums_survive_json_and_compare_pairs_them(case):
     assert loaded.sequence_ids == sums.sequence_ids and np.allclose(
         loaded.accepted_RKK, sums.accepted_RKK, atol=1e-6
     )
-    estimates = compare(sums, loaded, 2, samples=100, seed=0)
-    assert estimates["ratio"].value == estimates["ratio"].low == estimates["ratio"].high == 1.0
+    estimates = compare(sums, loaded, 2)
+    assert estimates["ratio"].value == 1.0 and estimates["ratio"].low is None  # three sessions
     assert estimates["base"].value == pytest.approx(sums.acceptance_length()[1])
     assert estimates["ratio"].clusters == 3

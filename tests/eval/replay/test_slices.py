@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from outrider.eval.replay.replay import ReplaySums
-from outrider.eval.replay.slices import LEAST_SESSIONS, by_prompt_length, sliced
+from outrider.eval.replay.slices import by_prompt_length, sliced
+from outrider.eval.stats.clusters import LEAST_CLUSTERS
 
 K = 2
 
@@ -39,15 +40,13 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
             "loses": ["q4", "q5", "q6", "q7"],
         }
     }
-    gains, loses = sliced(base, custom, 2, slices, samples=50, seed=0)["tenant"]
+    gains, loses = sliced(base, custom, 2, slices)["tenant"]
     assert gains.tokens == 10 + 11 + 12 + 13 and gains.sequences == 4
     assert gains.base.value == pytest.approx(46 / 24) and gains.custom.value == pytest.approx(
         46 / 12
     )
     assert gains.ratio.value == pytest.approx(2) and loses.ratio.value == pytest.approx(6 / 8)
-    assert sliced(base, custom, 1, slices, samples=50, seed=0)["tenant"][
-        0
-    ].ratio.value == pytest.approx(1)
+    assert sliced(base, custom, 1, slices)["tenant"][0].ratio.value == pytest.approx(1)
 
 
 def test_an_interval_needs_sessions_and_is_over_them():
@@ -60,9 +59,9 @@ def test_an_interval_needs_sessions_and_is_over_them():
             "five": [f"q{i}" for i in range(5, 10)],
         }
     }
-    one, five = sliced(base, custom, 2, slices, samples=200, seed=0)["route"]
+    one, five = sliced(base, custom, 2, slices)["route"]
     assert one.sessions == 1 and one.ratio.low is None
-    assert five.sessions == LEAST_SESSIONS and five.ratio.low < five.ratio.value < five.ratio.high
+    assert five.sessions == LEAST_CLUSTERS and five.ratio.low < five.ratio.value < five.ratio.high
 
 
 def test_regions_within_responses_and_those_without_a_step():
@@ -72,7 +71,7 @@ def test_regions_within_responses_and_those_without_a_step():
     custom_steps = [[[3, 2], [2, 2], [5, 4], [0, 0]], [[5, 2], [0, 0], [5, 2], [0, 0]]]
     base = sums([[5, 5], [5, 5]], ["a", "b"], tokens, base_steps, regions)
     custom = sums([[5, 4], [5, 2]], ["a", "b"], tokens, custom_steps, regions)
-    table = sliced(base, custom, 2, {}, samples=50, seed=0)
+    table = sliced(base, custom, 2, {})
     assert set(table) == {"part"}  # `place` has a single part with steps
     reasoning, answer = table["part"]
     assert reasoning.sequences == 2 and answer.sequences == 1

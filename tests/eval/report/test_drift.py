@@ -9,7 +9,7 @@ from datasets import Dataset
 from outrider.eval.report.drift import change, heldout_time, history
 from outrider.eval.report.past_run import PastEstimate, PastRun
 from outrider.eval.results.report import HeldoutTime
-from outrider.eval.stats.bootstrap import bootstrap
+from outrider.eval.stats.clusters import clustered
 from tests.eval.sample_history import SPREAD, estimate, report, write_sample_history
 
 
@@ -65,14 +65,14 @@ def test_chance_is_shared_among_the_runs():
 
 
 def test_an_unchanged_speculator_seldom_changes():
-    """Runs from one population, with bootstrap intervals: five in a hundred are significant."""
+    """Runs from one population, with intervals over sessions: five in a hundred are significant."""
     random, found = np.random.default_rng(0), []
 
     def run():
         tokens = random.integers(50, 400, 80)
         steps = tokens / random.normal(2.5, 0.4, 80).clip(1)
         sums = np.stack([tokens, steps], axis=1)
-        drawn = bootstrap(sums, [*range(80)], lambda s: s[..., 0] / s[..., 1], samples=300, seed=0)
+        drawn = clustered(sums, [*range(80)], lambda s: s[..., 0] / s[..., 1])
         return PastEstimate.model_validate(drawn.as_dict())
 
     for _ in range(200):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from outrider.eval.stats.bootstrap import Estimate
+from outrider.eval.stats.intervals import Estimate
 from outrider.eval.stats.sequential import Looks, decided
 from outrider.eval.stats.speed_ratio import alternated_ratio, block_noise, speed_ratio
 from tests.eval.stats.machine_noise import alternated_pairs, blocks_of

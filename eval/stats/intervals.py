@@ -1,0 +1,57 @@
+"""What all intervals share: the estimate, the level, percentiles, and Wilson's interval of a share.
+
+share_interval(24, 24)      # [0.86, 1.0]
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+LEVEL = 0.95
+"""Confidence level of every interval that is reported."""
+
+
+class Interval(Protocol):
+    """Anything with a lower and an upper end."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    observations: int
+    clusters: int
+    """Independent units that the interval rests on."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """The central `level` of resampled values."""
+    low, high = np.quantile(drawn_S, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def share_interval(successes: int, trials: int) -> list[float]:
+    """Wilson's interval of a share.
+
+    Near 0 and 1 a bootstrap of few trials has no width; Wilson's interval has.
+    """
+    from scipy.stats import binomtest
+
+    if not trials:
+        return [0.0, 1.0]
+    interval = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
+    return [float(interval.low), float(interval.high)]

@@ -1,0 +1,138 @@
+"""Coverage of intervals over sessions on data whose truth is known."""
+
+import numpy as np
+import pytest
+
+from outrider.eval.stats.clusters import (
+    LEAST_CLUSTERS,
+    clustered,
+    degrees_of_freedom,
+    jackknife_margin,
+)
+from outrider.eval.stats.intervals import share_interval
+
+
+def ratio(sums):
+    return sums[..., 0] / sums[..., 1]
+
+
+def simulated(random, sessions, trials, spread=1.0, noise=0.2):
+    """Steps of base and custom by session, [trials, sessions] each; the true ratio is 1.
+
+    Sizes are log-normal. A session's own ratio is log-normal too, so that its noise is skewed.
+    """
+    size = np.exp(spread * random.standard_normal((trials, sessions)))
+    gain = np.exp(noise * random.standard_normal((trials, sessions)) - noise**2 / 2)
+    steps = size * np.exp(0.1 * random.standard_normal((trials, sessions)))
+    return steps * gain, steps
+
+
+def misses(base, custom):
+    """Share of trials whose interval is wholly above, and wholly below the truth."""
+    total = base.sum(axis=1, keepdims=True), custom.sum(axis=1, keepdims=True)
+    log_ratio = np.log(total[0] / total[1])[:, 0]
+    without = np.log((total[0] - base) / (total[1] - custom))
+    margin = jackknife_margin(without, (base / total[0] + custom / total[1]) / 2)
+    return (log_ratio > margin).mean(), (log_ratio < -margin).mean()
+
+
+def percentile_misses(random, base, custom, resamples=400):
+    """The same with percentiles of resampled sessions."""
+    sessions = base.shape[1]
+    even = np.full(sessions, 1 / sessions)
+    draws = random.multinomial(sessions, even, size=(len(base), resamples)).astype(float)
+    drawn = (draws @ base[:, :, None] / (draws @ custom[:, :, None]))[..., 0]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=1)
+    return (low > 1).mean(), (high < 1).mean()
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.0])
+def test_an_interval_is_wrong_on_one_side_in_three_percent_at_most(spread):
+    random = np.random.default_rng(0)
+    for sessions in (5, 6, 8, 12, 20, 30, 50):
+        base, custom = simulated(random, sessions, 20_000, spread)
+        # The other way around the skew is on the other side.
+        for both in (misses(base, custom), misses(custom, base)):
+            assert max(both) <= 0.03, (sessions, both)
+
+
+def test_percentiles_of_few_sessions_are_wrong_more_often():
+    random = np.random.default_rng(1)
+    found = {
+        sessions: max(percentile_misses(random, *simulated(random, sessions, 1000)))
+        for sessions in (2, 5, 12, 30)
+    }
+    assert found[2] > 0.2 and found[5] > 0.07 and found[12] > 0.05 and found[30] > 0.035
+
+
+@pytest.mark.parametrize("sessions", range(1, LEAST_CLUSTERS))
+def test_few_sessions_have_no_interval(sessions):
+    base, custom = simulated(np.random.default_rng(sessions), sessions, 1)
+    found = clustered(np.stack([base[0], custom[0]], axis=1), range(sessions), ratio)
+    assert (found.low, found.high, found.clusters) == (None, None, sessions)
+    assert found.value == pytest.approx(base.sum() / custom.sum())
+
+
+def test_the_interval_is_the_jackknife_s_and_its_degrees_the_matrix_s():
+    """Against leave-one-out in a loop, and tr(AC)^2 / tr(ACAC) by matrices."""
+    from scipy.stats import t
+
+    random = np.random.default_rng(2)
+    (base,), (custom,) = simulated(random, 7, 1)
+    rows = np.stack([base, custom], axis=1) / 3
+    found = clustered(np.repeat(rows, 3, axis=0), np.repeat(np.arange(7), 3), ratio)
+
+    without = [np.log(np.delete(base, g).sum() / np.delete(custom, g).sum()) for g in range(7)]
+    variance = 6 / 7 * sum((each - np.mean(without)) ** 2 for each in without)
+    share = (base / base.sum() + custom / custom.sum()) / 2
+    form = np.diag((share / (1 - share)) ** 2)
+    center = np.eye(7) - np.outer(np.ones(7), share)
+    product = form @ center @ center.T
+    degrees = np.trace(product) ** 2 / np.trace(product @ product)
+    assert degrees_of_freedom(share[None])[0] == pytest.approx(degrees)
+    factor = np.exp(t.ppf(0.975, degrees) * np.sqrt(variance))
+    assert found.value == pytest.approx(base.sum() / custom.sum())
+    assert (found.low, found.high) == pytest.approx((found.value / factor, found.value * factor))
+    assert (found.observations, found.clusters) == (21, 7)
+
+
+def test_equal_sessions_have_all_degrees_of_freedom_and_a_large_one_takes_them():
+    assert degrees_of_freedom(np.full((1, 12), 1 / 12))[0] == pytest.approx(11)
+    large = np.array([[0.9, *[0.01] * 10]])
+    assert degrees_of_freedom(large)[0] < 1.1
+
+
+def test_one_session_that_holds_everything_leaves_no_interval():
+    rows = np.array([[3.0, 2.0], *[[0.0, 0.0]] * 7])
+    found = clustered(rows, range(8), ratio)
+    assert found.value == 1.5 and found.low is None
+
+
+def test_clustered_intervals_cover_and_naive_ones_do_not():
+    random, covered, naive = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        level = np.repeat(
+            1 + 0.3 * random.standard_normal(40), 5
+        )  # five requests of a session share its level
+        tokens = random.integers(50, 150, 200).astype(float)
+        sums = np.stack([tokens * (level + 0.05 * random.standard_normal(200)), tokens], axis=1)
+        over_sessions = clustered(sums, np.arange(200) // 5, ratio)
+        independent = clustered(sums, np.arange(200), ratio)
+        covered += over_sessions.low <= 1.0 <= over_sessions.high
+        naive += independent.low <= 1.0 <= independent.high
+    assert 0.9 <= covered / 200 <= 0.99
+    assert naive / 200 < 0.75
+
+
+def test_pairing_narrows_the_interval():
+    random = np.random.default_rng(1)
+    steps = random.integers(20, 400, 100).astype(float)
+    custom = steps / 1.3 * (1 + 0.02 * random.standard_normal(100))
+    estimate = clustered(np.stack([steps, custom], axis=1), np.arange(100), ratio)
+    assert estimate.value == pytest.approx(1.3, rel=0.01) and estimate.high - estimate.low < 0.03
+    assert (estimate.observations, estimate.clusters) == (100, 100)
+
+
+def test_wilson_has_width_at_the_ends():
+    assert share_interval(24, 24) == pytest.approx([0.862, 1.0], abs=0.001)
+    assert share_interval(0, 0) == [0.0, 1.0]

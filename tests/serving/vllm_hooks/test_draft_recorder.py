@@ -1,0 +1,134 @@
+"""Drafts are recorded on model runner V2, whose batches keep rejected drafts.
+
+The runner itself needs Triton; test_v2_runner.py runs it in Triton's interpreter. Here V2's own
+batch and sampling meet the recorder, with a drafter whose states are drawn.
+"""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+
+from outrider.serving.vllm_hooks.draft_recorder import (
+    DraftExtension,
+    V1Recorder,
+    recorded,
+    recorder_of,
+)
+
+DEPTHS, HIDDEN, VOCABULARY = 3, 4, 11
+LENGTHS, STARTS = [5, 4, 2], [0, 20, 7]
+REJECTED, SAMPLED = [0, 2, 0], [1, 2, 0]
+SLOTS = [6, 1, 3]
+
+
+class DrawnSpeculator(MTPSpeculator):
+    """V2's speculator with drawn states in place of a model's."""
+
+    def __init__(self) -> None:
+        self.head_VH = torch.randn(VOCABULARY, HIDDEN)
+        self.model = SimpleNamespace(compute_logits=lambda h_BH: h_BH @ self.head_VH.T)
+        self.use_local_argmax_reduction = False
+        self.acceptance_estimator = None
+        self.draft_tokens = torch.full((8, DEPTHS), 7)
+        self.states = [torch.randn(len(LENGTHS), HIDDEN) for _ in range(DEPTHS)]
+        self.in_a_graph = False
+
+    def propose(self, input_batch: InputBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        depths = kwargs.get("num_speculative_tokens") or DEPTHS
+        for depth in range(0 if self.in_a_graph else depths):
+            nothing: Any = None
+            drafts_B = self.sample_draft(self.states[depth], *[nothing] * 6)
+            self.draft_tokens[: input_batch.num_reqs, depth] = drafts_B
+        # As the engine does: the batch's buffers are used again.
+        input_batch.positions.zero_()
+        return self.draft_tokens[: input_batch.num_reqs]
+
+
+DrawnSpeculator.propose.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    MTPSpeculator.propose
+)
+
+
+@pytest.fixture
+def batch() -> InputBatch:
+    """Three requests: decoding, decoding with two rejected drafts, within its prompt."""
+    buffers = InputBuffers(8, 64, torch.device("cpu"))
+    batch = InputBatch.make_dummy(len(LENGTHS), sum(LENGTHS), buffers)
+    batch.req_ids = ["first-0123abcd", "second-0123abcd", "third-0123abcd"]
+    batch.query_start_loc[:] = torch.tensor([0, *np.cumsum(LENGTHS)])
+    positions = [np.arange(start, start + n) for start, n in zip(STARTS, LENGTHS, strict=True)]
+    batch.positions.copy_(torch.from_numpy(np.concatenate(positions)))
+    batch.idx_mapping = torch.tensor(SLOTS)
+    return batch
+
+
+def propose(speculator: Any, batch: InputBatch, **more: Any) -> torch.Tensor:
+    """As the runner calls it: the first arguments by position."""
+    last_sampled = torch.arange(100, 108)[:, None]
+    next_prefill = torch.arange(200, 208, dtype=torch.int32)[None]
+    counts = torch.tensor(SAMPLED), torch.tensor(REJECTED)
+    drafts: torch.Tensor = speculator.propose(
+        batch, {}, {}, torch.zeros(1), None, *counts, last_sampled, next_prefill, None, None, **more
+    )
+    return drafts
+
+
+def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: InputBatch) -> None:
+    speculator = DrawnSpeculator()
+    extension = DraftExtension()
+    extension.model_runner = SimpleNamespace(speculator=speculator)
+    extension.drafts_start()
+    drafts = propose(speculator, batch).tolist()
+    records = recorded([None, extension.drafts_stop()])
+    assert [record["request_id"] for record in records] == ["first", "second", "third"]
+    # The last token that the target has read: rejected drafts follow it.
+    assert [record["anchor"] for record in records] == [4, 21, 8]
+    assert [record["next_token"] for record in records] == [106, 101, 203]
+    assert [record["drafts"] for record in records] == drafts
+    for row, record in enumerate(records):
+        for depth in range(DEPTHS):
+            logits_V = speculator.head_VH @ speculator.states[depth][row]
+            assert record["drafts"][depth] == int(logits_V.argmax())
+            expected = torch.log_softmax(logits_V, 0).max().item()
+            assert record["logprobs"][depth] == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_the_requested_depths_are_recorded(batch: InputBatch) -> None:
+    speculator = DrawnSpeculator()
+    recorder = recorder_of(SimpleNamespace(speculator=speculator))
+    assert recorder is not None
+    recorder.start()
+    propose(speculator, batch, num_speculative_tokens=2)
+    assert [len(record["drafts"]) for record in recorder.stop()] == [2, 2, 2]
+
+
+def test_dummy_runs_of_data_parallel_ranks_are_not_recorded(batch: InputBatch) -> None:
+    speculator = DrawnSpeculator()
+    recorder = recorder_of(SimpleNamespace(speculator=speculator))
+    assert recorder is not None
+    recorder.start()
+    propose(speculator, batch, dummy_run=True)
+    assert recorder.stop() == []
+    assert "propose" not in vars(speculator) and "sample_draft" not in vars(speculator)
+
+
+def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:
+    speculator = DrawnSpeculator()
+    speculator.in_a_graph = True
+    recorder = recorder_of(SimpleNamespace(speculator=speculator))
+    assert recorder is not None
+    recorder.start()
+    with pytest.raises(RuntimeError, match=r"0 of 3 drafts .*mode: eager"):
+        propose(speculator, batch)
+
+
+def test_the_runner_decides_who_records() -> None:
+    assert recorder_of(SimpleNamespace(speculator=None)) is None
+    assert recorder_of(SimpleNamespace()) is None
+    assert isinstance(recorder_of(SimpleNamespace(drafter=object())), V1Recorder)

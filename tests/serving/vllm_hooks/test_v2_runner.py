@@ -1,0 +1,53 @@
+"""Every hook works on model runner V2, which runs here in Triton's interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.eval.replay.draft_parity import complaint
+from outrider.speculators.config import ParityConfig
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+RUN = "tests.serving.vllm_hooks.v2_parity"
+
+
+def run(words: list[str], arguments: list[str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_v2_captures_swaps_and_drafts_as_v1_does(
+    nano_r1: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps(prompts))
+    arguments = [str(nano_r1), str(file)]
+    v2 = run(["outrider.serving.vllm_hooks.v2_on_cpu", RUN], arguments)
+    v1 = run([RUN], arguments)
+    assert (v1["v2"], v2["v2"]) == (False, True)
+    assert complaint(v2["found"], ParityConfig()) is None
+    torch.testing.assert_close(torch.tensor(v2["states"]), torch.tensor(v1["states"]))
+    # Near ties may differ in bf16 (seen: 56 of 63 chains of 3 drafts were equal), and after one in
+    # the text the steps differ too: steps from the same text are compared.
+    drafts_v1, drafts_v2 = ({text(s): s["drafts"] for s in run["steps"]} for run in (v1, v2))
+    shared = drafts_v1.keys() & drafts_v2.keys()
+    assert len(shared) > 40
+    assert sum(drafts_v1[at] == drafts_v2[at] for at in shared) >= 0.8 * len(shared)
+
+
+def text(step: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that a step's drafts follow."""
+    return tuple(step["token_ids"][: step["anchor"] + 2])

@@ -1,0 +1,36 @@
+"""Prints draft parity and one captured sequence; test_v2_runner.py runs it on both model runners.
+
+python -m tests.serving.vllm_hooks.v2_parity TARGET prompts.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from outrider.eval.replay.draft_parity import compare_each, record_each
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import open_engine
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+from outrider.speculators.config import ParityConfig
+
+K = 3
+
+
+def main() -> None:
+    """Prompts longer than a step, more requests than seats."""
+    _, directory, file = sys.argv
+    target, prompts = TargetConfig(model=directory), json.loads(Path(file).read_text())
+    base = {"base": target.directory()}
+    parity = ParityConfig(max_tokens=24)
+    small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
+    with open_engine(target, small, base["base"], K, extension=DRAFT_EXTENSION) as engine:
+        recordings = record_each(engine, base, prompts, parity)
+        runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
+    found = compare_each(recordings, base, target, K, parity, "float32")["base"]
+    states = recordings["base"].hidden[0].float()
+    steps = recordings["base"].steps
+    print(json.dumps({"v2": runner, "found": found, "states": states.tolist(), "steps": steps}))
+
+
+if __name__ == "__main__":
+    main()
