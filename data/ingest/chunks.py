@@ -37,9 +37,6 @@ ROUND_TRIPS = (200, 10)
 """Exact sequences of the first and of every later chunk whose text is retokenized. The share that
 agrees tells how reliable retokenized sequences are."""
 
-LEARNED_ROWS = 200
-"""Rows with ids of a chunk from which the readings of the others are learned."""
-
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
 """What a session's name identifies: a logged conversation; a user, where no conversation was
 logged; without either, the exchanges that begin with the same first question."""
@@ -135,14 +132,10 @@ class ChunkWork:
         rows: list[dict[str, Any]] = []
         rejects: list[Reject] = []
         round_trips = ROUND_TRIPS[min(chunk.number, 1)]
-        parsed = [
-            [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
-            for item in chunk.items
-        ]
-        self._learn(parsed)
-        for item, outcomes in zip(chunk.items, parsed, strict=True):
+        for item in chunk.items:
             tally.rows += item.rows
             tally.formats[chunk.format] += item.rows
+            outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
             if isinstance(item, Record):
                 tally.joined += item.rows - 1
                 tally.extra_choices += len(outcomes) - 1
@@ -181,19 +174,6 @@ class ChunkWork:
         if self.guard:
             part["privacy"] = self.guard.tally.to_json()
         write_json(path, part)
-
-    def _learn(self, parsed: list[list[Exchange | Reject]]) -> None:
-        """Learns from the chunk's rows with ids how the endpoint's text is to be read.
-
-        A part must depend on its chunk alone, so each chunk learns for itself.
-        """
-        self.builder.learned.clear()
-        left = LEARNED_ROWS
-        for outcomes in parsed:
-            for outcome in outcomes:
-                if isinstance(outcome, Exchange) and outcome.completion_token_ids and left:
-                    self.builder.learn(outcome)
-                    left -= 1
 
     def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
         place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""

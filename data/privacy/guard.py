@@ -150,6 +150,7 @@ class PrivacyGuard:
             self.tally.ids_dropped += exchange.prompt_token_ids is not None
             changes |= {
                 "prompt_token_ids": None,
+                "prompt_tokens": None,
                 "messages": _mapped(exchange.messages, replacements.sub),
             }
             changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)

@@ -9,7 +9,6 @@ conversation (chat_template.py), and the response is reconstructed as R1 emitted
 """
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +20,6 @@ from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, openi
 
 OPENED = f"{THINK}\n"
 """What R1's template ends with, so that the response begins with reasoning."""
-
-LEAST_LEARNED = 20
-"""Rows with ids from which a reading that none of them has is no longer considered. A logged count
-alone errs: the target's tokens are not always those of the tokenizer (`e`, `at` for `eat`), so that
-a wrong reading may have the right length."""
 
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
@@ -81,8 +75,6 @@ class SequenceBuilder:
         self.longest = config["max_position_embeddings"] - 1
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
-        self.learned: Counter[tuple[int, int]] = Counter()
-        """Rows with ids by number of readings and place of the engine's (`learn`)."""
         # Requests without these are sampled with the target's defaults, as in vLLM.
         self.temperature = defaults.get("temperature", 1.0)
         self.top_p = defaults.get("top_p", 1.0)
@@ -131,34 +123,11 @@ class SequenceBuilder:
             ),
         )
 
-    def learn(self, exchange: Exchange) -> None:
-        """Counts which reading of the text is the engine's, from a row with ids and text."""
-        ids = exchange.completion_token_ids
-        if not ids or exchange.tool_calls or (exchange.reasoning is None and not exchange.content):
-            return
-        try:
-            self._check_vocabulary(ids)
-            prompt_text = self.render(exchange)
-        except Reject:
-            return
-        texts, _ = readings(exchange, opening_of(exchange, prompt_text))
-        emitted = self.decode(ids[:-1] if ids[-1] == self._eos else ids)
-        if len(texts) > 1 and emitted in texts:
-            self.learned[len(texts), texts.index(emitted)] += 1
-
-    def _seen(self, texts: list[str]) -> list[str]:
-        """The readings that rows with ids had, most frequent first; all where few rows tell."""
-        counts = [self.learned[len(texts), place] for place in range(len(texts))]
-        if sum(counts) < LEAST_LEARNED:
-            return texts
-        order = sorted(range(len(texts)), key=lambda place: -counts[place])
-        return [texts[place] for place in order if counts[place]]
-
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Ids and text of a prompt without logged ids.
 
         The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
-        endpoint's template opens `<think>`: R1's did not until February 2025.
+        endpoint's template opens `<think>`. R1's first ones did not.
         """
         text = self.render(exchange)
         if exchange.messages is None:
@@ -202,7 +171,7 @@ class SequenceBuilder:
         texts, only_if_counted = readings(exchange, opening_of(exchange, prompt_text))
         counted = exchange.completion_tokens
         likeliest = None
-        for text in self._seen(texts):
+        for text in texts:
             for stop_string, ends in endings(exchange):
                 ids = self._encode(text + stop_string) + (self._end_token(exchange) if ends else [])
                 if len(ids) == counted or (counted is None and not only_if_counted):
@@ -213,6 +182,8 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, the response has neither reasoning nor </think>",
             )
+        # No reading has the count: the target emitted other tokens of one of the texts. The
+        # reading with the nearest count is the wrong one more often.
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

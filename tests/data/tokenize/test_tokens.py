@@ -312,18 +312,3 @@ def test_the_prompts_count_decides_whether_the_endpoints_template_opens_think(bu
         # A template that does not open <think> leaves that to the target.
         assert emitted == ("" if opened else OPENED) + "r\n</think>\n\na" + EOS
     assert not builder.build(exchange(content="a", prompt_tokens=3)).prompt_agrees_with_usage
-
-
-def test_rows_with_ids_outweigh_a_count_that_fits_by_chance(text_target):
-    """The target emits non-canonical tokens: its count may be that of the wrong reading."""
-    builder = SequenceBuilder(text_target)
-    right, wrong = "r\n</think>\n\na", "r</think>a"
-    fields = {"reasoning": "r", "content": "a"}
-    chance = {**fields, "completion_tokens": len(builder._encode(wrong)) + 1}
-    assert builder.decode(builder.retokenize(exchange(**chance), OPENED)) == wrong + EOS
-    for number in range(20):
-        builder.learn(
-            exchange(**fields, completion_token_ids=[*builder._encode(right), builder._eos])
-        )
-        assert builder.learned.total() == number + 1
-    assert builder.decode(builder.retokenize(exchange(**chance), OPENED)) == right + EOS
