@@ -70,9 +70,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
     start_server()
-    from outrider.data.sequences import load_sequences
-
-    heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
+    heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     if context.can_replay and not runs_on_cpu():
         replay_everything(context)

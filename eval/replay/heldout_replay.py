@@ -60,8 +60,6 @@ def _replay_part(
     context: EvaluationContext, part: str, name: str, directory: Callable[[], Path]
 ) -> ReplaySums:
     """The sums of one speculator, whose `directory` is made only where they are not cached."""
-    from outrider.data.sequences import load_sequences
-
     ids = replayed_ids(context, part)
 
     def work() -> dict[str, Any]:
@@ -71,7 +69,7 @@ def _replay_part(
             directory(),
             context.target.directory(),
             context.feature_store,
-            load_sequences(context.data.sequences, ids).select_columns(COLUMNS).to_list(),
+            context.data.rows(ids).select_columns(COLUMNS).to_list(),
             context.depth,
             context.serving.draft_sample_method,
             dtype=context.settings.replay_dtype,

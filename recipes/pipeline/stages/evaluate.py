@@ -27,6 +27,10 @@ def _measure(
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import base_directory
 
+    parts = parts_in_use(run)
+    data = EvaluationData(
+        run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
+    )
     base = base_directory(recipe.speculator.base, recipe.target.directory())
     context = EvaluationContext(
         recipe=recipe.name,
@@ -35,7 +39,7 @@ def _measure(
         settings=recipe.evaluation(),
         depth=recipe.speculator.depth,
         speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
-        data=EvaluationData(run.tables, parts_in_use(run), run.features, load_slices(run.split)),
+        data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt()),
         show_samples=recipe.report.samples,
         by_batch_size=recipe.export.k_per_batch_size,
