@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.process_start import (
     FORKING,
@@ -92,15 +93,23 @@ def engine_arguments(
         "enable_expert_parallel": engine.expert_parallel,
         "seed": engine.seed,
         "enforce_eager": engine.mode == "eager",
-        # A cached prefix is not computed: capture would miss its states, and timed blocks would
-        # warm each other up.
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": engine.prefix_caching,
         "disable_log_stats": False,
     }
+    for name, value, default in (
+        ("pipeline_parallel_size", engine.pipeline_parallel, 1),
+        ("data_parallel_size", engine.data_parallel, 1),
+        ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
+        ("attention_backend", engine.attention_backend, None),
+    ):
+        if value != default:
+            arguments[name] = value
     if target.quantization is not None:
         arguments["quantization"] = target.quantization
+    arguments |= engine.extra_arguments
     if on_cpu:
-        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+        custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}
+        arguments["compilation_config"] = custom_ops | arguments.get("compilation_config", {})
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 1.0
@@ -126,12 +135,14 @@ def serve_arguments(
     words = [arguments.pop("model")]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
-        if name == "disable_log_stats":
+        if name == "disable_log_stats" or value is None:
             continue  # a server's default, without a flag
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            is_json = isinstance(value, dict)
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{flag}", *(json.dumps(v) if is_json else str(v) for v in values)]
     return words
 
 
@@ -294,6 +305,7 @@ def open_engine(
     Captured states pass from the worker to this process through files in `scratch`. The states
     reveal customer text, so the files are private and removed as they are read.
     """
+    engine, _ = in_process(engine)
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )

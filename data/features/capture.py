@@ -35,6 +35,7 @@ from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, open_engine
+from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
@@ -80,6 +81,8 @@ def capture(
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
     if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
         return read_json(out_dir / SUMMARY)
+    for change in in_process(engine)[1]:
+        Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
     _check_disk(out_dir, tokens, spec, capture.dtype)
