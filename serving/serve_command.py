@@ -50,7 +50,12 @@ SHORT = {
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 """Decimal in lower case, binary in upper case: vLLM's `human_readable_int`."""
 
-DEFAULTS_OF_VLLM = {"enable_prefix_caching": True, "enforce_eager": False}
+DEFAULTS_OF_VLLM = {
+    "enable_prefix_caching": True,
+    "enforce_eager": False,
+    "dtype": "auto",
+    "gpu_memory_utilization": 0.92,
+}
 """What vLLM serves with unless a flag says otherwise, where the recipe's default differs."""
 
 KEPT = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
@@ -169,8 +174,8 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
             continue
         section = given.setdefault(name, {})
         for part in path.split(".")[:-1]:
-            section = section.setdefault(part.replace("-", "_"), {})
-        section[path.split(".")[-1].replace("-", "_")] = value
+            section = section.setdefault(part, {})
+        section[path.split(".")[-1]] = value
     return given, server
 
 

@@ -377,6 +377,7 @@ _ENGINE: list[Check] = [
         "vllm.entrypoints.llm", "LLM.__init__", ("_dp_size > 1", "raise ValueError(")
     ),  # in_process.py: data-parallel engines run in servers only
     Name("vllm.entrypoints.serve.dev.cache.api_router", "reset_prefix_cache"),
+    Name("vllm.envs", "VLLM_ENGINE_READY_TIMEOUT_S"),
     *(
         Attribute("vllm.engine.arg_utils", "EngineArgs", name)
         for name in sorted({*KEYS_OF_ARGUMENTS, *UNSERVABLE, *CONTRADICTS})

@@ -24,7 +24,7 @@ PUBLISHED = [
     "VLLM_USE_DEEP_GEMM=1 VLLM_ALL2ALL_BACKEND=naive vllm serve deepseek-ai/DeepSeek-R1-0528"
     " -dp 8 --enable-expert-parallel --kv-cache-dtype fp8 --max-model-len=32k"
     " --max-num-batched-tokens 8K --no-enable-prefix-caching --enable-eplb --block-size 64"
-    " --all2all-backend deepep_low_latency --eplb-config.window-size 500"
+    " --all2all-backend deepep_low_latency --eplb-config.window_size 500"
     """ -cc '{"cudagraph_mode": "FULL_DECODE_ONLY"}' --seed 3""",
     "python3 -m vllm.entrypoints.openai.api_server --model deepseek-ai/DeepSeek-R1"
     " -tp 4 -pp 2 --attention-backend FLASHMLA --dtype bfloat16 --quantization fp8"
