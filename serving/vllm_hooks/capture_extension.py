@@ -33,6 +33,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+from outrider.serving.vllm_hooks.host_copies import HostCopies, Piece
 
 PART, FAILED = ".part", ".failed"
 """Suffixes of a file of states that is being written, and of the reason why it was not."""
@@ -76,12 +77,14 @@ class CaptureExtension:
             )
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
+        self._capture_copies = HostCopies()
         self._capture_wrapped = runner.execute_model
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self) -> None:
         """Ends the capture; the states stay until `capture_write`."""
         self.model_runner.execute_model = self._capture_wrapped
+        self._capture_copies.finish()
 
     def capture_write(self, folder: str) -> dict[str, Any] | None:
         """Begins to move the states to a new file in `folder`, and returns what it will hold.
@@ -126,16 +129,18 @@ class CaptureExtension:
             starts[request.req_id] = request.num_computed_tokens
             self._capture_expect(request, state.hidden_states.shape[-1])
         keep = self.is_driver_worker
-        hidden_NH = state.hidden_states.to("cpu", torch.bfloat16) if keep else None
-        steps, row = [], 0
+        steps: list[Step] = []
+        pieces: list[Piece] = []
+        row = 0
         for request_id in _batch_order(self.model_runner, state):
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if prompt and hidden_NH is not None and start < len(prompt.hidden_TH):
-                prompt.put(start, hidden_NH[row : row + tokens])
+            if prompt and start < len(prompt.hidden_TH):
+                pieces.append(Piece(prompt.put, start, row, tokens))
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
+        self._capture_copies.add(state.hidden_states, pieces)
         head, vocabulary = (
             self.model_runner.model.compute_logits,
             self.model_config.get_vocab_size(),
