@@ -24,6 +24,7 @@ def _measure(
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
     from outrider.eval.evaluate import evaluate
+    from outrider.serving.base_copy import served_base
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import base_directory
 
@@ -31,7 +32,9 @@ def _measure(
     data = EvaluationData(
         run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
     )
-    base = base_directory(recipe.speculator.base, recipe.target.directory())
+    target_dir = recipe.target.directory()
+    base = base_directory(recipe.speculator.base, target_dir)
+    base = served_base(base, target_dir, run.shared)
     context = EvaluationContext(
         recipe=recipe.name,
         target=recipe.target,
