@@ -22,7 +22,7 @@ from outrider.recipes.config.load import LoadedRecipe, load_recipe
 from outrider.recipes.dry_run.training_cost import price
 from outrider.recipes.pipeline.preflight import check, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.rehearsal.compare import compared, print_rows
+from outrider.recipes.rehearsal.compare import compared, print_peaks, print_rows
 from outrider.recipes.rehearsal.cut import R1_CONFIG, cut_to_fit
 from outrider.recipes.rehearsal.peaks import Peaks
 from outrider.recipes.rehearsal.settings import rehearsal_words
@@ -70,12 +70,16 @@ def rehearse(
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go, Peaks() as peaks:
-        for name in wanted:
-            peaks.stage = name
-            go([name], {"force": True})
+        try:
+            for name in wanted:
+                peaks.stage = name
+                go([name], {"force": True})
+        finally:
+            # Also where a stage failed.
+            print_peaks(peaks.by_stage, console)
         priced = price(run, loaded.recipe)
     rows = compared(priced, run, peaks.by_stage)
-    print_rows(rows, peaks.by_stage, console)
+    print_rows(rows, console)
     result = {
         "recipe": loaded.recipe.name,
         "run_dir": str(run.root),
