@@ -53,7 +53,8 @@ def replay_everything(context: EvaluationContext) -> None:
     parts = [part for part in ("heldout", "validation", "general") if context.data.parts.get(part)]
     base = {part: replay_drafters(context, part)["base"] for part in parts}
     base.pop("validation")
-    replay_mixtures(context, 1, base)
+    for k in range(1, context.depth + 1):  # k decides which share is replayed on other parts
+        replay_mixtures(context, k, base)
 
 
 def _replay_part(

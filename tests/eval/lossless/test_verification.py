@@ -175,7 +175,7 @@ def test_replay_of_the_engine_s_outputs_has_the_recipe_s_arithmetic(monkeypatch,
         asked.append(args[-1])
         raise OutriderError("enough")
 
-    monkeypatch.setattr(verification, "replay", stub)
+    monkeypatch.setattr(verification, "in_child", stub)
     context = SimpleNamespace(
         settings=EvalConfig(replay_dtype="bfloat16"),
         directories={"base": tmp_path, "custom": tmp_path},
