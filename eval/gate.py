@@ -88,11 +88,12 @@ def _outcome(passed: bool) -> Literal["passed", "failed"]:
 
 def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
     """Each speculator at its own K, and both at custom's where those differ."""
-    own, alike = findings.counted.ratio, findings.counted_same_k and findings.counted_same_k.ratio
+    own, same_k = findings.counted.ratio, findings.counted_same_k
+    alike = same_k.ratio if same_k else None
     over = "groups of prompts, counted by the engine"
     if findings.replay:
-        own, alike = findings.replay.ratio, findings.replay.same_k and findings.replay.same_k.ratio
-        over = "held-out sessions"
+        own, over = findings.replay.ratio, "held-out sessions"
+        alike = findings.replay.same_k.ratio if findings.replay.same_k else None
     least = gate.min_acceptance_ratio
     checks = [_over_sessions("acceptance length, custom / base", own, least, over)]
     if alike:

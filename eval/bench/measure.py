@@ -16,6 +16,7 @@ from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.outputs import Outputs, collect
 from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.vllm_hooks.step_recorder import Drafts
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def serve(
         if verify or rates or not cache.done(speed):
             if verify:
                 # Replay predicts the steps at one k.
-                fixed = {**plan, **{name: k.of(name) for name in DRAFTERS}}
-                fleet = servers.fleet(mode, fixed)
+                fixed: dict[str, Drafts] = {name: k.of(name) for name in DRAFTERS}
+                fleet = servers.fleet(mode, {**plan, **fixed})
                 outputs = collect(
                     fleet,
                     requests.verification,

@@ -108,10 +108,11 @@ def _shown_better(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) 
     """
     main, name = settings.gated_concurrency, "custom_over_base"
     others = [size for size in settings.concurrency if size != main]
-    p_values = [
-        p_above(lambda level, size=size: ratio(blocks, size, name, settings, noise, level), 1.0)
-        for size in others
-    ]
+
+    def p_better(size: int) -> float:
+        return p_above(lambda level: ratio(blocks, size, name, settings, noise, level), 1.0)
+
+    p_values = [p_better(size) for size in others]
     alpha = 1 - level_after(_repeats(blocks), settings)
     shown = dict(zip(others, holm(p_values, alpha), strict=True))
     return shown | {main: ratio(blocks, main, name, settings, noise).low > 1}

@@ -4,7 +4,8 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from outrider.eval.stats import clusters, intervals
+from outrider.eval.stats import clusters as cluster_statistics
+from outrider.eval.stats import intervals
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class ClusteredEstimate(SliceEstimate):
     """Number of sessions or groups of prompts"""
 
     @classmethod
-    def of(cls, estimate: clusters.ClusteredEstimate) -> "ClusteredEstimate":
+    def of(cls, estimate: cluster_statistics.ClusteredEstimate) -> "ClusteredEstimate":
         """The report's form of an estimate of eval/stats."""
         return cls(**estimate.as_dict())
 
@@ -83,8 +84,9 @@ class ClusteredEstimate(SliceEstimate):
         """Why there is no interval, where there is none; `units` names the clusters."""
         if self.low is not None:
             return None
-        if self.clusters < clusters.LEAST_CLUSTERS:
-            return f"undecided: {self.clusters} {units}, at least {clusters.LEAST_CLUSTERS} needed"
+        least = cluster_statistics.LEAST_CLUSTERS
+        if self.clusters < least:
+            return f"undecided: {self.clusters} {units}, at least {least} needed"
         return f"undecided: one of {self.clusters} {units} holds all tokens"
 
 

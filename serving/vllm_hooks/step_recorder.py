@@ -79,6 +79,7 @@ class StepFile:
         schedule.
         """
         temporary = self._path.with_suffix(".changing")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(turns), encoding="utf-8")
         temporary.replace(_drafts_file(self._path))
 
