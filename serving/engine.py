@@ -15,8 +15,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -244,26 +245,21 @@ class Engine:
                 self._ahead.result()  # raises if the engine has ended
 
         self._settle()
-        pool = ThreadPoolExecutor(1, "prefill")
-        try:
-            batches = _batches(rows, batch_tokens)
-            batch = next(batches, None)
-            self._ahead = pool.submit(prefill, batch) if batch else None
-            while batch and self._ahead is not None:
-                outputs, index = self._ahead.result()
-                following = next(batches, None)
-                self._ahead = pool.submit(prefill, following) if following else None
-                states = read_states(index, check)
-                for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
-                    yield row_id, *states.take(output.request_id, token_ids)
-                batch = following
-        finally:
-            # Not waited for after an error or Ctrl-C: the engine's end ends it too.
-            pool.shutdown(wait=False, cancel_futures=True)
+        batches = _batches(rows, batch_tokens)
+        batch = next(batches, None)
+        self._ahead = _in_thread(prefill, batch) if batch else None
+        while batch and self._ahead is not None:
+            outputs, index = self._ahead.result()
+            following = next(batches, None)
+            self._ahead = _in_thread(prefill, following) if following else None
+            states = read_states(index, check)
+            for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
+                yield row_id, *states.take(output.request_id, token_ids)
+            batch = following
 
     def _settle(self) -> None:
         """Waits for a batch whose states nobody took: one thread at a time calls the engine."""
-        if self._ahead is not None and not self._ahead.cancelled():
+        if self._ahead is not None:
             self._ahead.exception()
         self._ahead = None
 
@@ -366,6 +362,20 @@ def open_engine(
         finally:
             # Killed at once: an orderly end takes its processes 4 to 7 s, and they hold nothing.
             llm.llm_engine.engine_core.shutdown(timeout=0)
+
+
+def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:
+    """Runs `work` in a thread that ends with the process: after Ctrl-C nothing waits for it."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(batch))
+        except BaseException as error:  # raised where the result is needed
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="prefill", daemon=True).start()
+    return future
 
 
 def _prefill_only(

@@ -169,8 +169,9 @@ def write_states(path: Path, states: list[torch.Tensor]) -> None:
                 file.write(states.pop(0).view(torch.int16).numpy().data)
         part.rename(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the folder is gone: the capture has been stopped
+        with contextlib.suppress(OSError):  # the folder may be gone: the capture has been stopped
+            part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
             path.with_suffix(FAILED).write_text(str(error), encoding="utf-8")
 
 

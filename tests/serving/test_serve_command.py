@@ -62,7 +62,13 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
         parsed.model = words[1]
     defaults = EngineArgs()
     ours = arguments_of(command)
-    label = {"speculative_config", "reasoning_parser", "disable_log_stats", "served_model_name"}
+    label = {
+        "speculative_config",
+        "reasoning_parser",
+        "reasoning_parser_plugin",
+        "disable_log_stats",
+        "served_model_name",
+    }
     for name in vars(parsed).keys() - label:
         theirs, default = getattr(parsed, name), getattr(defaults, name)
         if theirs == default and name not in ours:
