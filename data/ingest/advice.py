@@ -114,7 +114,7 @@ def fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
         f"{text}. Their tokens may not be the target's: capture quarantines what is not on-policy"
         f" (capture.min_on_policy; {quarantined:.0%} of a log of nano R1's in which {other:.0%}"
         " had another length). Exact tokens: send `return_token_ids: true` with every request,"
-        " from the client or the gateway; vLLM then logs prompt_token_ids and token_ids in the"
+        " from the client or the gateway; vLLM then returns prompt_token_ids and token_ids in the"
         " response"
     )
     return advice

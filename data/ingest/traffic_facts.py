@@ -44,7 +44,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "sessions",
             f"{sessions['distinct']:,} logged, the longest of "
             f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by "
-            f"{_counts(sessions['exchanges'])}",
+            f"{_counts(sessions.get('exchanges', {})) or 'unknown id'}",
         ),
         ("duplicates", _duplicates(summary["duplicates"])),
     )
