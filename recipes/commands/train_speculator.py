@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.commands.attempt import attempt, open_run, print_json, print_summary
-from outrider.recipes.commands.options import Flag, Overrides, RecipeName, Runs
+from outrider.recipes.commands.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
 
 if TYPE_CHECKING:
     from outrider.recipes.config.load import LoadedRecipe
@@ -26,6 +26,7 @@ def train_speculator(
     gpu_memory: float | None = None,
     stages: str | None = None,
     runs: Runs = Path("runs"),
+    from_serve_command: FromServeCommand = None,
     force: Annotated[bool, Flag] = False,
     rehearse: Annotated[bool, Flag] = False,
 ) -> int:
@@ -62,7 +63,7 @@ def train_speculator(
         raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     if rehearse:
         return _rehearse(recipe, overrides, runs, dry_run, stages)
-    loaded, run = open_run(recipe, overrides, runs, dry_run)
+    loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
     wanted, options = stage_names(stages), {"force": force}
     if dry_run:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
