@@ -54,7 +54,7 @@ def compared(
         Row(
             "memory of the training process",
             price["memory"][0]["peak_bytes"],
-            peaks["train"]["training process"].anonymous,
+            peaks["train"]["training process"].resident,
         ),
         Row("states on disk", price["features"]["bytes"], _shard_bytes(run.features)),
         Row("a training checkpoint", price["checkpoint_bytes"], folder_bytes(checkpoint)),

@@ -3,10 +3,10 @@
     with Peaks() as peaks:
         peaks.stage = "capture"
         ...
-    peaks.by_stage["capture"]["engine"].anonymous
+    peaks.by_stage["train"]["training process"].resident
 
-A process counts by its own memory (RssAnon), which is what predictions mean. VmHWM, its largest
-resident memory, also has pages of mapped weight files, which the kernel can drop.
+Predictions mean VmHWM, the largest resident memory: in training, embedding and head are pages of
+the mapped checkpoint. Own memory (RssAnon) is recorded, too; the kernel can drop the rest.
 """
 
 import dataclasses

@@ -166,6 +166,6 @@ def test_a_prediction_holds_within_a_tenth(tmp_path: Path) -> None:
         "checkpoint_bytes": 76,
         "speculator_bytes": 12,
     }
-    rows = compared(price, Run(), {"train": {"training process": Peak(anonymous=95)}})
+    rows = compared(price, Run(), {"train": {"training process": Peak(resident=95)}})
     assert [row.measured for row in rows] == [95, 40, 70, 9]
     assert [row.holds for row in rows] == [True, True, True, False]
