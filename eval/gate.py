@@ -15,7 +15,7 @@ from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateC
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import ClusteredEstimate, Drafters, Estimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters
 from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -26,6 +26,7 @@ from outrider.eval.results.verification import (
     SameText,
     SampledText,
 )
+from outrider.eval.speed_checks import speed_checks
 from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -38,7 +39,8 @@ written by another revision is reported, and judged by the engine's own count.""
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    checks = [_acceptance(findings, gate), *_speeds(findings, gate)]
+    acceptance, *at_same_k = _acceptances(findings, gate)
+    checks = [acceptance, *speed_checks(findings, gate), *at_same_k]
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:
@@ -84,14 +86,20 @@ def _outcome(passed: bool) -> Literal["passed", "failed"]:
     return "passed" if passed else "failed"
 
 
-def _acceptance(findings: Findings, gate: GateConfig) -> Check:
+def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
+    """Each speculator at its own K, and both at custom's where those differ."""
+    own, same_k = findings.counted.ratio, findings.counted_same_k
+    alike = same_k.ratio if same_k else None
+    over = "groups of prompts, counted by the engine"
     if findings.replay:
-        ratio, over = findings.replay.ratio, "held-out sessions"
-    else:
-        ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
-    return _over_sessions(
-        "acceptance length, custom / base", ratio, gate.min_acceptance_ratio, over
-    )
+        own, over = findings.replay.ratio, "held-out sessions"
+        alike = findings.replay.same_k.ratio if findings.replay.same_k else None
+    least = gate.min_acceptance_ratio
+    checks = [_over_sessions("acceptance length, custom / base", own, least, over)]
+    if alike:
+        name = f"acceptance length, custom / base, both at K = {findings.k.custom}"
+        checks.append(_over_sessions(name, alike, least, over))
+    return checks
 
 
 def _on_policy(found: OnPolicy) -> Check:
@@ -132,25 +140,6 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
         seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}",
         demand=demand,
     )
-
-
-def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
-    checks = []
-    for mode, measured in findings.served.items():
-        concurrency = min(measured.speed, key=int)
-        ratio = measured.speed[concurrency].custom_over_base
-        demand = f"the interval must lie above {gate.min_speed_ratio:g}"
-        undecided = ratio.low <= gate.min_speed_ratio < ratio.high
-        if undecided:
-            demand += " (undecided: raise eval.repeats or eval.requests)"
-        check = Check(
-            name=f"tokens/s, custom / base, {mode}, concurrency {concurrency}",
-            outcome="undecided" if undecided else _outcome(ratio.low > gate.min_speed_ratio),
-            seen=_interval(ratio),
-            demand=demand,
-        )
-        checks.append(check)
-    return checks
 
 
 def _greedy(custom: Greedy, control: GreedyControl | None, gate: GateConfig) -> Check:
@@ -245,7 +234,3 @@ def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
         demand=f"at least {parity.min_agreement:.1%} must be equal or near ties, and the mean "
         f"difference at most {parity.max_difference:g} nats",
     )
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

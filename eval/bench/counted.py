@@ -21,7 +21,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
@@ -40,16 +40,20 @@ class CountedPass:
     counters: dict[Drafter, Counters] = field(default_factory=dict)
 
 
-def counted_passes(blocks: Sequence[Mapping[str, Any]]) -> list[CountedPass]:
-    """The timed blocks as passes, one per repeat and concurrency."""
+def counted_passes(blocks: Sequence[Mapping[str, Any]], base: str = "base") -> list[CountedPass]:
+    """The timed blocks as passes, one per repeat and concurrency.
+
+    `base` names base's blocks, which may be those at another number of drafts.
+    """
+    names: dict[str, Drafter] = {base: "base", "custom": "custom"}
     passes: dict[str, CountedPass] = {}
     for block in blocks:
-        if block["variant"] == "none":
+        if block["variant"] not in names:
             continue
         prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
         one = passes.setdefault(prompts, CountedPass(prompts, len(block["request_tokens"])))
-        one.counters[block["variant"]] = block["counters"]
-    return list(passes.values())
+        one.counters[names[block["variant"]]] = block["counters"]
+    return [one for one in passes.values() if len(one.counters) == len(DRAFTERS)]
 
 
 def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:
@@ -68,9 +72,9 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
 
 
 def counted_acceptance(
-    passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: int
+    passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
 ) -> Counted:
-    """Base, custom and their ratio, pooled over passes.
+    """Base, custom and their ratio, pooled over passes, each at its own k.
 
     The ratio's clusters are groups of passes with the same prompts.
     """
@@ -91,8 +95,8 @@ def counted_acceptance(
     )
     base_tokens, base_steps, custom_tokens, custom_steps = np.sum(sums, axis=0)
     return Counted(
-        base=_pooled(passes, "base", base_tokens, base_steps, k, delivered),
-        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k, delivered),
+        base=_pooled(passes, "base", base_tokens, base_steps, k.base, delivered),
+        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom, delivered),
         ratio=ClusteredEstimate.of(ratio),
     )
 

@@ -60,7 +60,7 @@ POSITIONS_AT_A_TIME = 256
 
 
 def verify(
-    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+    context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> Verification:
     """Every check of the verification pass. What needs an engine is measured once and cached."""
     found = context.cached(
@@ -76,7 +76,7 @@ def verify(
 
 
 def examine(
-    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+    context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
     """Captures the states of every response in an engine and checks them.
 
@@ -129,7 +129,7 @@ def ask_engine(
 
 def findings(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     store: StatesByToken,
@@ -335,7 +335,7 @@ class TargetScores:
 
 def replay_against_engine(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     store: StatesByToken,
@@ -377,7 +377,7 @@ def _steps_again(outputs: Outputs) -> float:
 
 def _predicted_and_counted(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     regime: Regime,
@@ -390,7 +390,7 @@ def _predicted_and_counted(
     each response's first over steps; the counters' form, 1 + accepted / drafts, is larger by the
     drafts accepted past the ends of responses.
     """
-    recorded = outputs.of(regime).of(drafter)
+    recorded, own_k = outputs.of(regime).of(drafter), k.of(drafter)
     counters = recorded.counters
     rows: list[dict[str, str]] = [
         {"sequence_id": row_id(prompt, ids), "session": prompt.session}
@@ -402,12 +402,12 @@ def _predicted_and_counted(
         context.target.directory(),
         store,
         rows,
-        k,
+        own_k,
         context.serving.draft_sample_method,
         outputs.samplings[regime],
         context.settings.replay_dtype,
     )
-    predicted, delivered = float(sums.steps_RK[:, k - 1].sum()), float(sums.tokens_R.sum())
+    predicted, delivered = float(sums.steps_RK[:, own_k - 1].sum()), float(sums.tokens_R.sum())
     counted = counters.drafts
     reached = [accepted / counted for accepted in counters.accepted_per_position]
     return StepsCompared(
@@ -419,5 +419,5 @@ def _predicted_and_counted(
             replay=delivered / predicted, engine=delivered / counted
         ),
         acceptance_length_counters=1 + counters.accepted_tokens / counted,
-        cumulative=BothCurves(replay=sums.cumulative(k), engine=reached),
+        cumulative=BothCurves(replay=sums.cumulative(own_k), engine=reached),
     )

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.commands.attempt import attempt, open_run, print_json, print_summary
-from outrider.recipes.commands.options import Overrides, RecipeName, Runs
+from outrider.recipes.commands.options import FromServeCommand, Overrides, RecipeName, Runs
 
 if TYPE_CHECKING:
     from outrider.eval.bench.prompts import Prompt
@@ -31,6 +31,7 @@ def evaluate_speculator(
     compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     html: Path | None = None,
     runs: Runs = Path("runs"),
+    from_serve_command: FromServeCommand = None,
 ) -> int:
     """Measure a speculator against the base and no speculation, on a recipe's held-out traffic.
 
@@ -59,7 +60,7 @@ def evaluate_speculator(
         raise OutriderError(
             "nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for evaluated runs"
         )
-    loaded, run = open_run(recipe, overrides, runs)
+    loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
     if endpoint is not None:
         return _endpoint(loaded, run, endpoint)
     if speculator is None:

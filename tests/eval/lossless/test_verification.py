@@ -94,7 +94,7 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         folders=EvaluationFolders(*[tmp_path] * 4),
     )
     parity = Drafters(base=sample_parity(), custom=sample_parity())
-    found = findings(context, K, prompts, outputs, store, parity)
+    found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store, parity)
     assert found.greedy.base.equal == 3 and found.parity == parity
     (difference,) = found.greedy.custom.differences
     assert (difference.response, difference.token) == (1, 4)
