@@ -28,6 +28,7 @@ OPTIONS = (
     "--stages",
     "--runs",
     "--force",
+    "--rehearse",
     "--speculator",
     "--to",
     "--first",
