@@ -1,9 +1,12 @@
 """Capture against plain prefill: tokens/s of the same prompts.
 
     python benchmarks/capture.py [--run runs/resume_screening] [--sequences 200] [--repeats 6]
+        [--batch-tokens 8192] [--disk 2]
 
 Blocks alternate in one engine, because separately started engines differ by more than the effect.
-"captured" includes everything: states out of the worker, into checksummed shards on disk.
+"captured" includes everything: states out of the worker, into checksummed shards on disk. With
+`--disk N` a shard takes as long as a disk with N times the needed rate would: bytes / (N x bytes a
+token x tokens/s of plain prefill). "plain" gets its prompts in the same batches.
 """
 
 import argparse
@@ -13,10 +16,25 @@ import tempfile
 import time
 from pathlib import Path
 
+from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture_ids
+from outrider.data.features.feature_store import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import open_engine
+from outrider.serving.engine import _batches, open_engine
+
+write_private = FeatureWriter._write_private
+
+
+def slow_disk(bytes_per_s: float) -> None:
+    """Makes a shard take as long to write as such a disk would."""
+
+    def write(path: Path, content: bytes) -> None:
+        began = time.monotonic()
+        write_private(path, content)
+        time.sleep(max(len(content) / bytes_per_s - (time.monotonic() - began), 0))
+
+    FeatureWriter._write_private = staticmethod(write)
 
 
 def main() -> None:
@@ -26,7 +44,10 @@ def main() -> None:
     )
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--batch-tokens", type=int, default=65536)
+    parser.add_argument("--disk", type=float, help="rate of the disk, times the needed one")
     args = parser.parse_args()
+    settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=2)
     table = load_sequences(args.run / "traffic" / "sequences").select(range(args.sequences))
     rows = [(row["sequence_id"], row["token_ids"], row["completion_start"]) for row in table]
     tokens = sum(len(ids) for _, ids, _ in rows)
@@ -38,15 +59,18 @@ def main() -> None:
         from vllm import SamplingParams
 
         def plain() -> None:
-            prompts = [{"prompt_token_ids": ids} for _, ids, _ in rows]
-            engine.llm.generate(
-                prompts,
-                SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
-                use_tqdm=False,
-            )
+            once = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+            for batch in _batches(rows, settings.batch_tokens):
+                prompts = [{"prompt_token_ids": ids} for _, ids, _ in batch]
+                engine.llm.generate(prompts, once, use_tqdm=False)
 
         def captured() -> None:
-            capture_ids(engine, rows, Path(folder) / str(time.monotonic_ns()))
+            if args.disk and seconds["plain"]:
+                needed = bytes_per_token(
+                    engine.llm.llm_engine.model_config.get_hidden_size(), "bf16"
+                )
+                slow_disk(args.disk * needed * tokens / statistics.median(seconds["plain"]))
+            capture_ids(engine, rows, Path(folder) / str(time.monotonic_ns()), settings)
 
         for repeat in range(args.repeats + 1):
             for name, block in (("plain", plain), ("captured", captured)):

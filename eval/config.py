@@ -46,8 +46,10 @@ class GateConfig(BaseModel):
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
-    """Largest share of greedy responses that may differ from those without speculation without a
-    near tie at the first difference."""
+    """Largest excess of the share of greedy responses that differ from those without speculation
+    without a near tie at the first difference, over the same share of responses without speculation
+    in other batches. The excess fails when its interval lies above this, and is undecided when only
+    its value does."""
 
     near_tie_nats: PositiveFloat = 0.5
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at
@@ -74,6 +76,10 @@ class GateConfig(BaseModel):
     """Largest relative difference between the steps that exact replay predicts and those that the
     engine counted for the same responses. Beyond it, trainer and engine do not run the same
     speculator."""
+
+    replay_margin: float = Field(0.01, ge=0, lt=1)
+    """The engine repeats some greedy responses in other batches. Where the difference between its
+    own steps plus this is larger than `max_replay_difference`, it is the limit."""
 
 
 class CostConfig(BaseModel):
@@ -227,8 +233,8 @@ class EvalSection(BaseModel):
 
     interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the custom speculator in averages of its weights with base's, each replayed on the
-    held-out part (and the general one): what averaging gives without further training. Empty:
-    none."""
+    validation part: what averaging gives without further training. The best share is replayed on
+    the held-out part (and the general one) too, unless custom is better. Empty: none."""
 
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""

@@ -22,7 +22,7 @@ from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
     counted_passes,
-    verification_pass,
+    verification_passes,
 )
 from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, same_k_variant, summarise
@@ -70,9 +70,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
     start_server()
-    from outrider.data.sequences import load_sequences
-
-    heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
+    heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     if context.can_replay and not runs_on_cpu():
         replay_everything(context)
@@ -97,7 +95,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     noise = noise_of(measured.blocks)
     served = served_stage(context, k, measured, noise)
     everything = [one for blocks in measured.blocks.values() for one in counted_passes(blocks)]
-    everything.append(verification_pass(measured.outputs))
+    everything += verification_passes(measured.outputs, requests.verification)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,

@@ -10,6 +10,7 @@ first such check, or what was gained.
 import math
 from typing import Literal
 
+from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
@@ -19,6 +20,7 @@ from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
     Greedy,
+    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SameText,
@@ -44,7 +46,7 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
     checks += [
-        _greedy(verification.greedy.custom, gate),
+        _greedy(verification.greedy.custom, verification.control, gate),
         _sampled_text(verification.sampled_text.none, verification.sampled_text.custom, gate),
         _same_text(verification.same_text.custom, gate),
     ]
@@ -140,13 +142,32 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
     )
 
 
-def _greedy(custom: Greedy, gate: GateConfig) -> Check:
+def _greedy(custom: Greedy, control: GreedyControl | None, gate: GateConfig) -> Check:
+    """Unexplained differences above those of no speculation in other batches."""
+    name = "greedy outputs with and without speculation"
+    seen = (
+        f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near tie "
+        f"on, {custom.unexplained} unexplained"
+    )
+    most = gate.max_unexplained_differences
+    if control is None:
+        passed = custom.unexplained / custom.responses <= most
+        demand = f"at most {most:.0%} may be unexplained"
+        return Check(name=name, outcome=_outcome(passed), seen=seen, demand=demand)
+    alone, added = control.greedy, control.excess.custom
+    seen += (
+        f"; without speculation in other batches {alone.unexplained} of {alone.responses} "
+        f"unexplained; excess {added.value:+.1%} [{added.low:+.1%}, {added.high:+.1%}]"
+    )
+    demand = f"the unexplained share may exceed that without speculation by at most {most:.0%}"
+    undecided = added.low <= most < added.value
+    if undecided:
+        demand += " (undecided: raise eval.verification_requests)"
     return Check(
-        name="greedy outputs with and without speculation",
-        outcome=_outcome(custom.unexplained / custom.responses <= gate.max_unexplained_differences),
-        seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
-        f"tie on, {custom.unexplained} unexplained",
-        demand=f"at most {gate.max_unexplained_differences:.0%} may be unexplained",
+        name=name,
+        outcome="undecided" if undecided else _outcome(added.value <= most),
+        seen=seen,
+        demand=demand,
     )
 
 
@@ -186,12 +207,14 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
 
 def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     worst = max(abs(difference.base), abs(difference.custom))
+    most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin).allowed
     return Check(
         name="replay against engine",
-        outcome=_outcome(worst <= gate.max_replay_difference),
+        outcome=_outcome(worst <= most),
         seen=f"steps predicted / counted - 1: base {difference.base:+.2%}, "
-        f"custom {difference.custom:+.2%}",
-        demand=f"both must lie within {gate.max_replay_difference:.0%}",
+        f"custom {difference.custom:+.2%}; the engine against itself {difference.control:.2%}",
+        demand=f"both must lie within {most:.3g}, the larger of {gate.max_replay_difference:g} and "
+        f"the engine's own difference + {gate.replay_margin:g}",
     )
 
 

@@ -169,7 +169,7 @@ def serve_script(
     lines = [
         "#!/usr/bin/env bash",
         "# Serves the target with this speculator and the evaluated flags. Arguments are appended",
-        "# and override them, such as --enable-prefix-caching, which the evaluation turned off.",
+        "# and override them, such as --enable-prefix-caching where serving.engine has it off.",
         "# Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has",
         "# Outrider installed).",
         "set -euo pipefail",

@@ -6,7 +6,7 @@ TargetConfig(model="nano_r1").directory()
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
@@ -19,6 +19,45 @@ EMBEDDED_TARGETS = {
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Files of a checkpoint on the hub besides its weights: config, index, tokenizer, template."""
+
+
+KEYS_OF_ARGUMENTS = {
+    "model": "target.model",
+    "revision": "target.revision",
+    "quantization": "target.quantization",
+    "dtype": "serving.engine.dtype",
+    "max_model_len": "serving.engine.max_model_len",
+    "max_num_seqs": "serving.engine.max_num_seqs",
+    "max_num_batched_tokens": "serving.engine.max_num_batched_tokens",
+    "kv_cache_memory_bytes": "serving.engine.kv_cache_gb",
+    "gpu_memory_utilization": "serving.engine.gpu_memory_utilization",
+    "tensor_parallel_size": "serving.engine.tensor_parallel",
+    "pipeline_parallel_size": "serving.engine.pipeline_parallel",
+    "data_parallel_size": "serving.engine.data_parallel",
+    "enable_expert_parallel": "serving.engine.expert_parallel",
+    "kv_cache_dtype": "serving.engine.kv_cache_dtype",
+    "attention_backend": "serving.engine.attention_backend",
+    "enable_prefix_caching": "serving.engine.prefix_caching",
+    "enforce_eager": "serving.engine.mode",
+    "seed": "serving.engine.seed",
+}
+"""Keys of the recipe by the names of vLLM's arguments."""
+
+UNSERVABLE = {
+    "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
+    "worker_cls": "Outrider's hooks extend vLLM's own worker",
+    "worker_extension_cls": "capture and drafter swaps need Outrider's extension",
+    "nnodes": "an engine runs on one node",
+    "node_rank": "an engine runs on one node",
+    "data_parallel_rank": "a server runs all its data-parallel engines",
+    "data_parallel_start_rank": "a server runs all its data-parallel engines",
+    "data_parallel_address": "an engine runs on one node",
+    "data_parallel_external_lb": "a server runs all its data-parallel engines",
+    "data_parallel_hybrid_lb": "a server runs all its data-parallel engines",
+    "disable_log_stats": "acceptance is read from the engine's counters",
+    "skip_tokenizer_init": "requests are sent as text",
+}
+"""vLLM's arguments that no engine of Outrider can have, and why."""
 
 
 class TargetConfig(BaseModel):
@@ -117,8 +156,25 @@ class EngineConfig(BaseModel):
     tensor_parallel: int = Field(default=1, ge=1)
     """Tensor-parallel GPUs (8 for R1 in FP8 on one node)."""
 
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Pipeline stages, each of `tensor_parallel` GPUs."""
+
+    data_parallel: int = Field(default=1, ge=1)
+    """Data-parallel engines behind one server. Capture and draft parity run one engine over as many
+    GPUs, tensor-parallel."""
+
     expert_parallel: bool = False
     """Place whole experts on each GPU instead of a slice of every expert."""
+
+    kv_cache_dtype: str = "auto"
+    """vLLM's type of the KV cache, such as `fp8`. `auto`: the model's."""
+
+    attention_backend: str | None = None
+    """vLLM's attention backend, such as `FLASHMLA`. null: vLLM's choice."""
+
+    prefix_caching: bool = False
+    """Reuse the KV cache of equal prefixes when serving. Capture computes every position. Timed
+    requests that repeat a prompt then measure little of its prefill."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     """Type of activations and of unquantized weights."""
@@ -131,6 +187,26 @@ class EngineConfig(BaseModel):
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the engine's processes; they override Outrider's."""
+
+    extra_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Other engine arguments of vLLM, by their names in Python (`block_size: 64`). They reach
+    capture, evaluation and serve.sh unchanged; capture leaves out those that would change its
+    states, and says so."""
+
+    @field_validator("extra_arguments")
+    @classmethod
+    def _have_no_key(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if key := KEYS_OF_ARGUMENTS.get(name):
+                raise ValueError(f"{name} has its own key: set {key}")
+            if name in UNSERVABLE:
+                raise ValueError(f"{name}: {UNSERVABLE[name]}; leave it out")
+        return value
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 class ServingSection(BaseModel):

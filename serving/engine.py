@@ -15,7 +15,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +25,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.held_memory import require_no_device_memory
+from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
+from outrider.serving.start_limit import start_environment
 from outrider.serving.vllm_hooks.process_start import (
     FORKING,
     forks_safely,
@@ -93,21 +97,36 @@ def engine_arguments(
         "enable_expert_parallel": engine.expert_parallel,
         "seed": engine.seed,
         "enforce_eager": engine.mode == "eager",
-        # A cached prefix is not computed: capture would miss its states, and timed blocks would
-        # warm each other up.
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": engine.prefix_caching,
         "disable_log_stats": False,
     }
+    for name, value, default in (
+        ("pipeline_parallel_size", engine.pipeline_parallel, 1),
+        ("data_parallel_size", engine.data_parallel, 1),
+        ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
+        ("attention_backend", engine.attention_backend, None),
+    ):
+        if value != default:
+            arguments[name] = value
     if target.quantization is not None:
         arguments["quantization"] = target.quantization
+    arguments |= engine.extra_arguments
     if on_cpu:
-        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+        custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}
+        arguments["compilation_config"] = custom_ops | arguments.get("compilation_config", {})
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 1.0
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
-    if settings := Speculator.of(speculator).settings(k, draft_sample_method, k_per_batch_size):
+    drafter = Speculator.of(speculator)
+    if drafter.has_unroll and engine.pipeline_parallel > 1:
+        raise OutriderError(
+            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
+            " drafter on the last pipeline stage no embedding, and a speculator's directory has"
+            " none; serve with tensor_parallel or data_parallel"
+        )
+    if settings := drafter.settings(k, draft_sample_method, k_per_batch_size):
         arguments["speculative_config"] = settings
     return arguments
 
@@ -127,12 +146,14 @@ def serve_arguments(
     words = [arguments.pop("model")]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
-        if name == "disable_log_stats":
+        if name == "disable_log_stats" or value is None:
             continue  # a server's default, without a flag
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            is_json = isinstance(value, dict)
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{flag}", *(json.dumps(v) if is_json else str(v) for v in values)]
     return words
 
 
@@ -173,22 +194,24 @@ class Engine:
         self.llm = llm
         self.max_model_len = max_model_len
         self._scratch = scratch
+        self._ahead: Future[Any] | None = None
 
     def prefill(
-        self, rows: Sequence[tuple[str, Sequence[int]]], batch_tokens: int = 65536
+        self, rows: Iterable[tuple[str, Sequence[int]]], batch_tokens: int = 65536
     ) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Yields (id, hidden [T, H]): the target's states after the final norm, row by row.
 
-        Rows are prefilled in batches of about `batch_tokens` tokens. Larger batches use the engine
-        better and hold more states in memory.
+        Rows are prefilled in batches of at most `batch_tokens` tokens, the next one while the
+        caller has the states of the one before. Larger batches use the engine better and hold more
+        states in memory.
         """
-        unclaimed = [(row_id, token_ids, None) for row_id, token_ids in rows]
+        unclaimed = ((row_id, token_ids, None) for row_id, token_ids in rows)
         return (
             (row_id, hidden_TH) for row_id, hidden_TH, _ in self._states(unclaimed, batch_tokens)
         )
 
     def prefill_logged(
-        self, rows: Sequence[LoggedRow], positions: int, batch_tokens: int = 65536
+        self, rows: Iterable[LoggedRow], positions: int, batch_tokens: int = 65536
     ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
         """As `prefill`, with the summed scores [2, C] of each row's completion (logged_text.py).
 
@@ -196,29 +219,49 @@ class Engine:
         """
         from outrider.serving.logged_text import Claim
 
-        claimed = [
+        claimed = (
             (row_id, token_ids, Claim(start, temperature, top_p, positions).as_request_argument())
             for row_id, token_ids, start, temperature, top_p in rows
-        ]
+        )
         return self._states(claimed, batch_tokens)
 
     def _states(
-        self, rows: Sequence[tuple[str, Sequence[int], dict[str, Any] | None]], batch_tokens: int
+        self, rows: Iterable[tuple[str, Sequence[int], dict[str, Any] | None]], batch_tokens: int
     ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
         from outrider.serving.vllm_hooks.capture_extension import read_states
 
-        for batch in _batches(rows, batch_tokens):
+        def prefill(batch: list[Row]) -> tuple[list[Any], list[Any]]:
             self._check_lengths(batch)
             self.llm.collective_rpc("capture_start")
             outputs = self._generate(
                 batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
             )
             self.llm.collective_rpc("capture_stop")
-            states = read_states(
-                self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
-            )
+            index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
+            return outputs, index
+
+        def check() -> None:
+            if self._ahead is not None and self._ahead.done():
+                self._ahead.result()  # raises if the engine has ended
+
+        self._settle()
+        batches = _batches(rows, batch_tokens)
+        batch = next(batches, None)
+        self._ahead = _in_thread(prefill, batch) if batch else None
+        while batch and self._ahead is not None:
+            outputs, index = self._ahead.result()
+            following = next(batches, None)
+            self._ahead = _in_thread(prefill, following) if following else None
+            states = read_states(index, check)
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
                 yield row_id, *states.take(output.request_id, token_ids)
+            batch = following
+
+    def _settle(self) -> None:
+        """Waits for a batch whose states nobody took: one thread at a time calls the engine."""
+        if self._ahead is not None:
+            self._ahead.exception()
+        self._ahead = None
 
     def prompt_logprobs(
         self, rows: Sequence[tuple[str, Sequence[int]]], top: int = 1
@@ -227,6 +270,7 @@ class Engine:
         import numpy as np
 
         self._check_lengths(rows)
+        self._settle()
         results = []
         for (row_id, token_ids), output in zip(
             rows, self._generate(rows, _prefill_only(top)), strict=True
@@ -250,6 +294,7 @@ class Engine:
         from vllm import SamplingParams
 
         self._check_lengths(rows)
+        self._settle()
         sampling = [
             SamplingParams(
                 temperature=row.temperature,
@@ -296,6 +341,7 @@ def open_engine(
     reveal customer text, so the files are private and removed as they are read.
     """
     require_no_device_memory("the engine")
+    engine, _ = in_process(engine)
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
@@ -303,7 +349,8 @@ def open_engine(
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
-        variables = engine_environment(engine) | tree.environment
+        variables = start_environment(target.directory())
+        variables |= engine_environment(engine) | tree.environment
         if forks_safely():
             variables = FORKING | variables
         with _environment(variables):
@@ -315,6 +362,20 @@ def open_engine(
         finally:
             # Killed at once: an orderly end takes its processes 4 to 7 s, and they hold nothing.
             llm.llm_engine.engine_core.shutdown(timeout=0)
+
+
+def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:
+    """Runs `work` in a thread that ends with the process: after Ctrl-C nothing waits for it."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(batch))
+        except BaseException as error:  # raised where the result is needed
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="prefill", daemon=True).start()
+    return future
 
 
 def _prefill_only(
@@ -331,15 +392,16 @@ def _prefill_only(
     )
 
 
-def _batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[Row], batch_tokens: int) -> Iterator[list[Row]]:
+    """Rows of at most `batch_tokens` tokens together, or one longer row."""
     batch: list[Row] = []
     tokens = 0
     for row in rows:
-        batch.append(row)
-        tokens += len(row[1])
-        if tokens >= batch_tokens:
+        if batch and tokens + len(row[1]) > batch_tokens:
             yield batch
             batch, tokens = [], 0
+        batch.append(row)
+        tokens += len(row[1])
     if batch:
         yield batch
 

@@ -10,6 +10,7 @@ completion under the target, for the check that it is on-policy (on_policy/).
 """
 
 import hashlib
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,12 +36,15 @@ from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, open_engine
+from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
 
 SUMMARY = "summary.json"
+REPORT_S = 1.0
+"""Time between two updates of the progress bar."""
 SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
 State = tuple[str, torch.Tensor, list[list[float]] | None]
@@ -80,6 +84,8 @@ def capture(
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
     if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
         return read_json(out_dir / SUMMARY)
+    for change in in_process(engine)[1]:
+        Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
     _check_disk(out_dir, tokens, spec, capture.dtype)
@@ -114,8 +120,8 @@ def capture_table(
     tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
     began = time.monotonic()
 
-    def states(batch: list[LoggedRow]) -> Iterator[State]:
-        return engine.prefill_logged(batch, capture.on_policy_positions, capture.batch_tokens)
+    def states(rows: Iterator[LoggedRow]) -> Iterator[State]:
+        return engine.prefill_logged(rows, capture.on_policy_positions, capture.batch_tokens)
 
     rows = _rows(table, limit, answers)
     captured = _write(engine, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
@@ -146,8 +152,8 @@ def capture_ids(
     """
     source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
 
-    def states(batch: list[Row]) -> Iterator[State]:
-        prompts = [(row_id, token_ids) for row_id, token_ids, _ in batch]
+    def states(rows: Iterator[Row]) -> Iterator[State]:
+        prompts = ((row_id, token_ids) for row_id, token_ids, _ in rows)
         return (
             (row_id, hidden_TH, None)
             for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens)
@@ -161,7 +167,7 @@ def capture_ids(
 
 def _write(
     engine: Engine,
-    states: Callable[[list[Any]], Iterator[State]],
+    states: Callable[[Iterator[Any]], Iterator[State]],
     rows: Iterable[Row | LoggedRow],
     tokens: int,
     out_dir: Path,
@@ -172,7 +178,8 @@ def _write(
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields the states (and scores) of a batch of rows.
+    `states` yields the states (and scores) of rows in order. The writer may be one batch behind,
+    so that the engine waits neither for the disk nor for the copy.
     """
     hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
     captured = 0
@@ -187,7 +194,13 @@ def _write(
     )
     with (
         FeatureWriter(
-            out_dir, hidden_size, source, capture.shard_megabytes, score_columns, capture.dtype
+            out_dir,
+            hidden_size,
+            source,
+            capture.shard_megabytes,
+            score_columns,
+            capture.dtype,
+            queue_bytes=capture.batch_tokens * bytes_per_token(hidden_size, capture.dtype),
         ) as writer,
         Progress(*columns, console=console, transient=True) as progress,
     ):
@@ -201,16 +214,17 @@ def _write(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
         task = progress.add_task("capture", total=tokens, completed=writer.tokens, rate=0.0)
-        began = time.monotonic()
-        missing = (row for row in rows if row[0] not in writer.done)
-        for batch in _batches(missing, capture.batch_tokens):
-            for (row_id, token_ids, completion_start, *_), (_, hidden_TH, scores) in zip(
-                batch, states(batch), strict=True
-            ):
-                writer.write(row_id, token_ids, hidden_TH, completion_start, scores)
-                captured += len(token_ids)
-            rate = captured / (time.monotonic() - began)
-            progress.update(task, completed=writer.tokens, rate=rate)
+        began, done = time.monotonic(), frozenset(writer.done)
+        missing, sent = itertools.tee(row for row in rows if row[0] not in done)
+        reported = 0.0
+        for (row_id, token_ids, completion_start, *_), (_, hidden_TH, scores) in zip(
+            missing, states(sent), strict=True
+        ):
+            writer.write(row_id, token_ids, hidden_TH, completion_start, scores)
+            captured += len(token_ids)
+            if (seconds := time.monotonic() - began) > reported + REPORT_S:
+                progress.update(task, completed=writer.tokens, rate=captured / seconds)
+                reported = seconds
     return captured
 
 
@@ -226,19 +240,6 @@ def _rows(
                 token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
             )
         yield logged._replace(token_ids=logged.token_ids[:limit])
-
-
-def _batches(rows: Iterable[Row | LoggedRow], batch_tokens: int) -> Iterator[list[Row | LoggedRow]]:
-    batch: list[Row | LoggedRow] = []
-    tokens = 0
-    for row in rows:
-        if batch and tokens + len(row[1]) > batch_tokens:
-            yield batch
-            batch, tokens = [], 0
-        batch.append(row)
-        tokens += len(row[1])
-    if batch:
-        yield batch
 
 
 def _finished(out_dir: Path, source: dict[str, Any], dtype: StateDtype) -> bool:

@@ -68,7 +68,8 @@ class FeatureWriter:
 
     `source` identifies what the states were made from. A journal of the same source is continued
     (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
-    source in the directory is removed first. Leaving the block by an exception keeps the finished
+    source in the directory is removed first. At most `queue_bytes` of states wait for the disk,
+    besides the shard that is being written. Leaving the block by an exception keeps the finished
     shards and writes no manifest.
     """
 
@@ -81,6 +82,7 @@ class FeatureWriter:
         score_columns: Sequence[str] = (),
         dtype: StateDtype = "bf16",
         auxiliary: Sequence[FeatureStream] = (),
+        queue_bytes: int = 2**25,
     ):
         self.directory, self.dtype = Path(directory), dtype
         self.spec = FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *auxiliary))
@@ -100,7 +102,9 @@ class FeatureWriter:
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
-        self._queue: queue.Queue[Any] = queue.Queue(maxsize=16)
+        self._queue: queue.Queue[Any] = queue.Queue()
+        self._queued_bytes, self._queue_bytes = 0, queue_bytes
+        self._room = threading.Condition()
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
         self.tokens = sum(shard["tokens"] for shard in self.shards)
@@ -118,7 +122,7 @@ class FeatureWriter:
     ) -> None:
         """Hands one sequence to the writer thread, whose errors are raised here.
 
-        Blocks while the disk is 16 sequences behind.
+        Blocks while the disk is `queue_bytes` behind.
         """
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
         states = {FINAL_NORM: hidden, **(auxiliary or {})}
@@ -206,12 +210,15 @@ class FeatureWriter:
         return [json.dumps(line) for line in (manifest, *shards)]
 
     def _put(self, item: Any) -> None:
-        while True:
+        size = _bytes_of(item)
+        with self._room:
+            # A sequence larger than the queue goes in alone.
+            while self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
+                self._raise()
+                self._room.wait(0.2)
             self._raise()
-            try:
-                return self._queue.put(item, timeout=0.2)
-            except queue.Full:
-                continue
+            self._queued_bytes += size
+        self._queue.put(item)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -226,8 +233,11 @@ class FeatureWriter:
                     continue
                 if item is None:
                     return self._finish_shard()
+                with self._room:
+                    self._queued_bytes -= _bytes_of(item)
+                    self._room.notify()
                 self._pending.append(item)
-                self._pending_bytes += sum(tensor.nbytes for tensor in item[0].values())
+                self._pending_bytes += _bytes_of(item)
                 if self._pending_bytes >= self.shard_bytes:
                     self._finish_shard()
         except BaseException as error:  # handed to the caller's thread, which raises it
@@ -266,6 +276,10 @@ class FeatureWriter:
         with publish(path) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_bytes(content)
+
+
+def _bytes_of(item: tuple[dict[str, torch.Tensor], Any] | None) -> int:
+    return sum(tensor.nbytes for tensor in item[0].values()) if item else 0
 
 
 class FeatureStore:

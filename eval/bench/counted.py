@@ -2,7 +2,8 @@
 
     counted_acceptance(counted_passes(blocks), speculators, k=3).ratio
 
-A pass is base and custom answering the same prompts. For speculators with an unroll the acceptance
+A pass is base and custom answering the same prompts: a timed block, or one prompt of the
+verification pass. For speculators with an unroll the acceptance
 length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
 responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup
 makes steps without a draft, which vLLM does not count and which deliver one token each, so its
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
 from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
@@ -54,13 +56,19 @@ def counted_passes(blocks: Sequence[Mapping[str, Any]], base: str = "base") -> l
     return [one for one in passes.values() if len(one.counters) == len(DRAFTERS)]
 
 
-def verification_pass(outputs: Outputs) -> CountedPass:
-    """The verification pass at the customer's sampling."""
+def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:
+    """The verification pass at the customer's sampling, a pass for each prompt.
+
+    Passes of one session have the same name.
+    """
     sampled = outputs.sampled
-    counters: dict[Drafter, Counters] = {
-        drafter: asdict(sampled.of(drafter).counters) for drafter in DRAFTERS
-    }
-    return CountedPass("verification", len(sampled.none.token_ids), counters)
+    passes = []
+    for index, prompt in enumerate(prompts):
+        counters: dict[Drafter, Counters] = {
+            drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS
+        }
+        passes.append(CountedPass(f"session {prompt.session}", 1, counters))
+    return passes
 
 
 def counted_acceptance(

@@ -4,9 +4,11 @@ served = serve(context, servers, load, k, draft_plan(choice, None, False), reque
 served.blocks["eager"], served.outputs
 """
 
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.common.fingerprint import value_digest
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.open_loop import measure_rates, rates_done
 from outrider.eval.bench.server_pool import DraftPlan, ServerPool
@@ -56,9 +58,12 @@ def serve(
                     sampling,
                     settings.verification_max_tokens,
                     context.serving.engine.max_num_seqs,
+                    logs := context.folders.out / "responses",
+                    value_digest([cache.digest, k]),
                     context.say,
                 )
                 cache.put("verification_outputs", outputs.model_dump(mode="json"))
+                shutil.rmtree(logs, ignore_errors=True)
             fleet = servers.fleet(mode, plan)
             if not cache.done(speed):
                 texts, say = requests.timed_texts, context.say

@@ -53,15 +53,14 @@ def replay_everything(context: EvaluationContext) -> None:
     parts = [part for part in ("heldout", "validation", "general") if context.data.parts.get(part)]
     base = {part: replay_drafters(context, part)["base"] for part in parts}
     base.pop("validation")
-    replay_mixtures(context, 1, base)
+    for k in range(1, context.depth + 1):  # k decides which share is replayed on other parts
+        replay_mixtures(context, k, base)
 
 
 def _replay_part(
     context: EvaluationContext, part: str, name: str, directory: Callable[[], Path]
 ) -> ReplaySums:
     """The sums of one speculator, whose `directory` is made only where they are not cached."""
-    from outrider.data.sequences import load_sequences
-
     ids = replayed_ids(context, part)
 
     def work() -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _replay_part(
             directory(),
             context.target.directory(),
             context.feature_store,
-            load_sequences(context.data.sequences, ids).select_columns(COLUMNS).to_list(),
+            context.data.rows(ids).select_columns(COLUMNS).to_list(),
             context.depth,
             context.serving.draft_sample_method,
             dtype=context.settings.replay_dtype,
@@ -148,7 +147,12 @@ def heldout_slices(
 def replay_mixtures(
     context: EvaluationContext, k: int, bases: Mapping[str, ReplaySums]
 ) -> list[Mixture]:
-    """Mixtures of base and custom (eval.interpolation) on each part of `bases`."""
+    """Mixtures of base and custom (eval.interpolation).
+
+    The best on validation is measured on each part of `bases` too.
+    """
+    if not context.settings.interpolation:
+        return []
     folder = context.folders.out / "mixtures"
     directories = context.directories
 
@@ -163,7 +167,8 @@ def replay_mixtures(
         return _replay_part(context, part, name, mixed)
 
     try:
-        rows = sweep(context.settings, k, bases, replay_mixture)
+        validation = replay_drafters(context, "validation")
+        rows = sweep(context.settings, k, validation, bases, replay_mixture)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return [Mixture.model_validate(row) for row in rows]

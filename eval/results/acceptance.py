@@ -64,10 +64,13 @@ class Mixture(Part):
 
     share: float
     """Weight of custom"""
-    heldout: MixturePart
-    """On the held-out part"""
+    validation: MixturePart | None = None
+    """On the validation part, where the share is chosen"""
+    heldout: MixturePart | None = None
+    """On the held-out part; null unless this share is the best on validation, and better than
+    custom"""
     general: MixturePart | None = None
-    """On general traffic; null where the recipe has none"""
+    """On general traffic; null like `heldout`, and where the recipe has none"""
 
 
 class Slice(Part):

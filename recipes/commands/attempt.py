@@ -34,14 +34,32 @@ SUMMARY_KEYS = (
 
 
 def open_run(
-    recipe: str, overrides: tuple[str, ...], runs: Path, dry_run: bool = False
+    recipe: str,
+    overrides: tuple[str, ...],
+    runs: Path,
+    dry_run: bool = False,
+    serve_command: str | None = None,
 ) -> tuple["LoadedRecipe", "RunDirectory"]:
-    """The checked recipe and its run directory."""
+    """The checked recipe and its run directory; `serve_command` fills the recipe's engine."""
+    from rich.console import Console
+
     from outrider.recipes.config.load import load_recipe
     from outrider.recipes.pipeline.preflight import check
     from outrider.recipes.pipeline.run_dir import RunDirectory
 
-    loaded = load_recipe(recipe, list(overrides))
+    command = None
+    if serve_command is not None:
+        from outrider.serving.in_process import in_process
+        from outrider.serving.serve_command import read_serve_command
+
+        command = read_serve_command(serve_command)
+    loaded = load_recipe(recipe, list(overrides), command)
+    if command is not None:
+        differs = [f"capture: {line}" for line in in_process(loaded.recipe.serving.engine)[1]]
+        for note in [*command.notes, *differs]:
+            Console(stderr=True).print(
+                f"serve command: {note}", highlight=False, markup=False, soft_wrap=True
+            )
     check(loaded.recipe, dry_run)
     return loaded, RunDirectory.of(loaded.recipe, runs)
 

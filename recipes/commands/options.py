@@ -22,4 +22,12 @@ Overrides = Annotated[
         "docs/recipes.md.",
     ),
 ]
+FromServeCommand = Annotated[
+    str | None,
+    Parameter(
+        name="--from-serve-command",
+        help="The `vllm serve ...` command that the endpoint runs today, or a file with it: fills "
+        "target.*, serving.engine.* and eval.current_k. Overrides take precedence.",
+    ),
+]
 Flag = Parameter(negative="")

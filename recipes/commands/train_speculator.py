@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.commands.attempt import attempt, open_run, print_json, print_summary
-from outrider.recipes.commands.options import Flag, Overrides, RecipeName, Runs
+from outrider.recipes.commands.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
 
 if TYPE_CHECKING:
     from outrider.recipes.config.load import LoadedRecipe
@@ -26,6 +26,7 @@ def train_speculator(
     gpu_memory: float | None = None,
     stages: str | None = None,
     runs: Runs = Path("runs"),
+    from_serve_command: FromServeCommand = None,
     force: Annotated[bool, Flag] = False,
     rehearse: Annotated[bool, Flag] = False,
 ) -> int:
@@ -49,7 +50,7 @@ def train_speculator(
         Export even a speculator that is not better than the base.
     rehearse
         Run all stages on a random target of R1's widths with few experts, and compare memory and
-        disk with --dry-run. 30 minutes on two cores and 16 to 24 GB of memory.
+        disk with --dry-run. Needs 22 GB of memory.
     """
     from outrider.recipes.pipeline.stages.registry import stage_names
 
@@ -62,7 +63,7 @@ def train_speculator(
         raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     if rehearse:
         return _rehearse(recipe, overrides, runs, dry_run, stages)
-    loaded, run = open_run(recipe, overrides, runs, dry_run)
+    loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
     wanted, options = stage_names(stages), {"force": force}
     if dry_run:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
@@ -86,7 +87,7 @@ def _rehearse(
     if dry_run or stages is not None:
         raise OutriderError("--rehearse runs every stage; leave out --dry-run and --stages")
     console = Console(stderr=True)
-    loaded = rehearsal(recipe, overrides, console)
+    loaded = rehearsal(recipe, overrides, runs, console)
     found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
     print_json(found)
     return 0 if found["holds"] else 1

@@ -9,7 +9,7 @@ merged key by key, lists and values replaced.
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ import yaml
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
+from outrider.eval.config import EvalSection
 from outrider.recipes.config.config_errors import explain
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC, SHIPPED, shipped_recipes
 from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
+from outrider.serving.serve_command import ServeCommand
 
 OPTIONS = (
     "--recipe",
@@ -35,6 +37,7 @@ OPTIONS = (
     "--samples",
     "--json",
     "--gpu-memory",
+    "--from-serve-command",
     "--help",
 )
 """Options of all commands. A misspelled one arrives here as an override."""
@@ -48,12 +51,20 @@ class LoadedRecipe:
     files: tuple[Path, ...]
 
 
-def load_recipe(name: str, overrides: list[str] | None = None) -> LoadedRecipe:
-    """The recipe of that name; a mistake is an `OutriderError` with its place and the fix."""
+def load_recipe(
+    name: str, overrides: list[str] | None = None, serve_command: ServeCommand | None = None
+) -> LoadedRecipe:
+    """The recipe of that name; a mistake is an `OutriderError` with its place and the fix.
+
+    A serve command's values replace the recipe's; overrides replace both.
+    """
     path = find_recipe(name)
     values, origins, files = _read_chain(path, ())
     values.setdefault("name", path.stem)
     origins[()] = str(path)
+    for keys, value in _leaves(serve_command.values if serve_command else {}):
+        _set(values, origins, keys, value, "--from-serve-command")
+        _resolve_paths(values, Path.cwd(), only=keys)
     return _checked(values, origins, files, overrides or [])
 
 
@@ -157,6 +168,17 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both else value
     return merged
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Keys and values of a serve command: sections down to the engine's keys."""
+    for section, keys in values.items():
+        for key, value in keys.items():
+            if (section, key) == ("serving", "engine"):
+                for name, setting in value.items():
+                    yield (section, key, name), setting
+            elif section != "eval" or key in EvalSection.model_fields:
+                yield (section, key), value
 
 
 def _no_such_option(word: str) -> str:

@@ -15,6 +15,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.serving.base_copy import served_base
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import base_directory
 
@@ -25,7 +26,9 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     """Compares trainer and engine on prompts of the validation part, once a run."""
     from outrider.eval.replay.draft_parity import complaint, engine_parity
 
-    base = Speculator.named(base_directory(recipe.speculator.base, recipe.target.directory()))
+    target_dir = recipe.target.directory()
+    base_dir = base_directory(recipe.speculator.base, target_dir)
+    base = Speculator.named(served_base(base_dir, target_dir, run.shared))
     if base.directory is None or not base.abilities.draft_parity:
         return
     path, parity = run.training / FILE, recipe.speculator.parity

@@ -18,10 +18,13 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
     hidden_TH, sums_PC = states.take(request_id, token_ids)
 """
 
+import contextlib
 import hashlib
 import os
+import threading
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,13 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+from outrider.serving.vllm_hooks.host_copies import HostCopies, Piece
+
+PART, FAILED = ".part", ".failed"
+"""Suffixes of a file of states that is being written, and of the reason why it was not."""
+
+POLL_S = 0.005
+"""Time between two looks for a file."""
 
 
 class _Prompt:
@@ -67,15 +77,20 @@ class CaptureExtension:
             )
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
+        self._capture_copies = HostCopies()
         self._capture_wrapped = runner.execute_model
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self) -> None:
         """Ends the capture; the states stay until `capture_write`."""
         self.model_runner.execute_model = self._capture_wrapped
+        self._capture_copies.finish()
 
     def capture_write(self, folder: str) -> dict[str, Any] | None:
-        """Moves the states, one request after the other, to a new file in `folder`."""
+        """Begins to move the states to a new file in `folder`, and returns what it will hold.
+
+        A thread writes it, so that the next prompts are prefilled meanwhile.
+        """
         prompts, self._capture_prompts = self._capture_prompts, {}
         texts, self._capture_texts = self._capture_texts, {}
         if not prompts:  # another rank keeps the states
@@ -85,20 +100,20 @@ class CaptureExtension:
             "hidden_size": 0,
             "requests": {},
         }
-        descriptor = os.open(index["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         offset = 0
-        with os.fdopen(descriptor, "wb") as file:
-            for request_id, prompt in prompts.items():
-                tokens, index["hidden_size"] = prompt.hidden_TH.shape
-                if prompt.filled < tokens:
-                    raise RuntimeError(
-                        f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were"
-                        " computed"
-                    )
-                file.write(prompt.hidden_TH.view(torch.int16).numpy().data)
-                sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
-                index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
-                offset += tokens
+        for request_id, prompt in prompts.items():
+            tokens, index["hidden_size"] = prompt.hidden_TH.shape
+            if prompt.filled < tokens:
+                raise RuntimeError(
+                    f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                )
+            sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
+            index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
+            offset += tokens
+        states = [prompt.hidden_TH for prompt in prompts.values()]
+        threading.Thread(
+            target=write_states, args=(Path(index["path"]), states), name="states"
+        ).start()
         return index
 
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,16 +129,18 @@ class CaptureExtension:
             starts[request.req_id] = request.num_computed_tokens
             self._capture_expect(request, state.hidden_states.shape[-1])
         keep = self.is_driver_worker
-        hidden_NH = state.hidden_states.to("cpu", torch.bfloat16) if keep else None
-        steps, row = [], 0
+        steps: list[Step] = []
+        pieces: list[Piece] = []
+        row = 0
         for request_id in _batch_order(self.model_runner, state):
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if prompt and hidden_NH is not None and start < len(prompt.hidden_TH):
-                prompt.put(start, hidden_NH[row : row + tokens])
+            if prompt and start < len(prompt.hidden_TH):
+                pieces.append(Piece(prompt.put, start, row, tokens))
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
+        self._capture_copies.add(state.hidden_states, pieces)
         head, vocabulary = (
             self.model_runner.model.compute_logits,
             self.model_config.get_vocab_size(),
@@ -139,14 +156,33 @@ class CaptureExtension:
             self._capture_texts[request.req_id] = LoggedText(request.prompt_token_ids, claim)
 
 
+def write_states(path: Path, states: list[torch.Tensor]) -> None:
+    """Writes the states one after the other and frees each; `path` appears when all are written.
+
+    A failure is left as text in `path` + FAILED.
+    """
+    part = path.with_suffix(PART)
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            while states:
+                file.write(states.pop(0).view(torch.int16).numpy().data)
+        part.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the folder may be gone: the capture has been stopped
+            part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.with_suffix(FAILED).write_text(str(error), encoding="utf-8")
+
+
 class States:
-    """The states of a batch of requests, read from the worker's file."""
+    """The states of a batch of requests, mapped from the worker's file."""
 
     def __init__(self, index: dict[str, Any]) -> None:
         self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
-        self._hidden_NH = torch.from_numpy(np.fromfile(index["path"], np.int16)).view(
-            torch.bfloat16
-        )
+        # Private pages, which torch may take as its own: the file is open for reading alone.
+        mapped = np.memmap(index["path"], np.int16, mode="c")
+        self._hidden_NH = torch.from_numpy(mapped).view(torch.bfloat16)
         self._hidden_NH = self._hidden_NH.view(-1, index["hidden_size"])
 
     def take(
@@ -165,13 +201,25 @@ class States:
         return self._hidden_NH[offset : offset + tokens], sums
 
 
-def read_states(results: Sequence[dict[str, Any] | None]) -> States:
-    """Reads and removes the file of `capture_write`; `results` are those of all ranks."""
+def read_states(
+    results: Sequence[dict[str, Any] | None], check: Callable[[], object] = lambda: None
+) -> States:
+    """Maps and removes the file of `capture_write`, once the worker has written it.
+
+    `results` are those of all ranks. `check` is called while waiting; it raises if the engine has
+    ended.
+    """
     index = next(result for result in results if result is not None)
+    path = Path(index["path"])
+    while not path.exists():
+        if (failed := path.with_suffix(FAILED)).exists():
+            raise OutriderError(f"{path.parent}: the states were not written: {failed.read_text()}")
+        check()
+        time.sleep(POLL_S)
     try:
         return States(index)
     finally:
-        Path(index["path"]).unlink()
+        path.unlink()
 
 
 def _batch_order(runner: Any, state: Any) -> list[str]:

@@ -9,6 +9,8 @@ below breaks the hook that is named with it.
 
 import sys
 
+from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
+from outrider.serving.in_process import CONTRADICTS
 from outrider.serving.vllm_hooks.source_checks import (
     Attribute,
     Check,
@@ -359,6 +361,7 @@ _PATCHES: list[Check] = [
         "CpuPlatform.register_triton_kernel_overrides",
         ("if HAS_TRITON:", "'vllm.v1.sample.rejection_sampler.expand_kernel'"),
     ),
+    Signature("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",), called=True),
     *(
         Name(module, "get_mp_context")
         for module in (
@@ -369,7 +372,7 @@ _PATCHES: list[Check] = [
         )
     ),
 ]
-"""plugin.py, cpu_rejection_sampler.py, process_start.py"""
+"""plugin.py, cpu_rejection_sampler.py, model_inspection.py, process_start.py"""
 
 _ENGINE: list[Check] = [
     Attribute("vllm.v1.engine.llm_engine", "LLMEngine", "engine_core"),
@@ -382,8 +385,17 @@ _ENGINE: list[Check] = [
         ("body.get('method')", "body.get('args'"),
     ),
     Name("vllm.entrypoints.cli.main", "main"),
+    Order(
+        "vllm.entrypoints.llm", "LLM.__init__", ("_dp_size > 1", "raise ValueError(")
+    ),  # in_process.py: data-parallel engines run in servers only
+    Name("vllm.entrypoints.serve.dev.cache.api_router", "reset_prefix_cache"),
+    Name("vllm.envs", "VLLM_ENGINE_READY_TIMEOUT_S"),
+    *(
+        Attribute("vllm.engine.arg_utils", "EngineArgs", name)
+        for name in sorted({*KEYS_OF_ARGUMENTS, *UNSERVABLE, *CONTRADICTS})
+    ),
 ]
-"""engine.py, server.py, vllm_command.py"""
+"""engine.py, server.py, in_process.py, serve_command.py, vllm_command.py"""
 
 CONTRACT: dict[str, list[Check]] = {
     "worker extensions": _EXTENSION,
@@ -392,7 +404,7 @@ CONTRACT: dict[str, list[Check]] = {
     "drafter_swap.py": _SWAP,
     "step_recorder.py": _STEPS,
     "plugin.py and patches": _PATCHES,
-    "engine.py and server.py": _ENGINE,
+    "engine.py, server.py, serve_command.py": _ENGINE,
 }
 """By the file that uses them."""
 

@@ -13,7 +13,12 @@ from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.greedy_match import (
+    compare_greedy,
+    excess,
+    task_accuracy,
+    text_statistics,
+)
 from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.prediction.choose_k import choose_k
 from outrider.eval.prediction.predicted import predict_served
@@ -39,6 +44,7 @@ from outrider.eval.results.verification import (
     BothLengths,
     DepthParity,
     EngineFindings,
+    GreedyControl,
     Parity,
     Regimes,
     ReplayAgainstEngine,
@@ -286,9 +292,12 @@ def sample_engine_findings() -> EngineFindings:
     greedy = compare_greedy(
         [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
     )
+    sessions = [str(number // 2) for number in range(24)]
+    added = excess(greedy, greedy, sessions)
     return EngineFindings(
         requests=24,
         greedy=Drafters(base=greedy, custom=greedy),
+        control=GreedyControl(greedy=greedy, excess=Drafters(base=added, custom=added)),
         greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
         sampled_text=Variants(
             **{
@@ -304,7 +313,7 @@ def sample_engine_findings() -> EngineFindings:
 
 
 def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
-    """The verification pass: two tokens per prompt, and the counters of the last block."""
+    """The verification pass: two tokens per prompt, each with the counters of the last block."""
     recorded = {}
     for block in blocks:
         counters = SpeculationCounters(
@@ -312,10 +321,18 @@ def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
             generation_tokens=block["output_tokens"],
             **{name: block["counters"][name] for name in COUNTERS},
         )
-        recorded[block["variant"]] = Recorded(token_ids=[[1, 2]] * prompts, counters=counters)
+        recorded[block["variant"]] = Recorded(
+            token_ids=[[1, 2]] * prompts, counted=[counters] * prompts
+        )
     samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
     passes = Variants[Recorded](**recorded)
-    return Outputs(samplings=samplings, greedy=passes, sampled=passes)
+    return Outputs(
+        samplings=samplings,
+        greedy=passes,
+        sampled=passes,
+        control=passes.none,
+        repeated=passes.custom,
+    )
 
 
 def served_measurements(

@@ -95,7 +95,9 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     base, custom = sample_replay(0.6), sample_replay(0.8)
     general = replay_figures({"base": base, "custom": sample_replay(0.59)}, BOTH_K)
     shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
-    mixtures = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
+    validation = {"base": base, "custom": sample_replay(0.7)}
+    measured = {"heldout": base, "general": base}
+    mixtures = sweep(shares, K, validation, measured, lambda share, part: custom)
     results = results.model_copy(
         update={
             "cost": money(results.served, cost),

@@ -202,9 +202,13 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert digests[3] == digests[0]  # no server starts again for it
     rows = swept.interpolation
     assert [row.share for row in rows] == [0.5, 0.9] and not (out / "mixtures").exists()
-    assert rows[0].heldout.acceptance_length != rows[1].heldout.acceptance_length
+    assert rows[0].validation.acceptance_length != rows[1].validation.acceptance_length
+    # Held-out traffic is replayed for the share that validation chose, if any.
+    measured = {f"replay_heldout_mixture {row.share:g}.json" for row in rows if row.heldout}
+    assert {name for name in written_at() if "heldout_mixture" in name} == measured
+    assert len(measured) <= 1
     page = (case.run / "report.html").read_text()
-    assert f"<td>{interval(rows[0].heldout.ratio)}" in page
+    assert f"<td>{interval(rows[0].validation.ratio)}" in page
     assert "Mixtures of base and custom" in page
 
     assert results.samples is None and "Step by step" not in page

@@ -13,6 +13,7 @@ from tests.eval.sample_results import sample_findings, sample_parity
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
 SLOWER = UNSURE | {"value": 0.985, "high": 0.99}
+LOSES = SLOWER | {"low": 0.9, "high": 0.94}
 
 
 def good() -> dict[str, Any]:
@@ -94,6 +95,29 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
 
 
 @pytest.mark.parametrize(
+    ("value", "low", "outcome"),
+    [
+        (0.0, -0.05, "passed"),
+        (-0.1, -0.2, "passed"),
+        (0.04, -0.06, "undecided"),
+        (0.3, 0.1, "failed"),
+    ],
+)
+def test_greedy_differences_count_above_those_without_speculation(value, low, outcome):
+    findings = good()
+    verification = findings["verification"]
+    verification["greedy"]["custom"]["unexplained"] = 3
+    verification["control"]["excess"]["custom"] |= {"value": value, "low": low}
+    judged = verdict_of(findings)
+    (check,) = (each for each in judged.checks if each.name.startswith("greedy outputs"))
+    assert check.outcome == outcome and "without speculation in other batches" in check.seen
+    assert sum(each.outcome != "passed" for each in judged.checks) == (outcome != "passed")
+    # The recipe may allow some.
+    allowed = verdict_of(findings, GateConfig(max_unexplained_differences=0.35))
+    assert allowed.verdict == "ship"
+
+
+@pytest.mark.parametrize(
     ("outcomes", "verdict", "reason"),
     [
         (["passed", "undecided"], "undecided", "b: seen, but must"),
@@ -146,7 +170,11 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
             SLOWER,
             "tokens/s, custom / base, compiled",
         ),
-        (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
+        (
+            ("verification", "control", "excess", "custom"),
+            {"value": 0.3, "low": 0.1, "high": 0.5},
+            "greedy outputs",
+        ),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (
             ("verification", "same_text", "custom", "p_value"),
@@ -191,6 +219,25 @@ def test_one_failure_is_enough(path, value, named):
     assert verdict.verdict == "do not ship" and verdict.exit_code == 2
     assert verdict.reason.startswith(named)
     assert sum(check.outcome == "failed" for check in verdict.checks) == 1
+
+
+def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():
+    findings = good()
+    findings["verification"]["replay_vs_engine"] |= {"custom": 0.045, "control": 0.03}
+    assert verdict_of(findings).verdict == "do not ship"
+    assert verdict_of(findings, GateConfig(replay_margin=0.02)).verdict == "ship"
+    findings["verification"]["replay_vs_engine"] |= {"control": 0.036}
+    (check,) = (each for each in verdict_of(findings).checks if each.name.startswith("replay"))
+    assert check.outcome == "passed" and "the engine against itself 3.60%" in check.seen
+    assert "both must lie within 0.046, the larger of 0.02" in check.demand
+
+
+def test_older_results_without_a_control_allow_no_unexplained_difference():
+    findings = good()
+    findings["verification"]["control"] = None
+    assert verdict_of(findings).verdict == "ship"
+    findings["verification"]["greedy"]["custom"]["unexplained"] = 1
+    assert verdict_of(findings).verdict == "do not ship"
 
 
 def test_too_few_responses_for_the_margin_are_told_how_many_would_do():

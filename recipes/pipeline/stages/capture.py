@@ -8,7 +8,15 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.sources import section, target_digest
 
-SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization", "cpu_cores", "seed"}
+SPEED_ONLY = {
+    "mode",
+    "max_num_seqs",
+    "kv_cache_gb",
+    "gpu_memory_utilization",
+    "cpu_cores",
+    "seed",
+    "prefix_caching",
+}
 """Engine settings that do not change the captured states."""
 
 

@@ -24,10 +24,17 @@ def _measure(
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
     from outrider.eval.evaluate import evaluate
+    from outrider.serving.base_copy import served_base
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import base_directory
 
-    base = base_directory(recipe.speculator.base, recipe.target.directory())
+    parts = parts_in_use(run)
+    data = EvaluationData(
+        run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
+    )
+    target_dir = recipe.target.directory()
+    base = base_directory(recipe.speculator.base, target_dir)
+    base = served_base(base, target_dir, run.shared)
     context = EvaluationContext(
         recipe=recipe.name,
         target=recipe.target,
@@ -35,7 +42,7 @@ def _measure(
         settings=recipe.evaluation(),
         depth=recipe.speculator.depth,
         speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
-        data=EvaluationData(run.tables, parts_in_use(run), run.features, load_slices(run.split)),
+        data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt()),
         show_samples=recipe.report.samples,
         by_batch_size=recipe.export.k_per_batch_size,

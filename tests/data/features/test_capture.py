@@ -142,16 +142,18 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped(choic
 
 
 class Interrupted:
-    """The engine, stopped by the user after `batches` batches."""
+    """The engine, stopped by the user when `batches` batches have been taken."""
 
     def __init__(self, engine, batches):
         self.llm, self.engine, self.batches = engine.llm, engine, batches
 
     def prefill(self, rows, batch_tokens):
-        self.batches -= 1
-        if self.batches < 0:
-            raise KeyboardInterrupt
-        return self.engine.prefill(rows, batch_tokens)
+        taken = 0
+        for row_id, hidden_TH in self.engine.prefill(rows, batch_tokens):
+            taken += len(hidden_TH)
+            if taken > self.batches * batch_tokens:
+                raise KeyboardInterrupt
+            yield row_id, hidden_TH
 
 
 @pytest.mark.engine

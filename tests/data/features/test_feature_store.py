@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import pickle
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,40 @@ def test_an_error_of_the_thread_reaches_the_caller(tmp_path):
         (tmp_path / "features").write_text("a file where the folder was")
         for index in range(1000):
             writer.write(f"0-{index}", *sequence(index))
+
+
+def test_a_disk_that_stands_still_holds_back_the_writer_at_its_bytes(tmp_path, monkeypatch):
+    """At most the queue and the shard that is written; then every byte arrives, in order."""
+    goes_on, finish = threading.Event(), FeatureWriter._finish_shard
+
+    def waiting(writer):
+        assert goes_on.wait(30)
+        finish(writer)
+
+    monkeypatch.setattr(FeatureWriter, "_finish_shard", waiting)
+    limit, shard = 600, 300
+    written = []
+    with FeatureWriter(
+        tmp_path / "slow", HIDDEN, SOURCE, shard / 2**20, queue_bytes=limit
+    ) as writer:
+
+        def fill_it():
+            for index in range(40):
+                writer.write(f"0-{index}", *sequence(index))
+                written.append(sum(tensor.nbytes for tensor in sequence(index)[:2]))
+
+        filling = threading.Thread(target=fill_it)
+        filling.start()
+        filling.join(1)
+        assert filling.is_alive()
+        largest = max(written)
+        assert limit - largest < sum(written) <= limit + shard + 2 * largest
+        goes_on.set()
+        filling.join(30)
+    fill(tmp_path / "fast", range(40))
+    assert_whole(FeatureStore.open(tmp_path / "slow"), range(40))
+    for path in sorted((tmp_path / "fast").glob("shard-*")):
+        assert (tmp_path / "slow" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path):

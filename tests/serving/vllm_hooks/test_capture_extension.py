@@ -1,7 +1,10 @@
 """Captured states belong to their request and are what transformers computes."""
 
+import hashlib
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,6 +12,7 @@ from vllm import SamplingParams
 
 from outrider.common.errors import OutriderError
 from outrider.serving.engine import Engine
+from outrider.serving.vllm_hooks.capture_extension import PART, read_states, write_states
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 pytestmark = pytest.mark.engine
@@ -82,3 +86,64 @@ def test_the_served_target_computes_what_transformers_computes(
 def test_a_sequence_beyond_the_engine_s_length_is_named(engine: Engine) -> None:
     with pytest.raises(OutriderError, match="sequence long: 2048 tokens"):
         list(engine.prefill([("long", [5] * 2048)]))
+
+
+def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
+    engine: Engine, rows: list[tuple[str, list[int]]], captured: dict[str, torch.Tensor]
+) -> None:
+    reading = engine.prefill(iter(rows), batch_tokens=400)
+    name, hidden_TH = next(reading)
+    ahead = engine._ahead
+    assert ahead is not None and ahead.exception(timeout=60) is None  # without another row read
+    while not list(engine._scratch.glob("*.bf16")):
+        time.sleep(0.01)
+    # Bounded: the file that is being read is gone, and one batch is ahead.
+    assert len(list(engine._scratch.iterdir())) == 1
+    states = {name: hidden_TH} | dict(reading)
+    assert list(states) == [name for name, _ in rows]
+    assert list(engine._scratch.iterdir()) == []
+    for name, expected_TH in captured.items():
+        cosine_T = torch.cosine_similarity(states[name].float(), expected_TH.float(), dim=-1)
+        assert cosine_T.mean() > 0.999
+
+
+def test_an_engine_whose_states_were_left_halfway_serves_the_next_call(
+    engine: Engine, rows: list[tuple[str, list[int]]]
+) -> None:
+    reading = engine.prefill(rows, batch_tokens=400)
+    next(reading)
+    reading.close()
+    assert [said.row_id for said in engine.prompt_logprobs(rows[:2])] == ["row 0", "row 1"]
+    assert len(dict(engine.prefill(rows[:2]))) == 2
+
+
+def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "states.bf16"
+    path.with_suffix(PART).mkdir()  # in place of a full disk
+    index = {"path": str(path), "hidden_size": 2, "requests": {}}
+    write_states(path, [torch.zeros(3, 2, dtype=torch.bfloat16)])
+    with pytest.raises(OutriderError, match="the states were not written"):
+        read_states([None, index])
+
+
+def test_states_are_whole_when_their_file_appears(tmp_path: Path) -> None:
+    path = tmp_path / "states.bf16"
+    first, second = torch.randn(3, 4).bfloat16(), torch.randn(2, 4).bfloat16()
+    waiting = [first, second]
+    looks = []
+
+    def look() -> None:
+        looks.append(path.exists())
+        if len(looks) == 3:
+            write_states(path, waiting)
+
+    ids = [5, 6]
+    digest = hashlib.sha256(np.asarray(ids, np.int32).tobytes()).hexdigest()
+    requests = {"0-aa": [0, 3, "another", None], "1-bb": [3, 2, digest, [[1.0]]]}
+    index = {"path": str(path), "hidden_size": 4, "requests": requests}
+    states = read_states([index], look)
+    assert looks == [False] * 3 and waiting == [] and list(tmp_path.iterdir()) == []
+    hidden_TH, sums = states.take("1", ids)
+    assert hidden_TH.equal(second) and sums == [[1.0]]
+    with pytest.raises(OutriderError, match="prefilled other tokens"):
+        states.take("0", [1, 2, 3])

@@ -1,0 +1,75 @@
+"""The target's own layer is copied once, and start limits and turns follow sizes and times."""
+
+import os
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from outrider.common.errors import OutriderError
+from outrider.serving.alternation import SHARE_OF_SWAPS, alternation
+from outrider.serving.base_copy import served_base
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import engine_arguments
+from outrider.serving.speculator import Speculator
+from outrider.serving.start_limit import start_environment, start_limit_s
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.tensors import CheckpointTensors
+from outrider.speculators.kinds import trainable_kind_of
+from tests.tiny import write_tiny_target
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_tiny_target(tmp_path / "target", layers_in_shards=True)
+
+
+def test_the_copy_has_the_layer_s_bytes_and_nothing_else(target: Path, tmp_path: Path) -> None:
+    copy = served_base(target, target, tmp_path / "cache")
+    layout = read_layout(target)
+    names = trainable_kind_of(target).native_tensors(layout)
+    assert sorted(path.name for path in copy.iterdir()) == ["config.json", "model.safetensors"]
+    with safe_open(copy / "model.safetensors", "pt") as tensors:
+        assert set(tensors.keys()) == names
+    original = CheckpointTensors(layout)
+    for name, tensor in load_file(copy / "model.safetensors").items():
+        assert tensor.dtype == original.raw(name).dtype and tensor.equal(original.raw(name))
+    assert Speculator.named(copy).kind == Speculator.named(target).kind
+
+
+def test_the_copy_is_made_once_and_again_for_other_weights(target: Path, tmp_path: Path) -> None:
+    first = served_base(target, target, tmp_path / "cache")
+    made = (first / "model.safetensors").stat().st_ino
+    (first.parent / ".unfinished.tmp").mkdir()  # of a copy that was killed
+    assert served_base(target, target, tmp_path / "cache") == first
+    assert (first / "model.safetensors").stat().st_ino == made
+    other = write_tiny_target(tmp_path / "other", seed=1, layers_in_shards=True)
+    assert served_base(other, other, tmp_path / "cache") != first
+    assert served_base(other, target, tmp_path / "cache") == other  # a speculator in use
+
+
+def test_time_limits_follow_the_checkpoint_s_size(tmp_path: Path) -> None:
+    assert start_limit_s(tmp_path) == 900
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        os.truncate(file.fileno(), 671 * 10**9)  # sparse
+    assert start_limit_s(tmp_path) == pytest.approx(900 + 671 / 0.2)
+    assert start_environment(tmp_path) == {"VLLM_ENGINE_READY_TIMEOUT_S": "4255"}
+
+
+@pytest.mark.parametrize("swap", [0.001, 0.03, 0.5, 12.0, 60.0])
+@pytest.mark.parametrize("request_s", [0.5, 2.0, 30.0])
+def test_a_turn_is_the_shortest_whose_swaps_take_a_tenth(swap: float, request_s: float) -> None:
+    def share(requests: int) -> float:
+        return swap / (swap + requests * request_s)
+
+    turn = alternation(swap, request_s)
+    assert share(turn) <= SHARE_OF_SWAPS + 1e-9
+    assert turn == 1 or share(turn - 1) > SHARE_OF_SWAPS
+
+
+def test_a_drafter_without_an_embedding_is_not_served_over_pipeline_stages(target: Path) -> None:
+    config, stages = TargetConfig(model=str(target)), EngineConfig(pipeline_parallel=2)
+    assert engine_arguments(config, stages)["pipeline_parallel_size"] == 2
+    with pytest.raises(OutriderError, match=r"pipeline_parallel = 2: .*tensor_parallel or data_"):
+        engine_arguments(config, stages, target, 1)

@@ -1,0 +1,175 @@
+"""A `vllm serve` command becomes the recipe's engine, and the recipe's engine that command."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from outrider.common.errors import OutriderError
+from outrider.recipes.config.load import load_recipe
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import engine_arguments, serve_arguments
+from outrider.serving.in_process import in_process
+from outrider.serving.serve_command import read_serve_command
+
+PUBLISHED = [
+    # DeepSeek-R1 on one node of 8 H200, with its MTP layer (vLLM's recipes).
+    "vllm serve deepseek-ai/DeepSeek-R1 --trust-remote-code --tensor-parallel-size 8"
+    " --max-model-len 65536 --max-num-seqs 256 --gpu-memory-utilization 0.92"
+    """ --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
+    " --reasoning-parser deepseek_r1 --port 8000 --api-key secret-key",
+    # Data-parallel attention with expert parallelism.
+    "VLLM_USE_DEEP_GEMM=1 VLLM_ALL2ALL_BACKEND=naive vllm serve deepseek-ai/DeepSeek-R1-0528"
+    " -dp 8 --enable-expert-parallel --kv-cache-dtype fp8 --max-model-len=32k"
+    " --max-num-batched-tokens 8K --no-enable-prefix-caching --enable-eplb --block-size 64"
+    " --all2all-backend deepep_low_latency --eplb-config.window_size 500"
+    """ -cc '{"cudagraph_mode": "FULL_DECODE_ONLY"}' --seed 3""",
+    "python3 -m vllm.entrypoints.openai.api_server --model deepseek-ai/DeepSeek-R1"
+    " -tp 4 -pp 2 --attention-backend FLASHMLA --dtype bfloat16 --quantization fp8"
+    " --generation-config vllm --enforce-eager --async-scheduling",
+]
+
+
+def arguments_of(command: str) -> dict[str, Any]:
+    """The engine's arguments of a command, by vLLM's names."""
+    values = read_serve_command(command).values
+    engine = EngineConfig(**values["serving"]["engine"])
+    target = TargetConfig(**values["target"])
+    return engine_arguments(target, engine)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags for a GPU, and of a target whose weights are not here."""
+    monkeypatch.setattr("outrider.serving.engine.runs_on_cpu", lambda: False)
+    monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
+
+
+@pytest.mark.parametrize("command", PUBLISHED)
+def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    words = shlex.split(command)
+    words = words[next(i for i, word in enumerate(words) if "serve" in word or "api_" in word) :]
+    parsed = EngineArgs.from_cli_args(
+        make_arg_parser(FlexibleArgumentParser()).parse_args(words[1:])
+    )
+    if words[1][0] != "-":
+        parsed.model = words[1]
+    defaults = EngineArgs()
+    ours = arguments_of(command)
+    label = {
+        "speculative_config",
+        "reasoning_parser",
+        "reasoning_parser_plugin",
+        "disable_log_stats",
+        "served_model_name",
+    }
+    for name in vars(parsed).keys() - label:
+        theirs, default = getattr(parsed, name), getattr(defaults, name)
+        if theirs == default and name not in ours:
+            continue
+        if name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens") and theirs is None:
+            continue  # the recipe's value stays
+        if isinstance(ours.get(name), dict):
+            for key, value in ours[name].items():
+                found = getattr(theirs, key)
+                assert getattr(found, "name", found) == value, name
+        else:
+            assert ours.get(name) == theirs or (name, theirs) == ("enable_prefix_caching", None)
+
+
+@pytest.mark.parametrize("command", PUBLISHED)
+def test_a_recipe_s_flags_read_back_give_the_same_recipe(command: str) -> None:
+    first = read_serve_command(command).values
+    target = TargetConfig(**first["target"])
+    engine = EngineConfig(**first["serving"]["engine"])
+    again = read_serve_command(
+        shlex.join(["vllm", "serve", *serve_arguments(target, engine)])
+    ).values
+    assert TargetConfig(**again["target"]) == target
+    assert EngineConfig(**again["serving"]["engine"], environment=engine.environment) == engine
+
+
+def test_what_the_published_commands_become() -> None:
+    alone, data_parallel, pipeline = (read_serve_command(command) for command in PUBLISHED)
+    assert alone.values["target"] == {"model": "deepseek-ai/DeepSeek-R1"}
+    assert alone.values["eval"] == {"current_k": 1}
+    assert "mtp, 1 drafts a step" in alone.notes[-1]
+    assert "secret-key" not in str(alone) and "--api-key" in alone.notes[-2]
+    engine = alone.values["serving"]["engine"]
+    assert engine["prefix_caching"] and engine["mode"] == "compiled"
+    assert engine["extra_arguments"] == {"trust_remote_code": True}
+    engine = data_parallel.values["serving"]["engine"]
+    assert (engine["data_parallel"], engine["expert_parallel"]) == (8, True)
+    assert (engine["max_model_len"], engine["max_num_batched_tokens"]) == (32_000, 8192)
+    assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1", "VLLM_ALL2ALL_BACKEND": "naive"}
+    assert engine["extra_arguments"]["eplb_config"] == {"window_size": 500}
+    assert "max_num_seqs" in data_parallel.notes[0]
+    engine = pipeline.values["serving"]["engine"]
+    assert (engine["mode"], engine["pipeline_parallel"]) == ("eager", 2)
+    assert EngineConfig(**engine).gpus == 8
+
+
+def test_capture_names_each_setting_that_it_cannot_have() -> None:
+    engine = EngineConfig(**read_serve_command(PUBLISHED[1]).values["serving"]["engine"])
+    ours, changes = in_process(engine)
+    assert (ours.tensor_parallel, ours.data_parallel, ours.mode) == (8, 1, "eager")
+    assert ours.extra_arguments.keys() == {"enable_eplb", "block_size", "eplb_config"}
+    text = " ".join(changes)
+    assert all(f"without {name}" in text for name in ("all2all_backend", "compilation_config"))
+    assert "data_parallel 8" in text and "prefix_caching" not in text
+    cached, changes = in_process(EngineConfig(prefix_caching=True))
+    assert not cached.prefix_caching and "prefix_caching off" in changes[0]
+    assert in_process(EngineConfig()) == (EngineConfig(), [])
+
+
+def test_a_file_with_comments_and_continued_lines(tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text(
+        "#!/bin/bash\nexport X=1\n# the endpoint\nexec vllm serve org/model \\\n  -tp 2 \\\n"
+        '  --max-num-seqs 4 "$@"\n'
+    )
+    values = read_serve_command(str(file)).values
+    assert values["target"] == {"model": "org/model"}
+    assert values["serving"]["engine"]["tensor_parallel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("vllm bench --model x", "no `vllm serve`"),
+        ("vllm serve --port 1", "no model"),
+        ("vllm serve $MODEL -tp 8", r"\$MODEL: a shell variable"),
+        ("vllm serve org/model --nnodes 2", "--nnodes: an engine runs on one node"),
+        ("vllm serve org/model --worker-cls a.B", "--worker-cls: Outrider's hooks"),
+        ("vllm serve org/model --max-model-len auto", "give the number of tokens"),
+    ],
+)
+def test_what_cannot_be_served_is_named(command: str, message: str) -> None:
+    with pytest.raises(OutriderError, match=message):
+        read_serve_command(command)
+
+
+def test_an_extra_argument_with_its_own_key_names_the_key() -> None:
+    with pytest.raises(ValidationError, match=r"set serving\.engine\.tensor_parallel"):
+        EngineConfig(extra_arguments={"tensor_parallel_size": 8})
+
+
+def test_the_recipe_shows_the_command_and_overrides_win(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "traffic: {path: logs}\nserving: {engine: {max_num_seqs: 96, kv_cache_dtype: auto}}\n"
+    )
+    command = read_serve_command(PUBLISHED[1])
+    loaded = load_recipe(str(recipe), ["serving.engine.data_parallel=4"], command).recipe
+    engine = loaded.serving.engine
+    assert loaded.target.model == "deepseek-ai/DeepSeek-R1-0528"
+    assert (engine.max_num_seqs, engine.kv_cache_dtype, engine.data_parallel) == (96, "fp8", 4)
+    wrong = read_serve_command("vllm serve org/model -tp 0")
+    with pytest.raises(OutriderError, match=r"--from-serve-command.*tensor_parallel"):
+        load_recipe(str(recipe), [], wrong)
