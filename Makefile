@@ -4,7 +4,9 @@
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
-.PHONY: setup demo test test-long lint format reference lock
+#   make gpu-check  every check that needs a GPU, half an hour at most, and a report in
+#                   build/gpu_check; without a GPU its parts that run on a CPU
+.PHONY: setup demo test test-long gpu-check lint format reference lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -24,6 +26,9 @@ test: setup
 
 test-long: setup
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
+
+gpu-check: setup
+	$(BIN)/python -m outrider.recipes.gpu_check
 
 lint: setup
 	$(BIN)/ruff check .

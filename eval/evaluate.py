@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from outrider.common.child_process import in_child, start_server
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.eval.bench.counted import counted_acceptance, counted_passes, verification_pass
@@ -36,6 +37,7 @@ from outrider.eval.replay.heldout_replay import (
     print_first_result,
     replay_drafter,
     replay_drafters,
+    replay_everything,
     replay_figures,
     replay_mixtures,
 )
@@ -52,6 +54,7 @@ from outrider.eval.results.report import (
 from outrider.eval.results.speed import RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.serving.step_times import StepTimes
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.checkpoints.compatibility import check_speculator
 
 if TYPE_CHECKING:
@@ -61,10 +64,13 @@ if TYPE_CHECKING:
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
+    start_server()
     from outrider.data.sequences import load_sequences
 
     heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
+    if context.can_replay and not runs_on_cpu():
+        replay_everything(context)
     with context.open_servers() as servers, context.open_load() as load:
         replays, validation = None, None
         if context.can_replay:
@@ -261,7 +267,8 @@ def samples_stage(context: EvaluationContext, replays: Replays | None, k: int) -
         return None
 
     def work() -> dict[str, Any]:
-        return sample_responses(
+        return in_child(
+            sample_responses,
             replays["base"],
             replays["custom"],
             k,

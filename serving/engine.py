@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
@@ -339,6 +340,7 @@ def open_engine(
     Captured states pass from the worker to this process through files in `scratch`. The states
     reveal customer text, so the files are private and removed as they are read.
     """
+    require_no_device_memory("the engine")
     engine, _ = in_process(engine)
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size

@@ -27,6 +27,7 @@ from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
+from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment, start_limit_s
 from outrider.serving.vllm_hooks.process_start import server_forking
@@ -97,6 +98,7 @@ class Server:
         `wait` is separate, so that several servers can start at the same time. At the lowest
         priority a server takes the time that others leave.
         """
+        require_no_device_memory("vllm serve")
         self._stack = contextlib.ExitStack()
         self._tree = self._stack.enter_context(ProcessTree())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def unroll_anchors(
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     if not len(anchors_N):
-        empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.embedding_VH.dtype)
+        empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)
         return anchors_N, [empty] * depth
     token, position = token_ids_BT.flatten(), position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT)
@@ -120,7 +120,7 @@ def unroll_anchors(
     def next_embedding(slots: Tensor, s: int) -> Tensor:
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
 
-    inputs_PX = inputs_BTX.flatten(0, 1)[slots_P].to(ends.embedding_VH.dtype)
+    inputs_PX = inputs_BTX.flatten(0, 1)[slots_P].to(ends.dtype)
     first_PH = chain.first_state(inputs_PX)
     x_PH = chain.inputs(next_embedding(slots_P, 0), first_PH, position[slots_P])
     q_APD, key_APD, value_APV = chain.project(x_PH, position[slots_P])

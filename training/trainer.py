@@ -9,6 +9,7 @@ over depths, so the number of processes that share the rows does not matter.
 Shapes: K depths.
 """
 
+import dataclasses
 import shutil
 import signal
 import time
@@ -176,7 +177,11 @@ class Trainer:
         parity = self.spec.speculator.parity
         check = None
         if self.origin.base_dir is not None:
-            base_ends = load_target_ends(self.spec.target_dir).to(self.device)
+            # The prepared embedding also serves the base: a second one would take 1.9 GB for R1.
+            base_ends = dataclasses.replace(
+                load_target_ends(self.spec.target_dir).to(self.device),
+                embedding_VH=self.unroll.ends.embedding_VH,
+            )
             base_speculator = self._load_base(torch.float32, self.device)
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)

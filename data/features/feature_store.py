@@ -291,6 +291,10 @@ class FeatureStore:
         self._table = {sequence["id"]: sequence for sequence in manifest["sequences"]}
         self._open: dict[tuple[int, int], Any] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which opens its own mapping."""
+        return type(self), (self.directory, self.manifest)
+
     @classmethod
     def open(cls, directory: Path) -> "FeatureStore":
         """Opens the store at `directory`; checks its version and that every shard is whole."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.child_process import in_child
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
@@ -104,7 +105,8 @@ def ask_engine(
     ) as engine:
         capture_ids(engine, rows, scratch)
         recordings = record_each(engine, directories, asked, parity)
-    compared = compare_each(
+    compared = in_child(
+        compare_each,
         recordings,
         directories,
         context.target,
@@ -311,7 +313,8 @@ def _predicted_and_counted(
         {"sequence_id": row_id(prompt, ids), "session": prompt.session}
         for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
     ]
-    sums = replay(
+    sums = in_child(
+        replay,
         context.directories[drafter],
         context.target.directory(),
         store,

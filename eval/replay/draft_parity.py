@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -63,7 +64,7 @@ def engine_parity(
     """`draft_parity` of each speculator, recorded in one eager engine.
 
     The engine starts with the first speculator; the others are loaded into it in turn. It has ended
-    when the unroll starts, so that both fit on a GPU.
+    when the unroll starts, so that both fit on a GPU; the unroll's memory ends with its process.
     """
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
@@ -72,7 +73,7 @@ def engine_parity(
     first = next(iter(speculators.values()))
     with open_engine(target, eager, first, k, extension=DRAFT_EXTENSION) as engine:
         recordings = record_each(engine, speculators, prompts, parity)
-    return compare_each(recordings, speculators, target, k, parity, dtype)
+    return in_child(compare_each, recordings, speculators, target, k, parity, dtype)
 
 
 def record_each(

@@ -30,6 +30,7 @@ OPTIONS = (
     "--stages",
     "--runs",
     "--force",
+    "--rehearse",
     "--speculator",
     "--to",
     "--first",

@@ -92,10 +92,14 @@ def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
 
 
 def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
-    """Tokens of the traffic, and whether they were counted by the ingest or estimated.
+    """Tokens that are captured, and whether they were counted or estimated.
 
-    The estimate comes from the size of local logs; 0 when nothing is known.
+    Counted by the split, or before it by the ingest (all tokens of the log). The estimate comes
+    from the size of local logs; 0 when nothing is known.
     """
+    if parts := run.result_of("split"):
+        counts = [part["tokens"] for part in parts.values() if "tokens" in part]
+        return sum(counts), True
     if result := run.result_of("ingest"):
         return result["prompt_tokens"] + result["completion_tokens"], True
     paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path

@@ -113,8 +113,15 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         "training": dataclasses.asdict(training) | {"seconds": training.seconds},
         "row": dataclasses.asdict(row)
         | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
+        "checkpoint_bytes": plan.checkpoint_bytes(),
+        "speculator_bytes": _speculator_bytes(size, config),
         "memory": list(_judged(plan, recipe, gpu_bytes)),
     }
+
+
+def _speculator_bytes(size: DrafterSize, config: dict[str, Any]) -> int:
+    """Bytes of the published weights, in the target's precision."""
+    return int(size.total * (FP8_BYTES if config.get("quantization_config") else 2))
 
 
 def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
@@ -141,7 +148,11 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[
 
     from outrider.data.sequences import load_sequences
 
-    table = load_sequences(run.sequences).data
+    parts = run.split / "parts.json"
+    ids = read_json(parts)["train"] if run.read_record("split") and parts.is_file() else None
+    columns = ["sequence_id", "token_ids", "completion_start"]
+    selected = load_sequences(run.tables, ids).select_columns(columns)
+    table = selected.with_format("arrow")[:]
     lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
     ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
     samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)

@@ -13,11 +13,17 @@ from outrider.speculators.heads import TargetEnds
 
 
 def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> TargetEnds:
-    """The embedding and the head in `dtype`; tied weights give the same values twice."""
+    """The head in `dtype`, and the embedding in `dtype` or as stored where that is narrower.
+
+    Tied weights give the same values twice.
+    """
     layout = read_layout(target_dir)
     tensors = CheckpointTensors(layout)
     shape = (layout.config["vocab_size"], layout.config["hidden_size"])
-    embedding, head = (
-        check_tensor_shape(layout, name, tensors.read(name, dtype), shape) for name in layout.ends
+    embedding_name, head_name = layout.ends
+    embedding = tensors.read_narrow(embedding_name, dtype)
+    head = tensors.read(head_name, dtype)
+    return TargetEnds(
+        check_tensor_shape(layout, embedding_name, embedding, shape),
+        check_tensor_shape(layout, head_name, head, shape),
     )
-    return TargetEnds(embedding, head)

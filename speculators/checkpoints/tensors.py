@@ -66,6 +66,12 @@ class CheckpointTensors:
             return value.to(dtype)
         return dequantize(value, scale, self.layout.blocks, dtype)
 
+    def read_narrow(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The weight in `dtype`, or as stored where that is narrower and has no scale."""
+        value, scale = self.stored(name)
+        narrow = scale is None and value.itemsize < dtype.itemsize
+        return value if narrow else self.read(name, dtype)
+
     def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """`tensor` as this checkpoint stores `name`: in FP8 with scales, or in its dtype.
 

@@ -1,5 +1,7 @@
 """A small real evaluation: servers, load, verification and capture in vLLM, and its files."""
 
+import gc
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,17 +9,25 @@ import psutil
 import pytest
 import torch
 
+from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureWriter
 from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import EvalConfig, GateConfig
-from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
+from outrider.eval.context import (
+    Backends,
+    EvaluationContext,
+    EvaluationData,
+    EvaluationFolders,
+)
 from outrider.eval.evaluate import evaluate
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Report, Results
+from outrider.serving import held_memory
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.held_memory import CHECK_CPU
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
@@ -222,8 +232,45 @@ def written(run):
     return {path: path.stat().st_mtime_ns for path in run.rglob("server_*.log")}
 
 
+class Started(Exception):
+    """Servers would start now."""
+
+
+def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path, monkeypatch):
+    def servers(*_):
+        raise Started
+
+    target = write_tiny_target(tmp_path / "target")
+    case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
+    settings = case.context.settings.model_copy(update={"k": 1, "interpolation": [0.5]})
+    parts = {**case.context.data.parts, "general": ["q0"]}
+    context = replace(
+        case.context,
+        settings=settings,
+        data=replace(case.context.data, parts=parts),
+        backends=Backends(servers=servers),
+    )
+    monkeypatch.setattr("outrider.eval.evaluate.runs_on_cpu", lambda: False)
+    with pytest.raises(Started):
+        evaluate(context)
+    kept = {path.stem for path in (case.run / "evaluation" / "steps").iterdir()}
+    drafters = ("base", "custom")
+    assert kept >= {
+        f"replay_{part}_{name}" for part in parts if part != "train" for name in drafters
+    }
+    assert kept >= {f"replay_{part}_mixture 0.5" for part in ("heldout", "general")}
+
+
 @pytest.mark.engine
-def test_an_evaluation_from_servers_to_report(case):
+def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
+    # Servers and the engine refuse to start in a process that has loaded a speculator or holds a
+    # tensor above 1 MB.
+    monkeypatch.setenv(CHECK_CPU, "1")
+    monkeypatch.setattr(held_memory, "_loaded", [])
+    gc.collect()
+    gc.freeze()  # tensors of other tests in this process do not count
+    request.addfinalizer(gc.unfreeze)
+    in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     line = evaluate(case.context)
     out = case.run / "evaluation"

@@ -45,7 +45,7 @@ class LiteralEngine:
         )
 
     def step(self, token: int, state: Tensor, position: int, cache: DynamicCache) -> Tensor:
-        embedding = self.ends.embedding_VH[token] if position > 0 else torch.zeros(HIDDEN)
+        embedding = self.ends.embedding_VH[token].float() if position > 0 else torch.zeros(HIDDEN)
         both = torch.cat(
             [
                 self.norm(embedding, self.speculator.enorm.weight),

@@ -23,6 +23,7 @@ from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.training.batches import Batch
 from outrider.training.config import TrainingConfig
+from outrider.training.sizing.memory import BUCKET
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -132,6 +133,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         "gradient_clipping": config.max_grad_norm,
         "zero_optimization": {
             "stage": config.zero_stage,
+            "reduce_bucket_size": BUCKET,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},

@@ -14,7 +14,8 @@ prepared one (step-0 parity); backward; and the update of the weights. What Deep
 - the sum over rows and processes is in float32. In bf16, stage 1 (DeepSpeed's BF16_Optimizer) keeps
   it whole, from the start to the end; stages 2 and 3 keep their part of it. Stage 1 in float32
   keeps the sum so far where a step has several rows;
-- in stages 2 and 3 a bucket of gradients has a float32 copy while it is reduced;
+- in stages 2 and 3 a bucket of gradients has a float32 copy while it is reduced. A tensor larger
+  than a bucket is reduced by itself, a process's part of it at a time;
 - stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep
   each gathering until backward.
 
@@ -43,8 +44,9 @@ CHUNK_ROWS = 256
 CHUNK_COPIES = 5
 """[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
 
-BUCKET = 500_000_000
-"""Gradients that DeepSpeed reduces together, its default."""
+BUCKET = 100_000_000
+"""Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
+default is five times as many."""
 
 SUB_GROUP = 1_000_000_000
 """Weights that ZeRO-3 updates together, its default."""
@@ -107,6 +109,13 @@ class MemoryPlan:
             for phase, parts in phases.items()
         }
 
+    def checkpoint_bytes(self) -> int:
+        """Disk of a training checkpoint: weights, float32 masters and moments of what is trained.
+
+        Frozen experts are in no checkpoint. In float32 the weights are written besides the masters.
+        """
+        return (self._b + 12) * self.trained
+
     def host_bytes(self, processes: int) -> int:
         """Host memory of a node with this many processes.
 
@@ -154,12 +163,13 @@ class MemoryPlan:
         return self.zero_stage == 1 and self.compute == "bf16"
 
     def _bucket(self) -> int:
-        """The bucket and, from bf16, its float32 copy.
+        """The bucket and, from bf16, a float32 copy of what is reduced at once.
 
         A GPU reserves the bucket whole; on a CPU only what is written takes memory.
         """
-        value_bytes = self._b + (4 if self._b < 4 else 0)
-        return value_bytes * (BUCKET if self.device == "cuda" else min(BUCKET, self.trained))
+        bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
+        reduced = max(bucket, min(self._largest(), self._share(1)))
+        return self._b * bucket + (4 * reduced if self._b < 4 else 0)
 
     def _kept(self) -> dict[str, int]:
         frozen = int(self.size.frozen(self.trained_parameters) * self.frozen_value_bytes)
@@ -186,7 +196,7 @@ class MemoryPlan:
         s = self.size
         return {
             "base_speculator_float32": 4 * s.total,
-            "embedding_and_head_float32": 4 * s.ends if self._b < 4 else 0,
+            "head_float32": 2 * s.ends if self._b < 4 else 0,
             "activations": 4 * s.replay_values(self.row, self.depth)
             + self.activations.attention_scratch(4),
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),

@@ -61,7 +61,7 @@ class ToyDrafter(Drafter):
     ) -> tuple[Tensor, list[Tensor]]:
         anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
         token = token_ids_BT.flatten()
-        dtype = ends.embedding_VH.dtype
+        dtype = ends.dtype
         state_NH = self.read(inputs_BTX.flatten(0, 1)[anchors_N].to(dtype))
         states = []
         for s in range(depth):

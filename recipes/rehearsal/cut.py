@@ -1,0 +1,93 @@
+"""R1's config.json with few layers and experts, and how many experts this machine can train.
+
+    cut = cut_to_fit(read_json(R1_CONFIG), recipe, available_bytes)
+    cut.config, cut.experts, cut.predicted_bytes
+
+Widths stay: hidden 7168, 128 heads, latent rank 512, vocabulary 129,280, experts of 2048. One dense
+and one MoE layer remain, and the MTP layer.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.recipes.config.recipe import Recipe
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.protocol import RowShape
+from outrider.training.sizing.memory import MemoryPlan
+
+R1_CONFIG = Path(__file__).resolve().parents[1] / "r1" / "config.json"
+"""R1's published config.json."""
+
+EXPERTS = (8, 4, 2)
+"""Numbers of routed experts, tried in this order."""
+
+USABLE = 0.8
+"""Share of the available memory that training may take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A cut config and the predicted peak of training on it."""
+
+    config: dict[str, Any]
+    experts: int
+    predicted_bytes: int
+
+
+def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, Any]:
+    """`config` with one dense and one MoE layer of `experts` experts in groups of two.
+
+    Without `fp8`, weights are bf16: vLLM computes FP8 blocks on GPUs and on CPUs with AMX only.
+    """
+    groups = max(1, experts // 2)
+    groups_per_token = max(1, groups // 2)
+    cut = dict(config) | {
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": experts,
+        "n_group": groups,
+        "topk_group": groups_per_token,
+        "num_experts_per_tok": min(config["num_experts_per_tok"], 2 * groups_per_token),
+        "torch_dtype": "bfloat16",
+    }
+    if not fp8:
+        cut.pop("quantization_config", None)
+    return cut
+
+
+def cut_to_fit(
+    config: Mapping[str, Any], recipe: Recipe, available_bytes: int, fp8: bool = False
+) -> Cut:
+    """The cut with most experts whose training fits; `recipe` is the rehearsal's."""
+    for experts in EXPERTS:
+        cut = cut_config(config, experts, fp8)
+        predicted = _training_bytes(cut, recipe)
+        if predicted <= USABLE * available_bytes:
+            return Cut(cut, experts, predicted)
+    raise OutriderError(
+        f"--rehearse: training R1's layer with {EXPERTS[-1]} experts takes {predicted / 1e9:.1f} GB"
+        f" (mostly the embedding and head of 129,280 tokens), and {available_bytes / 1e9:.1f} GB of"
+        " memory are available, of which 80 % are used; free memory or use a larger machine"
+    )
+
+
+def _training_bytes(config: Mapping[str, Any], recipe: Recipe) -> int:
+    size = trainable_kind(recipe.speculator.kind).size(config, "config.json")
+    training = recipe.training
+    plan = MemoryPlan(
+        size,
+        RowShape.full(training.row_tokens),
+        training.row_tokens,
+        recipe.speculator.depth,
+        zero_stage=training.zero_stage,
+        processes=training.processes,
+        rows_each=training.rows_per_step // training.processes,
+        compute=training.compute,
+        trained_parameters=recipe.speculator.train,
+        lora_rank=recipe.speculator.lora_rank,
+        device="cpu",
+    )
+    return plan.host_bytes(training.processes)

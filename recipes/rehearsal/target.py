@@ -1,0 +1,138 @@
+"""A random target for a config.json: weights under DeepSeek's names, written once and cached.
+
+    directory = random_target(cut.config)       # ~/.cache/outrider/rehearsal/DIGEST
+
+Written tensor by tensor, so that memory holds one shard. No tokenizer of R1 comes with the package:
+the embedded target's is extended by unused tokens to the config's vocabulary, so texts have ids
+below 4,096 and every id that the model samples has a text.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.fingerprint import value_digest
+from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.checkpoints.layout import SCALE_SUFFIX
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 1_000_000_000
+STD = 0.02
+VERSION = 1
+"""Raise it when the weights change, so that cached ones are written again."""
+
+TOKENIZER_FILES = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
+UNQUANTIZED = ("eh_proj", "mlp.gate.", "norm", "embed_tokens", "lm_head", "shared_head")
+"""Parts of names of tensors that DeepSeek keeps in bf16."""
+
+
+def random_target(config: Mapping[str, Any], cache: Path | None = None) -> Path:
+    """The checkpoint's directory, written on first use."""
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
+    directory = cache / "rehearsal" / value_digest([VERSION, config])[:16]
+    if not directory.is_dir():
+        write_random_target(config, directory)
+    return directory
+
+
+def write_random_target(config: Mapping[str, Any], directory: Path) -> None:
+    """Publishes config.json, tokenizer and seeded random weights at `directory`."""
+    from safetensors.torch import save_file
+
+    embedded = EMBEDDED_TARGETS["nano_r1"]
+    small = read_json(embedded / "config.json")
+    ids = {name: small[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with publish(directory) as temporary:
+        temporary.mkdir()
+        write_json(temporary / "config.json", dict(config) | ids)
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(embedded / name, temporary / name)
+        tokenizer = read_json(embedded / "tokenizer.json")
+        extend_vocabulary(tokenizer, config["vocab_size"])
+        write_json(temporary / "tokenizer.json", tokenizer)
+        weight_map: dict[str, str] = {}
+        total = 0
+        for number, shard in enumerate(_shards(_tensors(config)), start=1):
+            file = f"model-{number:05d}.safetensors"
+            save_file(shard, temporary / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(shard, file)
+            total += sum(tensor.nbytes for tensor in shard.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(temporary / "model.safetensors.index.json", index)
+
+
+def extend_vocabulary(tokenizer: dict[str, Any], size: int) -> None:
+    """Adds tokens that no text contains to a tokenizer.json, up to `size` of them in all."""
+    vocabulary = tokenizer["model"]["vocab"]
+    # An added token that is missing in the vocabulary gets the next free id when it is loaded.
+    vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    taken = set(vocabulary.values())
+    vocabulary |= {f"unused-{number}": number for number in range(size) if number not in taken}
+
+
+def _shards(
+    tensors: "Iterator[tuple[str, torch.Tensor]]",
+) -> "Iterator[dict[str, torch.Tensor]]":
+    shard: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        shard[name] = tensor
+        if sum(each.nbytes for each in shard.values()) >= SHARD_BYTES:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard
+
+
+def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
+    """(name, values) of every weight, one at a time."""
+    import torch
+
+    from outrider.speculators.checkpoints.fp8 import quantize
+
+    quantization = config.get("quantization_config")
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in shapes(config).items():
+        if name.endswith("norm.weight"):
+            yield name, torch.ones(shape, dtype=torch.bfloat16)
+        elif name.endswith("e_score_correction_bias"):
+            yield name, torch.zeros(shape)
+        else:
+            weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=STD, generator=generator)
+            if quantization is None or any(part in name for part in UNQUANTIZED):
+                yield name, weight
+                continue
+            rows, columns = quantization["weight_block_size"]
+            value, scale = quantize(weight, (rows, columns))
+            yield name, value
+            yield name + SCALE_SUFFIX, scale
+
+
+def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
+    """The shape of every weight by name, from modules without memory."""
+    import torch
+
+    from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, experts_apart
+    from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+    from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch
+
+    arch = DeepseekArch.from_config(config)
+    ends = torch.Size([arch.vocab, arch.hidden])
+    found = {
+        "model.embed_tokens.weight": ends,
+        "lm_head.weight": ends,
+        "model.norm.weight": torch.Size([arch.hidden]),
+    }
+    with torch.device("meta"):
+        for index in range(arch.layers):
+            for suffix, tensor in DecoderLayer(arch, index).state_dict().items():
+                for name, view in experts_apart(suffix, tensor).items():
+                    found[f"model.layers.{index}.{name}"] = view.shape
+        for suffix, view in checkpoint_views(MTPSpeculator(arch)).items():
+            found[f"model.layers.{arch.layers}.{suffix}"] = view.shape
+    return found

@@ -1,0 +1,123 @@
+"""Children: results, errors, signals, and that their memory ends with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outrider.common.child_process import ChildError, in_child
+from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree, wait_until
+from outrider.common.supervision import signal_handlers
+
+SECRET = "Ada Lovelace, born 1815"
+
+
+class Unpicklable(OutriderError):
+    """Cannot be made from its arguments."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def tensor_of(values: list[float]) -> object:
+    import torch
+
+    return os.getpid(), torch.tensor(values)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def fail_without_return() -> None:
+    raise Unpicklable("two ", "arguments")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep(note: Path) -> None:
+    note.write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended; an orphan may stay a zombie for a while."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_result_comes_back_and_its_process_has_ended() -> None:
+    pid, values = in_child(tensor_of, [1.0, 2.0])
+    assert pid != os.getpid() and not psutil.pid_exists(pid)
+    assert values.tolist() == [1.0, 2.0]
+
+
+def test_a_users_mistake_is_raised_as_it_is() -> None:
+    with pytest.raises(OutriderError, match=r"^no such recipe$"):
+        in_child(fail, OutriderError("no such recipe"))
+
+
+def test_another_error_has_the_childs_frames_and_its_message_apart() -> None:
+    with pytest.raises(
+        ChildError, match=r"(?s)test_child_process.py.*in fail.*ValueError$"
+    ) as raised:
+        in_child(fail, ValueError(SECRET))
+    assert SECRET not in str(raised.value)
+    assert isinstance(raised.value.__cause__, ValueError) and SECRET in str(raised.value.__cause__)
+
+
+def test_an_error_that_cannot_be_pickled_still_has_its_frames() -> None:
+    with pytest.raises(ChildError, match=r"in fail_without_return"):
+        in_child(fail_without_return)
+
+
+def test_a_killed_child_is_an_error_that_names_the_signal() -> None:
+    with pytest.raises(OutriderError, match=r"child process of kill ended with signal 9.*memory"):
+        in_child(kill)
+
+
+def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def interrupt() -> None:
+        while not note.exists() or not note.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    # A background process of a shell ignores SIGINT; stage processes set this handler too.
+    with signal_handlers(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        thread.start()
+        in_child(sleep, note)
+    thread.join()
+    assert ended(int(note.read_text()))
+
+
+def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
+    """In a process tree, as stages are: the guard ends children of a killed stage."""
+    note = tmp_path / "pid"
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from tests.common.test_child_process import sleep\n"
+        "from outrider.common.child_process import in_child\n"
+        "in_child(sleep, Path(sys.argv[1]))\n"
+    )
+    with ProcessTree() as tree:
+        starter = subprocess.Popen(
+            [sys.executable, "-c", script, str(note)], env=os.environ | tree.environment
+        )
+        assert wait_until(lambda: note.exists() and bool(note.read_text()), 60)
+        starter.kill()
+        starter.wait()
+    assert ended(int(note.read_text()))
