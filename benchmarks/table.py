@@ -13,7 +13,7 @@ from outrider.eval.results.report import Results
 
 SERVED = (
     "recipe",
-    "K",
+    "K, base / custom",
     "engine",
     "concurrency",
     "acceptance length, base / custom",
@@ -26,6 +26,7 @@ SERVED = (
 def served_rows(results: Results) -> list[list[str]]:
     """One row per engine mode and concurrency."""
     rows = []
+    k = f"{results.k.base} / {results.k.custom}"
     for mode, served in results.served.items():
         both = (served.acceptance.base, served.acceptance.custom)
         lengths = " / ".join(f"{each.acceptance_length:.2f}" for each in both)
@@ -33,9 +34,7 @@ def served_rows(results: Results) -> list[list[str]]:
             speeds = (speed.of(variant).tokens_per_s for variant in VARIANTS)
             tokens = " / ".join(f"{value:.0f}" for value in speeds)
             ratios = [interval(speed.custom_over_base), interval(speed.custom_over_none)]
-            rows.append(
-                [results.recipe, str(results.k), mode, concurrency, lengths, tokens, *ratios]
-            )
+            rows.append([results.recipe, k, mode, concurrency, lengths, tokens, *ratios])
     return rows
 
 

@@ -169,9 +169,14 @@ class SplitConfig(_Section):
     """Share of the sessions for the final measurement: the latest of all. Nothing is chosen on it.
     """
 
+    session_gap_minutes: float = Field(default=30.0, gt=0.0)
+    """A session ends after a pause of this length, unless the log has conversation ids: ids of
+    users last for weeks, and such sessions would reach into every part."""
+
     near_duplicate_similarity: float = Field(default=0.9, gt=0.0, le=1.0)
     """Jaccard similarity of two prompts' word 5-grams, without boilerplate. A validation or
-    held-out prompt at least this similar to a training prompt is left out."""
+    held-out prompt at least this similar to a training prompt is left out, and a held-out prompt
+    this similar to a validation prompt."""
 
     max_copies: int | None = Field(default=None, ge=1)
     """Train on at most this many exchanges with the same prompt, the latest ones. Copies are what
@@ -271,3 +276,10 @@ class CaptureConfig(_Section):
 
     min_top1_agreement: float = Field(default=0.95, gt=0.0, le=1.0)
     """Minimum share of positions where both give the same most probable token."""
+
+    logprob_margin: float = Field(default=0.05, ge=0.0)
+    """The engine's log-probabilities are computed twice, in different batches. Where their own
+    difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit."""
+
+    top1_margin: float = Field(default=0.02, ge=0.0, lt=1.0)
+    """The same for `min_top1_agreement`, as a share of positions."""

@@ -69,10 +69,15 @@ class Exchange:
     stop string is not in the text unless the request asked for it."""
     stop_strings: tuple[str, ...] = ()
     """Stop strings of the request, where the log does not have what ended the response."""
+    prompt_tokens: int | None = None
+    """Number of tokens before the response, as the engine counted them."""
     completion_tokens: int | None = None
     """Number of tokens of the response, as the engine counted them."""
     model: str | None = None
     session: str | None = None
+    """Id of the conversation."""
+    user: str | None = None
+    """Id of the end user, which lasts longer than a conversation."""
     tenant: str | None = None
     route: str | None = None
     time: float | None = None

@@ -5,7 +5,7 @@ rows = load_sequences([customers, general], parts["train"])
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_from_disk
@@ -16,10 +16,22 @@ Tables = Path | str | Sequence[Path]
 """Directory of one table, or of several with disjoint ids."""
 
 
-def load_sequences(sequences_dir: Tables, ids: list[str] | None = None) -> Dataset:
-    """Returns the rows of `ids` in that order, or all in log order; memory-mapped."""
+def load_sequences(
+    sequences_dir: Tables,
+    ids: list[str] | None = None,
+    sessions: Mapping[str, str] | None = None,
+) -> Dataset:
+    """Returns the rows of `ids` in that order, or all in log order; memory-mapped.
+
+    `sessions` names the sessions of some rows by id, instead of the logged names
+    (split/sessions.py).
+    """
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
     table = concatenate_datasets([_load(directory) for directory in directories])
+    if sessions:
+        pairs = zip(table["sequence_id"], table["session"], strict=True)
+        names = [sessions.get(sequence_id, logged) for sequence_id, logged in pairs]
+        table = table.remove_columns("session").add_column("session", names)
     if ids is None:
         return table
     index = {sequence_id: position for position, sequence_id in enumerate(table["sequence_id"])}

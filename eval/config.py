@@ -38,7 +38,7 @@ class GateConfig(BaseModel):
     this."""
 
     min_speed_ratio: PositiveFloat = 1.0
-    """The interval of custom / base tokens/s at the lowest concurrency must lie above this in every
+    """The interval of custom / base tokens/s at the main concurrency must lie above this in every
     engine mode."""
 
     max_general_loss: float = Field(0.05, ge=0, lt=1)
@@ -46,8 +46,10 @@ class GateConfig(BaseModel):
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
-    """Largest share of greedy responses that may differ from those without speculation without a
-    near tie at the first difference."""
+    """Largest excess of the share of greedy responses that differ from those without speculation
+    without a near tie at the first difference, over the same share of responses without speculation
+    in other batches. The excess fails when its interval lies above this, and is undecided when only
+    its value does."""
 
     near_tie_nats: PositiveFloat = 0.5
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at
@@ -74,6 +76,10 @@ class GateConfig(BaseModel):
     """Largest relative difference between the steps that exact replay predicts and those that the
     engine counted for the same responses. Beyond it, trainer and engine do not run the same
     speculator."""
+
+    replay_margin: float = Field(0.01, ge=0, lt=1)
+    """The engine repeats some greedy responses in other batches. Where the difference between its
+    own steps plus this is larger than `max_replay_difference`, it is the limit."""
 
 
 class CostConfig(BaseModel):
@@ -113,9 +119,14 @@ class EvalSection(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step, for base and custom alike. "auto" takes the k that gives the custom
-    speculator the most tokens/s at the lowest concurrency, from the validation part and timed steps
-    of the engine (see eval/prediction/choose_k.py), at most the trained depth."""
+    """Drafted tokens per step. "auto" takes for base and for custom the k that gives each the most
+    tokens/s at `main_concurrency`, from the validation part and timed steps of the engine (see
+    eval/prediction/choose_k.py), at most the trained depth. A number is for base and custom
+    alike."""
+
+    current_k: PositiveInt | None = None
+    """Drafted tokens per step that the endpoint runs today. Base is then also measured at this
+    number, and custom must beat it too. null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]
     """Engine modes in which tokens/s are measured. The verification pass runs in the first one. On
@@ -127,7 +138,11 @@ class EvalSection(BaseModel):
     R1's does: the servers then alternate, once per repeat."""
 
     concurrency: list[PositiveInt] = [1, 4, 8]
-    """Requests in flight at once, one measurement each. The gate checks the lowest."""
+    """Requests in flight at once, one measurement each."""
+
+    main_concurrency: PositiveInt | None = None
+    """Concurrency at which K is chosen and custom must be faster than base; one of `concurrency`.
+    At the others it must not be shown to be slower. null: the lowest."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block; at high concurrency at least two rounds of it. At concurrency 1
@@ -136,7 +151,7 @@ class EvalSection(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When timed blocks end. `full` measures `repeats` repeats of every engine mode.
-    `until_decided` looks at custom / base at the lowest concurrency after `min_repeats` repeats and
+    `until_decided` looks at custom / base at `main_concurrency` after `min_repeats` repeats and
     after each further one, and stops when its interval lies above or below `gate.min_speed_ratio`.
     Its intervals are wider, so that they are valid at whichever look the measurement stops (see
     eval/stats/sequential.py): by 15 % at the first look."""
@@ -218,8 +233,8 @@ class EvalSection(BaseModel):
 
     interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the custom speculator in averages of its weights with base's, each replayed on the
-    held-out part (and the general one): what averaging gives without further training. Empty:
-    none."""
+    validation part: what averaging gives without further training. The best share is replayed on
+    the held-out part (and the general one) too, unless custom is better. Empty: none."""
 
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""
@@ -248,6 +263,15 @@ class EvalSection(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _main_is_measured(self) -> "EvalSection":
+        if self.gated_concurrency not in self.concurrency:
+            raise ValueError(
+                f"eval.main_concurrency = {self.main_concurrency} is not in eval.concurrency = "
+                f"{self.concurrency}; add it there, or choose one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _starts_fit(self) -> "EvalSection":
         if self.starts > self.repeats:
             raise ValueError(
@@ -270,6 +294,11 @@ class EvalSection(BaseModel):
                 f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
             )
         return self
+
+    @property
+    def gated_concurrency(self) -> int:
+        """`main_concurrency`, or the lowest."""
+        return self.main_concurrency or min(self.concurrency)
 
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""

@@ -40,6 +40,8 @@ from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from outrider.data.features.feature_store import FeatureStore
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -70,6 +72,14 @@ class EvaluationData:
     """The feature store of these sequences. Exact replay reads it."""
     slices: Slices = field(default_factory=dict)
     """Slices of the held-out part, by which acceptance is broken down."""
+    sessions: Mapping[str, str] = field(default_factory=dict)
+    """Sessions by sequence id, where the split has other ones than the log."""
+
+    def rows(self, ids: list[str]) -> "Dataset":
+        """The rows of sequences, with the sessions of the split."""
+        from outrider.data.sequences import load_sequences
+
+        return load_sequences(self.sequences, ids, self.sessions)
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,9 @@ class EvaluationContext:
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
+    by_batch_size: bool = False
+    """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
+    bundle will, instead of one k."""
     show_samples: bool = False
     """Whether results and report may hold example responses, which are customer text."""
     backends: Backends = Backends()
@@ -202,6 +215,7 @@ class EvaluationContext:
         parts = ("validation", "heldout", "general")
         features = self.data.features
         return {
+            **({"by_batch_size": True} if self.by_batch_size else {}),
             "version": VERSION,
             "kinds": {name: each.kind for name, each in self.speculators.items()},
             "speculator": self.weights,

@@ -18,16 +18,21 @@ from typing import TYPE_CHECKING, Any
 from outrider.common.child_process import in_child, start_server
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
-from outrider.eval.bench.counted import counted_acceptance, counted_passes, verification_pass
+from outrider.eval.bench.counted import (
+    CountedPass,
+    counted_acceptance,
+    counted_passes,
+    verification_passes,
+)
 from outrider.eval.bench.measure import Measured, serve
-from outrider.eval.bench.metrics import Noise, noise_of, summarise
+from outrider.eval.bench.metrics import Noise, noise_of, same_k_variant, summarise
 from outrider.eval.bench.open_loop import summarise_rates
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.scenarios import select
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
-from outrider.eval.prediction.choose_k import choose, times_steps
+from outrider.eval.prediction.choose_k import choose, draft_plan, times_steps
 from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
@@ -35,14 +40,14 @@ from outrider.eval.replay.heldout_replay import (
     heldout_on_policy,
     heldout_slices,
     print_first_result,
-    replay_drafter,
     replay_drafters,
     replay_everything,
     replay_figures,
     replay_mixtures,
 )
 from outrider.eval.report.drift import heldout_time
-from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.prediction import PredictedRow
 from outrider.eval.results.report import (
     VERSION,
@@ -65,9 +70,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
     start_server()
-    from outrider.data.sequences import load_sequences
-
-    heldout = load_sequences(context.data.sequences, context.data.parts["heldout"])
+    heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     if context.can_replay and not runs_on_cpu():
         replay_everything(context)
@@ -81,17 +84,18 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             servers.fleet(context.settings.engine_modes[0])
             load.start()
         if context.can_replay:
-            validation = replay_drafter(context, "validation", "custom")
+            validation = replay_drafters(context, "validation")
         choice, times = choose(context, servers, load, requests, validation)
-        k = choice.k
-        context.say(f"k = {k}")
+        k, current_k = choice.k, context.settings.current_k
+        context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
-        measured = serve(context, servers, load, k, requests)
+        plan = draft_plan(choice, current_k, context.by_batch_size)
+        measured = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
     served = served_stage(context, k, measured, noise)
     everything = [one for blocks in measured.blocks.values() for one in counted_passes(blocks)]
-    everything.append(verification_pass(measured.outputs))
+    everything += verification_passes(measured.outputs, requests.verification)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,
@@ -105,6 +109,9 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         ),
         heldout_time=heldout_time(heldout),
         k=k,
+        current_k=current_k,
+        main_concurrency=context.settings.gated_concurrency,
+        by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(temperature=sampling.temperature, top_p=sampling.top_p),
         draft_sample_method=context.serving.draft_sample_method,
@@ -115,12 +122,13 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         interpolation=replayed.mixtures,
         slices=replayed.slices,
         counted=counted_acceptance(everything, context.speculators, k),
+        counted_same_k=counted_at_same_k(context, k, measured),
         served=served,
         rates=rates_stage(context, requests, noise),
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         predicted=predict(context, k, requests, measured, served, replays, times),
-        samples=samples_stage(context, replays, k),
+        samples=samples_stage(context, replays, k.custom),
         settings=context.settings.model_dump(mode="json"),
     )
     return conclude(context, findings)
@@ -152,6 +160,11 @@ def check(context: EvaluationContext) -> None:
         raise OutriderError(
             f"eval.k = {settings.k}, but the speculator was trained to speculator.depth = {depth}; "
             "lower eval.k"
+        )
+    if settings.current_k is not None and settings.current_k > depth:
+        raise OutriderError(
+            f"eval.current_k = {settings.current_k}, but the speculator was trained to "
+            f"speculator.depth = {depth}; raise speculator.depth or leave eval.current_k out"
         )
     for name in ("validation", "heldout"):
         if not context.data.parts[name]:
@@ -191,9 +204,12 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
 
 
 def replay_stage(
-    context: EvaluationContext, heldout: Replays, k: int, table: "Dataset"
+    context: EvaluationContext, heldout: Replays, k: Drafters[int], table: "Dataset"
 ) -> Replayed:
-    """Figures of exact replay at k; reads states, needs no server."""
+    """Figures of exact replay; reads states, needs no server.
+
+    Each speculator at its own k; mixtures and slices compare weights, all at custom's k.
+    """
     bases, general = {"heldout": heldout["base"]}, None
     if context.data.parts.get("general"):
         sums = replay_drafters(context, "general")
@@ -202,24 +218,39 @@ def replay_stage(
     return Replayed(
         heldout=replay_figures(heldout, k),
         general=general,
-        mixtures=replay_mixtures(context, k, bases),
-        slices=heldout_slices(context, heldout, k, starts),
+        mixtures=replay_mixtures(context, k.custom, bases),
+        slices=heldout_slices(context, heldout, k.custom, starts),
         on_policy=heldout_on_policy(context, table),
     )
 
 
 def served_stage(
-    context: EvaluationContext, k: int, measured: Measured, noise: Noise
+    context: EvaluationContext, k: Drafters[int], measured: Measured, noise: Noise
 ) -> dict[str, Served]:
     """Speed and counted acceptance of the timed blocks, by engine mode."""
     settings, speculators = context.settings, context.speculators
+    same_k = same_k_variant(k, settings.current_k)
     return {
         mode: Served(
-            speed=summarise(blocks, settings, noise),
+            speed=summarise(blocks, settings, noise, same_k),
+            repeats=len({block["repeat"] for block in blocks}),
             acceptance=counted_acceptance(counted_passes(blocks), speculators, k),
         )
         for mode, blocks in measured.blocks.items()
     }
+
+
+def counted_at_same_k(
+    context: EvaluationContext, k: Drafters[int], measured: Measured
+) -> Counted | None:
+    """Counted acceptance, base at custom's k too; None where that is base's own."""
+    passes: list[CountedPass] = []
+    for blocks in measured.blocks.values():
+        passes += counted_passes(blocks, same_k_variant(k, context.settings.current_k))
+    if k.base == k.custom or not passes:
+        return None
+    alike = Drafters[int](base=k.custom, custom=k.custom)
+    return counted_acceptance(passes, context.speculators, alike)
 
 
 def rates_stage(
@@ -241,15 +272,18 @@ def rates_stage(
 
 def predict(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     requests: HeldoutRequests,
     measured: Measured,
     served: Mapping[str, Served],
     replays: Replays | None,
     times: StepTimes | None,
 ) -> dict[str, dict[str, PredictedRow]]:
-    """Predicted speed by engine mode and concurrency; empty without exact replay."""
-    if replays is None:
+    """Predicted speed by engine mode and concurrency.
+
+    Empty without exact replay, and with k by batch size, which the simulation does not have.
+    """
+    if replays is None or context.by_batch_size:
         return {}
     lengths = [len(prompt.token_ids) for prompt in requests.timed]
     prompt_tokens = sum(lengths) / len(lengths)

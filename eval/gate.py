@@ -10,20 +10,23 @@ first such check, or what was gained.
 import math
 from typing import Literal
 
+from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import ClusteredEstimate, Drafters, Estimate
+from outrider.eval.results.parts import ClusteredEstimate, Drafters
 from outrider.eval.results.report import Check, Findings, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
     Greedy,
+    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SameText,
     SampledText,
 )
+from outrider.eval.speed_checks import speed_checks
 from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -36,13 +39,14 @@ written by another revision is reported, and judged by the engine's own count.""
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    checks = [_acceptance(findings, gate), *_speeds(findings, gate)]
+    acceptance, *at_same_k = _acceptances(findings, gate)
+    checks = [acceptance, *speed_checks(findings, gate), *at_same_k]
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
     checks += [
-        _greedy(verification.greedy.custom, gate),
+        _greedy(verification.greedy.custom, verification.control, gate),
         _sampled_text(verification.sampled_text.none, verification.sampled_text.custom, gate),
         _same_text(verification.same_text.custom, gate),
     ]
@@ -82,14 +86,20 @@ def _outcome(passed: bool) -> Literal["passed", "failed"]:
     return "passed" if passed else "failed"
 
 
-def _acceptance(findings: Findings, gate: GateConfig) -> Check:
+def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
+    """Each speculator at its own K, and both at custom's where those differ."""
+    own, same_k = findings.counted.ratio, findings.counted_same_k
+    alike = same_k.ratio if same_k else None
+    over = "groups of prompts, counted by the engine"
     if findings.replay:
-        ratio, over = findings.replay.ratio, "held-out sessions"
-    else:
-        ratio, over = findings.counted.ratio, "groups of prompts, counted by the engine"
-    return _over_sessions(
-        "acceptance length, custom / base", ratio, gate.min_acceptance_ratio, over
-    )
+        own, over = findings.replay.ratio, "held-out sessions"
+        alike = findings.replay.same_k.ratio if findings.replay.same_k else None
+    least = gate.min_acceptance_ratio
+    checks = [_over_sessions("acceptance length, custom / base", own, least, over)]
+    if alike:
+        name = f"acceptance length, custom / base, both at K = {findings.k.custom}"
+        checks.append(_over_sessions(name, alike, least, over))
+    return checks
 
 
 def _on_policy(found: OnPolicy) -> Check:
@@ -132,32 +142,32 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
     )
 
 
-def _speeds(findings: Findings, gate: GateConfig) -> list[Check]:
-    checks = []
-    for mode, measured in findings.served.items():
-        concurrency = min(measured.speed, key=int)
-        ratio = measured.speed[concurrency].custom_over_base
-        demand = f"the interval must lie above {gate.min_speed_ratio:g}"
-        undecided = ratio.low <= gate.min_speed_ratio < ratio.high
-        if undecided:
-            demand += " (undecided: raise eval.repeats or eval.requests)"
-        check = Check(
-            name=f"tokens/s, custom / base, {mode}, concurrency {concurrency}",
-            outcome="undecided" if undecided else _outcome(ratio.low > gate.min_speed_ratio),
-            seen=_interval(ratio),
-            demand=demand,
-        )
-        checks.append(check)
-    return checks
-
-
-def _greedy(custom: Greedy, gate: GateConfig) -> Check:
+def _greedy(custom: Greedy, control: GreedyControl | None, gate: GateConfig) -> Check:
+    """Unexplained differences above those of no speculation in other batches."""
+    name = "greedy outputs with and without speculation"
+    seen = (
+        f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near tie "
+        f"on, {custom.unexplained} unexplained"
+    )
+    most = gate.max_unexplained_differences
+    if control is None:
+        passed = custom.unexplained / custom.responses <= most
+        demand = f"at most {most:.0%} may be unexplained"
+        return Check(name=name, outcome=_outcome(passed), seen=seen, demand=demand)
+    alone, added = control.greedy, control.excess.custom
+    seen += (
+        f"; without speculation in other batches {alone.unexplained} of {alone.responses} "
+        f"unexplained; excess {added.value:+.1%} [{added.low:+.1%}, {added.high:+.1%}]"
+    )
+    demand = f"the unexplained share may exceed that without speculation by at most {most:.0%}"
+    undecided = added.low <= most < added.value
+    if undecided:
+        demand += " (undecided: raise eval.verification_requests)"
     return Check(
-        name="greedy outputs with and without speculation",
-        outcome=_outcome(custom.unexplained / custom.responses <= gate.max_unexplained_differences),
-        seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
-        f"tie on, {custom.unexplained} unexplained",
-        demand=f"at most {gate.max_unexplained_differences:.0%} may be unexplained",
+        name=name,
+        outcome="undecided" if undecided else _outcome(added.value <= most),
+        seen=seen,
+        demand=demand,
     )
 
 
@@ -197,12 +207,14 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
 
 def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     worst = max(abs(difference.base), abs(difference.custom))
+    most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin).allowed
     return Check(
         name="replay against engine",
-        outcome=_outcome(worst <= gate.max_replay_difference),
+        outcome=_outcome(worst <= most),
         seen=f"steps predicted / counted - 1: base {difference.base:+.2%}, "
-        f"custom {difference.custom:+.2%}",
-        demand=f"both must lie within {gate.max_replay_difference:.0%}",
+        f"custom {difference.custom:+.2%}; the engine against itself {difference.control:.2%}",
+        demand=f"both must lie within {most:.3g}, the larger of {gate.max_replay_difference:g} and "
+        f"the engine's own difference + {gate.replay_margin:g}",
     )
 
 
@@ -222,7 +234,3 @@ def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
         demand=f"at least {parity.min_agreement:.1%} must be equal or near ties, and the mean "
         f"difference at most {parity.max_difference:g} nats",
     )
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -8,6 +8,7 @@ from typing import Any
 from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.prediction.cost import money
+from outrider.eval.results.acceptance import Counted
 from outrider.eval.results.parts import DRAFTERS, VARIANTS
 from outrider.eval.results.report import Findings, Results
 from outrider.eval.results.speed import Served
@@ -31,22 +32,47 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
 def summary(results: Results) -> dict[str, Any]:
     """The line that scripts read; the caller adds `report` and `bundle`."""
     counted, against = results.counted, results.verification.replay_vs_engine
-    ratio = counted.ratio
     return {
         "recipe": results.recipe,
         "run_dir": results.run_dir,
         "verdict": results.verdict.verdict,
         "reason": results.verdict.reason,
-        "acceptance_length": {
-            "k": results.k,
-            "base": counted.base.acceptance_length,
-            "custom": counted.custom.acceptance_length,
-            "ratio": ratio.value,
-            "ratio_ci95": [ratio.low, ratio.high],
-        },
+        "k": {name: results.k.of(name) for name in DRAFTERS},
+        "acceptance_length": _lengths(counted),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
+        "same_k": {
+            "k": results.k.custom,
+            "acceptance_length": _lengths(results.counted_same_k or counted),
+            "tokens_per_s": {
+                mode: _same_k_speeds(served) for mode, served in results.served.items()
+            },
+        },
         "replay_vs_engine": {name: against.of(name) for name in DRAFTERS} if against else None,
     }
+
+
+def _lengths(counted: Counted) -> dict[str, Any]:
+    return {
+        "base": counted.base.acceptance_length,
+        "custom": counted.custom.acceptance_length,
+        "ratio": counted.ratio.value,
+        "ratio_ci95": [counted.ratio.low, counted.ratio.high],
+    }
+
+
+def _same_k_speeds(served: Served) -> dict[str, dict[str, Any]]:
+    """Concurrency -> tokens/s of base at custom's K, and custom / base."""
+    rows: dict[str, dict[str, Any]] = {}
+    for concurrency, row in served.speed.items():
+        base = row.same_k.base if row.same_k else row.base
+        ratio = row.same_k.custom_over_base if row.same_k else row.custom_over_base
+        rows[concurrency] = {
+            "base": base.tokens_per_s,
+            "custom": row.custom.tokens_per_s,
+            "custom_over_base": ratio.value,
+            "custom_over_base_ci95": [ratio.low, ratio.high],
+        }
+    return rows
 
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:

@@ -99,23 +99,27 @@ def verify_bundle(
     tolerance: float,
     log_path: Path,
     concurrency: int = 1,
+    k: int | None = None,
 ) -> dict[str, Any]:
     """Serves the bundle as serve.sh does and compares its acceptance length with the evaluated one.
 
-    `expected` must come from the same prompts and sampling; `tolerance` is relative. A larger
-    difference, or a file that differs from bundle.json, raises an `OutriderError`.
+    `expected` must come from the same prompts and sampling; `tolerance` is relative. With another
+    `k` than the bundle's schedule has for one request, the bundle is served with that k alone. A
+    larger difference, or a file that differs from bundle.json, raises an `OutriderError`.
     """
     with _local(location) as directory:
         manifest = _check_files(directory)
-        k, k_per_batch_size = (
+        most, k_per_batch_size = (
             manifest["num_speculative_tokens"],
             manifest["num_speculative_tokens_per_batch_size"],
         )
+        if k is not None and k_per_batch_size and k_per_batch_size[0][2] != k:
+            most, k_per_batch_size = k, None
         with Server(
             target,
             serving,
             directory,
-            k,
+            most,
             log_path=log_path,
             k_per_batch_size=k_per_batch_size,
             port=serving.port,

@@ -7,12 +7,16 @@ completions = complete(server.url, server.model_name, [[0, 17, 4]], sampling, ma
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.serving.counters import SpeculationCounters
+
+LEAST_TOKENS_PER_S = 10.0
+"""A server whose requests together deliver fewer tokens/s than this is given up."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Completion:
     finish_reason: str
     logprobs: list[float] | None
     """Log-probability of each token before temperature and top-p; None unless requested."""
+    counters: SpeculationCounters
+    """The engine's counts of this response."""
 
 
 def complete(
@@ -47,9 +53,14 @@ def complete(
     max_tokens: int,
     concurrency: int = 8,
     logprobs: bool = False,
-    timeout_s: float = 600,
+    arrived: Callable[[int, Completion], None] | None = None,
 ) -> list[Completion]:
-    """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight."""
+    """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight.
+
+    `arrived` gets the index and the response of each request when it is answered, in its thread.
+    The first error is raised when all requests have ended.
+    """
+    timeout_s = request_timeout_s(max_tokens, concurrency)
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
@@ -64,17 +75,28 @@ def complete(
             body["seed"] = sampling.seed + index
         if logprobs:
             body["logprobs"] = 0
-        (choice,) = post(url, "/v1/completions", body, timeout_s)["choices"]
-        return Completion(
+        answer = post(url, "/v1/completions", body, timeout_s)
+        (choice,) = answer["choices"]
+        speculation = (answer.get("metrics") or {}).get("speculative_decoding")
+        completion = Completion(
             choice["prompt_token_ids"],
             choice["token_ids"],
             choice["text"],
             choice["finish_reason"],
             choice["logprobs"]["token_logprobs"] if logprobs else None,
+            SpeculationCounters.of_response(speculation, len(choice["token_ids"])),
         )
+        if arrived is not None:
+            arrived(index, completion)
+        return completion
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, range(len(prompts))))
+
+
+def request_timeout_s(max_tokens: int, concurrency: int) -> float:
+    """Seconds after which a request is given up: 600, and LEAST_TOKENS_PER_S for all in flight."""
+    return 600 + max_tokens * concurrency / LEAST_TOKENS_PER_S
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:

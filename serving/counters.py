@@ -5,9 +5,12 @@ before = read_counters(url)
 print((read_counters(url) - before).acceptance_length)
 """
 
+import itertools
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.common.errors import OutriderError
 
@@ -35,6 +38,36 @@ class SpeculationCounters:
             self.accepted_tokens - earlier.accepted_tokens,
             tuple(now - then for now, then in zip(self.accepted_per_position, before, strict=True)),
             self.generation_tokens - earlier.generation_tokens,
+        )
+
+    def __add__(self, other: "SpeculationCounters") -> "SpeculationCounters":
+        positions = itertools.zip_longest(
+            self.accepted_per_position, other.accepted_per_position, fillvalue=0
+        )
+        return SpeculationCounters(
+            self.drafts + other.drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            tuple(one + two for one, two in positions),
+            self.generation_tokens + other.generation_tokens,
+        )
+
+    @classmethod
+    def of_response(cls, metrics: Mapping[str, Any] | None, tokens: int) -> "SpeculationCounters":
+        """Counts of one response of `tokens`, from vLLM's `metrics.speculative_decoding`.
+
+        None where the server does not speculate. vLLM 0.32 updates them in the same place as its
+        counters (`Scheduler.update_from_output`).
+        """
+        if metrics is None:
+            return cls(0, 0, 0, (), tokens)
+        histogram = metrics["acceptance_histogram"]  # steps by number of accepted drafts
+        return cls(
+            metrics["num_spec_steps"],
+            metrics["num_draft_tokens"],
+            metrics["num_accepted_draft_tokens"],
+            tuple(sum(histogram[position:]) for position in range(1, len(histogram))),
+            tokens,
         )
 
     @property

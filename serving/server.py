@@ -74,6 +74,9 @@ class Server:
             target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
         )
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
+        if Speculator.of(speculator).speculates:
+            # Each response reports its own counts, so that a pass that was interrupted keeps them.
+            words += ["--per-request-spec-decode-metrics", "summary"]
         if Speculator.of(speculator).has_unroll:
             words += ["--worker-extension-cls", DRAFTER_EXTENSION]
         if reasoning_parser is not None:

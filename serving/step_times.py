@@ -6,15 +6,15 @@
 
 Steps are recorded by the servers that are measured (vllm_hooks/step_recorder.py), so the share of
 the machine that front end and clients take is in them. To choose k, eval/bench/step_timing.py has
-them recorded for every number of drafts. To account for a measured speed, the servers' own steps
-are summed (`tally`, `costs_of`).
+them recorded in rounds of all numbers of drafts, which eval/prediction/step_fit.py fits. To account
+for a measured speed, the servers' own steps are summed (`tally`, `costs_of`).
 
 Shapes: B batch sizes, K depth.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,17 @@ from outrider.common.errors import OutriderError
 from outrider.serving.vllm_hooks.step_recorder import Step
 
 STEPS = 16
-"""Timed steps wanted of each number of drafts and batch size."""
+"""Timed steps wanted without drafts, of each batch size."""
+
+ROUNDS = 20
+"""Timed rounds wanted of each number of drafts and batch size.
+
+Runs of eight steps differ by 6 % within a round, so that two numbers are known to
+6 % * sqrt(2 / 20) = 2 % after twenty.
+"""
+
+RUN_STEPS = 2
+"""Least number of timed steps of a run; fewer say nothing of it."""
 
 TRIMMED = 0.1
 """Share of the fastest and of the slowest steps that is left out.
@@ -63,6 +73,10 @@ class StepTimes:
     """By batch size B, a list over k = 0..K: a decoding step of B requests with k drafts each."""
     prompt_token_s: tuple[float, float]
     """What a prompt token adds to the step in which it is computed: without drafts, and with."""
+    rounds: dict[int, list[list[float | None]]] = field(default_factory=dict)
+    """By batch size: rounds of a step with first..K drafts, `first` being 1, or 0 where the
+    drafting server was also timed without drafts; null where a round has no time. Empty where
+    nothing was timed in rounds."""
 
     def of(self, k: int) -> StepCosts:
         """Costs of the steps with k drafts."""
@@ -79,15 +93,20 @@ class StepTimes:
         """The inverse of `as_dict`, after a round trip through JSON."""
         step_s = {int(size): times for size, times in saved["step_s"].items()}
         none, drafting = saved["prompt_token_s"]
-        return cls(step_s, (none, drafting))
+        rounds = {int(size): rows for size, rows in saved.get("rounds", {}).items()}
+        return cls(step_s, (none, drafting), rounds)
 
 
 def summarise_steps(
-    plain: Mapping[int, Sequence[Step]], drafting: Mapping[int, Sequence[Step]], depth: int
+    plain: Mapping[int, Sequence[Step]],
+    drafting: Mapping[int, Sequence[Step]],
+    depth: int,
+    first: int = 1,
 ) -> StepTimes:
     """Step times from the steps of a server without speculation and of one with.
 
-    The keys are the batch sizes of the closed loops that made the steps.
+    The keys are the batch sizes of the closed loops that made the steps. The drafting server
+    rotated through `first`..depth drafts.
     """
     step_s: dict[int, list[float]] = {}
     for size in plain:
@@ -101,22 +120,49 @@ def summarise_steps(
                 "Set eval.k"
             )
         step_s[size] = [_trimmed_mean(row) for row in rows]
-    return StepTimes(step_s, (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)))
+    numbers = range(first, depth + 1)
+    return StepTimes(
+        step_s,
+        (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)),
+        {size: rounds_of(steps, size, numbers) for size, steps in drafting.items()},
+    )
 
 
-def enough(steps: Sequence[Step], size: int, drafts: Sequence[int]) -> bool:
-    """Whether every number of drafts has the steps that are wanted."""
-    return all(len(settled(steps, size, k)) >= STEPS for k in drafts)
+def enough(steps: Sequence[Step], size: int, numbers: Sequence[int]) -> bool:
+    """Whether every number of drafts has the steps or rounds that are wanted."""
+    if list(numbers) == [0]:
+        return len(settled(steps, size, 0)) >= STEPS
+    rows = rounds_of(steps, size, numbers)
+    timed = (sum(row[k] is not None for row in rows) for k in range(len(numbers)))
+    return all(count >= ROUNDS for count in timed)
+
+
+def rounds_of(steps: Sequence[Step], size: int, numbers: Sequence[int]) -> list[list[float | None]]:
+    """Median seconds of each run of equal drafts, one row per rotation through `numbers`.
+
+    Of the steps that decode `size` requests. None where a run has too few; a row of nothing else is
+    left out.
+    """
+    rows: list[list[float | None]] = []
+    before: int | None = None
+    for drafts, run in itertools.groupby(steps, key=lambda step: step.drafts):
+        seconds = settled(list(run), size, drafts)
+        if before is None or drafts <= before:
+            rows.append([None] * len(numbers))
+        before = drafts
+        if drafts in numbers and len(seconds) >= RUN_STEPS:
+            rows[-1][list(numbers).index(drafts)] = float(np.median(seconds))
+    return [row for row in rows if any(value is not None for value in row)]
 
 
 def tally(steps: Sequence[Step]) -> dict[str, dict[str, list[float]]]:
     """Sums over the steps of a measured server, by the number of requests in them.
 
     `decoding` sums [steps, seconds] of steps that only decode, as their predecessors did; `prompts`
-    sums [steps, prompt tokens, seconds] of steps that also compute prompts. The number of requests
-    is a string, as in JSON.
+    sums [steps, prompt tokens, seconds] of steps that also compute prompts; `drafts` sums [steps,
+    drafts per request] of steps without prompts. The number of requests is a string, as in JSON.
     """
-    sums: dict[str, dict[str, list[float]]] = {"decoding": {}, "prompts": {}}
+    sums: dict[str, dict[str, list[float]]] = {"decoding": {}, "prompts": {}, "drafts": {}}
 
     def add(kind: str, step: Step, *values: float) -> None:
         row = sums[kind].setdefault(str(step.requests), [0.0] * len(values))
@@ -126,6 +172,8 @@ def tally(steps: Sequence[Step]) -> dict[str, dict[str, list[float]]]:
         if _alike(before, step):
             add("decoding", step, 1, step.seconds)
     for step in steps:
+        if not step.prompt_tokens:
+            add("drafts", step, 1, step.drafts)
         if step.prompt_tokens and step.lasting:
             add("prompts", step, 1, step.prompt_tokens, step.seconds)
     return sums

@@ -3,7 +3,8 @@
 log softmax of lm_head over the states must give the engine's own prompt log-probabilities. A silent
 error (the state before the final norm, an index off by one, another revision) changes them
 clearly; bf16 rounding and an occasional other expert do not. So the gate reads the 99th percentile
-and the top-1 agreement, never the maximum.
+and the top-1 agreement, never the maximum. The engine computes its log-probabilities twice, in
+different batches: what it differs from itself is allowed, and a margin (common/tolerance.py).
 
     check = self_check(engine, rows, ends.lm_head_VH)      # numbers
     require(check, CaptureConfig())                        # an OutriderError with likely causes
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.common.errors import OutriderError
+from outrider.common.tolerance import Tolerance
 from outrider.data.config import CaptureConfig
 
 if TYPE_CHECKING:
-    from outrider.serving.engine import Engine
+    from outrider.serving.engine import Engine, PromptLogprobs
 
 Row = tuple[str, Sequence[int], int]
 """(sequence id, token ids, completion start)"""
@@ -42,6 +44,10 @@ class SelfCheck:
     """Nats."""
     top1_agreement: float
     """Share of positions with the same most probable token."""
+    control_p99_difference: float
+    """Nats, 99th percentile between the engine's log-probabilities in two batches."""
+    control_top1_agreement: float
+    """Share of positions with the same most probable token in both."""
     completion_mean_logprob: float
     """Nats a token of the logged completions; far below 0 where they are off-policy."""
     completion_below_1e4: float
@@ -58,7 +64,9 @@ class SelfCheck:
             " log-probabilities from the states differ from the engine's by at most"
             f" {self.max_difference:.1e}, 99 % by less than {self.p99_difference:.1e}, on average"
             f" by {self.mean_difference:.1e} nats; same top token at {self.top1_agreement:.2%}. The"
-            f" logged completions: {self.completion_mean_logprob:.3f} nats a token,"
+            f" engine differs from itself, in other batches, by {self.control_p99_difference:.1e}"
+            f" nats at 99 %, same top token at {self.control_top1_agreement:.2%}. The logged"
+            f" completions: {self.completion_mean_logprob:.3f} nats a token,"
             f" {self.completion_below_1e4:.2%} of the tokens below 1e-4"
         )
 
@@ -68,9 +76,10 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     hidden = dict(engine.prefill(prompts))
     differences, agreements, completions = [], [], []
+    control_differences, control_agreements = [], []
     head = lm_head_VH.float()
-    for (row_id, token_ids, completion_start), logged in zip(
-        rows, engine.prompt_logprobs(prompts), strict=True
+    for (row_id, token_ids, completion_start), logged, again in zip(
+        rows, engine.prompt_logprobs(prompts), _in_other_batches(engine, prompts), strict=True
     ):
         rebuilt, top = rebuilt_logprobs(
             hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head
@@ -78,6 +87,8 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
         logprobs = torch.from_numpy(logged.logprobs)
         differences.append((rebuilt - logprobs).abs())
         agreements.append(top == torch.from_numpy(logged.top_tokens))
+        control_differences.append((torch.from_numpy(again.logprobs) - logprobs).abs())
+        control_agreements.append(torch.from_numpy(again.top_tokens == logged.top_tokens))
         completions.append(logprobs[max(completion_start - 1, 0) :])
     difference, completion = torch.cat(differences), torch.cat(completions)
     return SelfCheck(
@@ -87,9 +98,21 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
         p99_difference=_percentile(difference, 0.99),
         mean_difference=difference.mean().item(),
         top1_agreement=torch.cat(agreements).float().mean().item(),
+        control_p99_difference=_percentile(torch.cat(control_differences), 0.99),
+        control_top1_agreement=torch.cat(control_agreements).float().mean().item(),
         completion_mean_logprob=completion.mean().item(),
         completion_below_1e4=(completion < torch.tensor(1e-4).log()).float().mean().item(),
     )
+
+
+def _in_other_batches(
+    engine: "Engine", prompts: list[tuple[str, Sequence[int]]]
+) -> "list[PromptLogprobs]":
+    """The engine's log-probabilities of the same rows, half of them at a time, last row first."""
+    backwards = prompts[::-1]
+    half = (len(backwards) + 1) // 2
+    parts = [part for part in (backwards[:half], backwards[half:]) if part]
+    return [answer for part in parts for answer in engine.prompt_logprobs(part)][::-1]
 
 
 def rebuilt_logprobs(
@@ -111,20 +134,27 @@ def rebuilt_logprobs(
 
 
 def require(check: SelfCheck, capture: CaptureConfig) -> None:
-    """Raises an `OutriderError` where the check is outside the recipe's tolerance."""
+    """Raises an `OutriderError` where the check is outside its tolerance."""
+    difference = Tolerance(
+        capture.max_logprob_difference, check.control_p99_difference, capture.logprob_margin
+    )
+    disagreement = Tolerance(
+        1 - capture.min_top1_agreement, 1 - check.control_top1_agreement, capture.top1_margin
+    )
     # Written so that a NaN fails too.
     if (
-        check.p99_difference <= capture.max_logprob_difference
-        and check.top1_agreement >= capture.min_top1_agreement
+        check.p99_difference <= difference.allowed
+        and check.top1_agreement >= 1 - disagreement.allowed
     ):
         return
     raise OutriderError(
-        f"{check.describe()}. Allowed are capture.max_logprob_difference ="
-        f" {capture.max_logprob_difference:g} (99th percentile) and capture.min_top1_agreement ="
-        f" {capture.min_top1_agreement:g}. Usual causes: states taken before the final norm instead"
-        " of after it, or one position off (a vLLM that Outrider's capture does not know); lm_head"
-        " and engine from different revisions or quantizations of the target; an engine that"
-        " computes this model wrongly on this machine"
+        f"{check.describe()}. Allowed are {difference.describe()} (99th percentile;"
+        " capture.max_logprob_difference, capture.logprob_margin), and another top token at a share"
+        f" of {disagreement.describe()} (capture.min_top1_agreement, capture.top1_margin). Usual"
+        " causes: states taken before the final norm instead of after it, or one position off (a"
+        " vLLM that Outrider's capture does not know); lm_head and engine from different revisions"
+        " or quantizations of the target; an engine that computes this model wrongly on this"
+        " machine"
     )
 
 

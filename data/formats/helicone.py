@@ -56,10 +56,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         {"model": first(*names), **request},
         _whole(response),
         record.place,
-        session=first(
-            take_text(properties, "helicone-session-id", "request_properties"),
-            take_text(row, "request_user_id", "row"),
-        ),
+        session=take_text(properties, "helicone-session-id", "request_properties"),
+        user=take_text(row, "request_user_id", "row"),
         tenant=take_text(properties, "tenant", "request_properties"),
         route=take_text(properties, "route", "request_properties"),
         time=take_time(row, "request_created_at", "row"),

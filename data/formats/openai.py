@@ -5,8 +5,8 @@ Most formats wrap this shape. It covers chat completions (`messages`) and text c
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
-Values of the wrapping log (session, tenant, route, time, weight) are passed by name; they apply
-where request and response have none. docs/traffic.md lists the fields.
+Values of the wrapping log (session, user, tenant, route, time, weight) are passed by name; they
+apply where request and response have none. docs/traffic.md lists the fields.
 """
 
 from typing import Any
@@ -56,8 +56,11 @@ def exchanges(
     route: str | None = None,
     time: float | None = None,
     weight: float | None = None,
+    user: str | None = None,
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice.
+
+    `session` is the id of a conversation, `user` one that lasts longer.
 
     Raises:
         Reject: all choices have the same problem.
@@ -78,9 +81,8 @@ def exchanges(
         if len(choices) == 1
         else None,
         "model": take_text(response, "model", "response") or take_text(request, "model", "request"),
-        "session": take_text(metadata, "session_id", "metadata")
-        or session
-        or take_text(request, "user", "request"),
+        "session": take_text(metadata, "session_id", "metadata") or session,
+        "user": take_text(request, "user", "request") or user,
         "tenant": take_text(metadata, "tenant", "metadata") or tenant,
         "route": take_text(metadata, "route", "metadata") or route,
         "time": first(time, take_time(response, "created", "response")),
@@ -89,6 +91,8 @@ def exchanges(
         "weight": first(weight, 1.0),
     }
     prompts = prompts_of(request, len(choices)) if shared["messages"] is None else []
+    if not prompts:
+        shared["prompt_tokens"] = take(usage, "prompt_tokens", int, "usage")
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
     strings = stop_strings(request)
     outcomes: list[Exchange | Reject] = []

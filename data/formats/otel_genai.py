@@ -155,9 +155,10 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         session=first(
             *(
                 take_text(said, key, "attributes")
-                for key in ("gen_ai.conversation.id", "session.id", "user.id")
+                for key in ("gen_ai.conversation.id", "session.id")
             )
         ),
+        user=take_text(said, "user.id", "attributes"),
         tenant=first(*(take_text(said, key, "attributes") for key in ("tenant", "tenant.id"))),
         route=first(
             *(take_text(said, key, "attributes") for key in ("route", "gen_ai.agent.name"))

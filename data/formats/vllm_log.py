@@ -193,8 +193,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "prompt_token_ids": prompt_ids,
         "prompt_text": prompt_text if prompt_ids is None else None,
         "model": take_text(body, "model", "request"),
-        "session": take_text(metadata, "session_id", "metadata")
-        or take_text(body, "user", "request"),
+        "session": take_text(metadata, "session_id", "metadata"),
+        "user": take_text(body, "user", "request"),
         "tenant": take_text(metadata, "tenant", "metadata"),
         "route": take_text(metadata, "route", "metadata"),
         "time": take_time(said, "time", "line"),

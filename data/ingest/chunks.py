@@ -37,10 +37,15 @@ ROUND_TRIPS = (200, 10)
 """Exact sequences of the first and of every later chunk whose text is retokenized. The share that
 agrees tells how reliable retokenized sequences are."""
 
+CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
+"""What a session's name identifies: a logged conversation; a user, where no conversation was
+logged; without either, the exchanges that begin with the same first question."""
+
 SCHEMA = pa.schema(
     {
         "sequence_id": pa.string(),
         "session": pa.string(),
+        "session_kind": pa.string(),
         "tenant": pa.string(),
         "route": pa.string(),
         "model": pa.string(),
@@ -57,8 +62,8 @@ SCHEMA = pa.schema(
 )
 """Columns of the table of sequences.
 
-`time` is in Unix seconds, null where it was not logged. Other values that were not logged are empty
-text."""
+`session_kind` is what `session` identifies (`SESSION_KINDS`). `time` is in Unix seconds, null where
+it was not logged. Other values that were not logged are empty text."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +177,11 @@ class ChunkWork:
 
     def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
         place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
+        session, session_kind = _session(exchange, sequence.prompt_text)
         return {
             "sequence_id": f"{self.file_numbers[place.file]}-{place.line}{choice}",
-            "session": exchange.session or _conversation(exchange, sequence.prompt_text),
+            "session": session,
+            "session_kind": session_kind,
             "tenant": exchange.tenant or "",
             "route": exchange.route or "",
             "model": exchange.model or "",
@@ -204,6 +211,15 @@ class ChunkWork:
 def model_label(name: str | None) -> str:
     """Model name without path, in lower case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
     return (name or "").rstrip("/").rpartition("/")[2].lower()
+
+
+def _session(exchange: Exchange, prompt_text: str) -> tuple[str, str]:
+    """Name and kind of the session."""
+    if exchange.session:
+        return exchange.session, CONVERSATION
+    if exchange.user:
+        return exchange.user, USER
+    return _conversation(exchange, prompt_text), FIRST_QUESTION
 
 
 def _conversation(exchange: Exchange, prompt_text: str) -> str:

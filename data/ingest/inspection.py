@@ -16,6 +16,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
+from outrider.data.ingest.advice import fidelity_advice, sessions_advice, split_advice
 from outrider.data.ingest.ingest import check, put_together, read_log
 from outrider.data.sequences import load_sequences
 from outrider.data.split.near_duplicates import SimilarPrompts
@@ -73,6 +74,11 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
         "duplicates": {**summary["duplicates"], "near": near},
         "split": predicted,
         "problems": problems,
+        "advice": [
+            *sessions_advice(summary),
+            *(split_advice(predicted, split) if predicted else []),
+            *fidelity_advice(summary),
+        ],
     }
 
 
@@ -98,8 +104,7 @@ def _near_identical(table: Dataset, similarity: float) -> dict[str, Any]:
 
 def _split(table: Dataset, split: SplitConfig) -> dict[str, Any]:
     compared = len(table) <= SPLIT_COMPARED
-    parts, left_out = divide(table, split, drop_seen=compared)
-    described = describe(table, parts, left_out)
+    described = describe(table, divide(table, split, drop_seen=compared))
     return {
         **described,
         "tokens": sum(described[part]["tokens"] for part in PARTS),

@@ -32,6 +32,10 @@ class Tally:
     """Exchanges by model name, as logged."""
     usage: Counter[str] = dataclasses.field(default_factory=Counter)
     """Whether the completion has as many tokens as the engine counted."""
+    prompt_usage: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Whether prompts without ids have as many tokens as the engine counted."""
+    retokenized_usage: Counter[str] = dataclasses.field(default_factory=Counter)
+    """The same of retokenized completions alone."""
     round_trips: Counter[str] = dataclasses.field(default_factory=Counter)
     """Whether exact completions have the same ids when retokenized."""
 
@@ -41,7 +45,12 @@ class Tally:
         self.fidelity[sequence.fidelity] += 1
         self.models[exchange.model or ""] += 1
         if sequence.agrees_with_usage is not None:
-            self.usage["equal" if sequence.agrees_with_usage else "different"] += 1
+            outcome = "equal" if sequence.agrees_with_usage else "different"
+            self.usage[outcome] += 1
+            if exchange.completion_token_ids is None:
+                self.retokenized_usage[outcome] += 1
+        if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
+            self.prompt_usage["equal" if sequence.prompt_agrees_with_usage else "different"] += 1
         self.prompt_tokens += sequence.completion_start
         self.completion_tokens += len(sequence.token_ids) - sequence.completion_start
         self.without_time += exchange.time is None
@@ -68,6 +77,8 @@ class Tally:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "completion_tokens_against_usage": dict(self.usage),
+            "prompt_tokens_against_usage": dict(self.prompt_usage),
+            "retokenized_against_usage": dict(self.retokenized_usage),
             "round_trips": dict(self.round_trips),
             "without_time": self.without_time,
         }

@@ -42,8 +42,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time", _time(summary)),
         (
             "sessions",
-            f"{sessions['distinct']:,}, the longest of "
-            f"{counted(sessions['most_exchanges'], 'exchange')}",
+            f"{sessions['distinct']:,} logged, the longest of "
+            f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by "
+            f"{_counts(sessions.get('exchanges', {})) or 'unknown id'}",
         ),
         ("duplicates", _duplicates(summary["duplicates"])),
     )

@@ -68,6 +68,7 @@ class _Profile:
         }
         self.times: list[np.ndarray] = []
         self.sessions: list[np.ndarray] = []
+        self.session_kinds: Counter[str] = Counter()
         self.prompts: list[np.ndarray] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -87,6 +88,7 @@ class _Profile:
         self.temperatures.update(batch.column("temperature").to_pylist())
         self.top_ps.update(batch.column("top_p").to_pylist())
         self.times.append(batch.column("time").drop_null().to_numpy().copy())
+        self.session_kinds.update(batch.column("session_kind").to_pylist())
         self.sessions.append(_hashes(batch.column("session").to_pylist()))
         self.prompts.append(_hashes(prompts))
 
@@ -122,7 +124,11 @@ class _Profile:
                 ),
                 "top_p": _largest({f"{value:g}": count for value, count in self.top_ps.items()}),
             },
-            "sessions": {"distinct": len(sessions), "most_exchanges": int(sessions.max(initial=0))},
+            "sessions": {
+                "distinct": len(sessions),
+                "most_exchanges": int(sessions.max(initial=0)),
+                "exchanges": dict(self.session_kinds.most_common()),
+            },
             "time": _arrivals(self.times),
             "duplicates": {
                 "prompts": int(prompts.sum()),

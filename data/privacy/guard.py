@@ -37,7 +37,7 @@ UNREADABLE = "privacy_unreadable"
 LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
-METADATA = ("session", "tenant", "route")
+METADATA = ("session", "user", "tenant", "route")
 COMPLETION = tuple(
     field.name
     for field in dataclasses.fields(Exchange)
@@ -150,6 +150,7 @@ class PrivacyGuard:
             self.tally.ids_dropped += exchange.prompt_token_ids is not None
             changes |= {
                 "prompt_token_ids": None,
+                "prompt_tokens": None,
                 "messages": _mapped(exchange.messages, replacements.sub),
             }
             changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)

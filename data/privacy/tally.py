@@ -16,7 +16,7 @@ from outrider.data.config import PrivacyConfig
 PRIVACY_FILE = "privacy.json"
 
 FIELDS = ("prompt", "completion", "metadata")
-"""`completion` is reasoning, content and tool calls; `metadata` is session, tenant and route."""
+"""`completion` is reasoning, content and tool calls; `metadata` is session, user, tenant, route."""
 
 
 @dataclasses.dataclass

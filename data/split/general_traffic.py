@@ -13,6 +13,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
 from outrider.data.sequences import log_order
 from outrider.data.split.near_duplicates import SimilarPrompts
+from outrider.data.split.sessions import session_names
 
 GENERAL = "general"
 PREFIX = "g"
@@ -34,10 +35,9 @@ def add_general(
     They become `split.general_share` of the training part. The latest are held out as `general`;
     their sessions and near-identical prompts are not trained on. Counts are added to the summary.
     """
-    ids, sessions, prompts = (
-        general[name][:] for name in ("sequence_id", "session", "prompt_text")
-    )
+    ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
     times = log_order(general["time"])
+    sessions = session_names(general, times, split.session_gap_minutes)
     first_times: dict[str, tuple[float, int]] = {}
     for row in sorted(range(len(ids)), key=times.__getitem__):
         first_times.setdefault(sessions[row], times[row])
@@ -67,6 +67,10 @@ def add_general(
         )
     parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
     parts[GENERAL] = [ids[row] for row in measured]
+    logged = general["session"][:]
+    parts.setdefault("sessions", {}).update(
+        (ids[row], sessions[row]) for row in measured if sessions[row] != logged[row]
+    )
     summary[GENERAL] = {
         "sequences": len(ids),
         "trained_on": len(chosen),

@@ -2,9 +2,11 @@
 
 A speculator serves traffic that comes after its training. So it is chosen on later traffic than it
 was trained on, and measured on later traffic still. Two cuts in time separate the parts; a session
-belongs to the part of its first exchange. Exchanges of a session after the next cut are left out,
-so that no part overlaps a later one. Near-identical prompts of the training part are left out of
-the other two. Within the training part copies are kept, up to `split.max_copies` of one prompt.
+(sessions.py) belongs to the part of its first exchange. Exchanges of a session after the next cut
+are left out, so that no part overlaps a later one. Near-identical prompts of the training part are
+left out of the other two, and those of the validation part out of the held-out part: checkpoint and
+K are chosen on it. Within the training part copies are kept, up to `split.max_copies` of one
+prompt.
 
     python -m outrider.data.split.split runs/resume_screening/traffic/sequences /tmp/parts
 """
@@ -15,7 +17,8 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,19 @@ from outrider.data.config import SplitConfig
 from outrider.data.sequences import load_sequences, log_order
 from outrider.data.split.general_traffic import GENERAL, add_general
 from outrider.data.split.near_duplicates import SimilarPrompts
+from outrider.data.split.sessions import session_names
 from outrider.data.split.slices import name_slices, write_slices
 
 PARTS = ("train", "validation", "heldout")
 """Parts of the customer's traffic. With general traffic `parts.json` has one more."""
+
+
+BEGAN_EARLIER = "session_began_in_an_earlier_part"
+SEEN = {
+    "train": "near_identical_to_a_training_prompt",
+    "validation": "near_identical_to_a_validation_prompt",
+}
+"""Reasons why a sequence is in no part. The others are names of limits."""
 
 
 def split(
@@ -41,17 +53,22 @@ def split(
 ) -> dict[str, Any]:
     """Writes and returns `parts.json`.
 
-    It has the ids of each part in order of time, `left_out` {id: reason} and `summary`.
+    It has the ids of each part in order of time, `left_out` {id: reason}, `sessions` {id: session}
+    where a pause has ended the logged one, and `summary`.
     `general_dir` is the table of general traffic (general_traffic.py). The slices of the whole
     traffic are written to slices.json in the same folder.
     """
     table = load_sequences(sequences_dir)
-    parts, left_out = divide(table, split)
-    ids = table["sequence_id"][:]
+    divided = divide(table, split)
+    ids, logged = table["sequence_id"][:], table["session"][:]
+    kept = sorted(row for part in PARTS for row in divided.parts[part])
     result: dict[str, Any] = {
-        **{part: [ids[row] for row in parts[part]] for part in PARTS},
-        "left_out": {ids[row]: left_out[row] for row in sorted(left_out)},
-        "summary": describe(table, parts, left_out),
+        **{part: [ids[row] for row in divided.parts[part]] for part in PARTS},
+        "left_out": {ids[row]: divided.left_out[row] for row in sorted(divided.left_out)},
+        "sessions": {
+            ids[row]: divided.sessions[row] for row in kept if divided.sessions[row] != logged[row]
+        },
+        "summary": describe(table, divided),
     }
     slices = name_slices(table)
     if general_dir is not None:
@@ -71,28 +88,41 @@ def ids_of(parts: Mapping[str, Any]) -> list[str]:
     return ids
 
 
-def divide(
-    table: Dataset, split: SplitConfig, drop_seen: bool = True
-) -> tuple[dict[str, list[int]], dict[int, str]]:
-    """Returns the rows of each part in order of time, and the reason for each row left out.
+@dataclass(frozen=True)
+class Divided:
+    """A division of a table's rows."""
+
+    parts: dict[str, list[int]]
+    """Rows of each part, in order of time."""
+    left_out: dict[int, str]
+    """Why each of the other rows is in no part."""
+    sessions: list[str]
+    """The session of every row."""
+
+
+def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divided:
+    """Divides the rows.
 
     `drop_seen`: search for near-identical prompts, at 2 ms and 20 kB of memory each.
     """
     times = log_order(table["time"])
+    sessions = session_names(table, times, split.session_gap_minutes)
     order = sorted(range(len(times)), key=lambda row: times[row])  # stable: ties keep log order
-    parts, left_out = _by_time(order, table["session"][:], times, split)
-    limits = (
-        split.max_train_sequences,
-        split.max_validation_sequences,
-        split.max_heldout_sequences,
-    )
+    parts, left_out = _by_time(order, sessions, times, split)
+    limits = {
+        "train": split.max_train_sequences,
+        "validation": split.max_validation_sequences,
+        "heldout": split.max_heldout_sequences,
+    }
     if split.max_copies is not None:
         _drop_copies(table, parts, split.max_copies, left_out)
-    _sample(parts, "train", limits[0], split.seed, left_out)
-    if drop_seen:
-        _drop_seen(table, parts, split.near_duplicate_similarity, left_out)
-    for part, limit in zip(PARTS[1:], limits[1:], strict=True):
-        _sample(parts, part, limit, split.seed, left_out)
+    prompts, seen = table["prompt_text"], dict[str, SimilarPrompts]()
+    for part in PARTS:
+        _drop_seen(parts, part, prompts, seen, left_out)
+        _sample(parts, part, limits[part], split.seed, left_out)
+        if drop_seen and part != PARTS[-1]:
+            earlier = [prompts[row] for row in parts[part]]
+            seen[part] = SimilarPrompts(earlier, split.near_duplicate_similarity, prompts)
     for part in PARTS:
         if not parts[part]:
             reasons = ", ".join(
@@ -100,11 +130,12 @@ def divide(
             )
             raise OutriderError(
                 f"nothing is left for the {part} part ({len(times)} sequences; left out: "
-                f"{reasons or 'none'}). Give more traffic with times and sessions, change "
+                f"{reasons or 'none'}). Give more traffic with times and sessions, lower "
+                "split.session_gap_minutes (sessions without a conversation id), change "
                 "split.validation_fraction or split.heldout_fraction, or raise "
                 "split.near_duplicate_similarity"
             )
-    return parts, left_out
+    return Divided(parts, left_out, sessions)
 
 
 def _by_time(
@@ -130,7 +161,7 @@ def _by_time(
         if of_session == of_row:
             parts[PARTS[of_row]].append(row)
         else:
-            left_out[row] = "session_began_in_an_earlier_part"
+            left_out[row] = BEGAN_EARLIER
     return parts, left_out
 
 
@@ -161,21 +192,23 @@ def _drop_copies(
 
 
 def _drop_seen(
-    table: Dataset, parts: dict[str, list[int]], similarity: float, left_out: dict[int, str]
+    parts: dict[str, list[int]],
+    part: str,
+    prompts: Sequence[str],
+    seen: Mapping[str, SimilarPrompts],
+    left_out: dict[int, str],
 ) -> None:
-    prompts = table["prompt_text"]
-    seen = SimilarPrompts([prompts[row] for row in parts["train"]], similarity, prompts)
-    for part in PARTS[1:]:
-        dropped = {row for row in parts[part] if seen.holds(prompts[row])}
-        left_out.update((row, "near_identical_to_a_training_prompt") for row in dropped)
+    """Leaves out the rows of a part whose prompts are near-identical to an earlier part's."""
+    for earlier, similar in seen.items():
+        dropped = {row for row in parts[part] if similar.holds(prompts[row])}
+        left_out.update((row, SEEN[earlier]) for row in dropped)
         parts[part] = [row for row in parts[part] if row not in dropped]
 
 
-def describe(
-    table: Dataset, parts: dict[str, list[int]], left_out: dict[int, str]
-) -> dict[str, Any]:
+def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
     """Counts sequences, sessions and tokens, with the times of each part and the rows left out."""
-    sessions, starts, times = table["session"][:], table["completion_start"][:], table["time"][:]
+    parts, left_out, sessions = divided.parts, divided.left_out, divided.sessions
+    starts, times = table["completion_start"][:], table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
     described: dict[str, Any] = {}
     for part, rows in parts.items():

@@ -16,7 +16,10 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.tokenize.chat_template import ChatTemplate
-from outrider.data.tokenize.emitted_text import END_THINK, endings, opening_of, readings
+from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
+
+OPENED = f"{THINK}\n"
+"""What R1's template ends with, so that the response begins with reasoning."""
 
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
@@ -38,6 +41,8 @@ class TokenSequence:
     top_p: float
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None where not logged."""
+    prompt_agrees_with_usage: bool | None = None
+    """The same of the prompt."""
 
 
 class SequenceBuilder:
@@ -83,10 +88,7 @@ class SequenceBuilder:
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
         exact = prompt_ids is not None and completion_ids is not None
         if prompt_ids is None:
-            prompt_text = self.render(exchange)
-            prompt_ids = self._encode(
-                prompt_text, exchange.messages is None and exchange.prompt_is_raw
-            )
+            prompt_ids, prompt_text = self._prompt(exchange)
         else:
             self._check_vocabulary(prompt_ids)
             prompt_text = self.decode(prompt_ids)
@@ -107,7 +109,7 @@ class SequenceBuilder:
         top_p = self.top_p if exchange.top_p is None else exchange.top_p
         if temperature < 0 or not 0 < top_p <= 1:
             raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
-        counted = exchange.completion_tokens
+        counted, counted_before = exchange.completion_tokens, exchange.prompt_tokens
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
@@ -116,7 +118,30 @@ class SequenceBuilder:
             temperature=temperature,
             top_p=top_p,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
+            prompt_agrees_with_usage=(
+                None if counted_before is None else counted_before == len(prompt_ids)
+            ),
         )
+
+    def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
+        """Ids and text of a prompt without logged ids.
+
+        The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
+        endpoint's template opens `<think>`. R1's first ones did not.
+        """
+        text = self.render(exchange)
+        if exchange.messages is None:
+            return self._encode(text, exchange.prompt_is_raw), text
+        ids, counted = self._encode(text), exchange.prompt_tokens
+        if counted is None or len(ids) == counted:
+            return ids, text
+        if not exchange.template_arguments.get("continue_final_message"):
+            opened = text.endswith(OPENED)
+            other = text.removesuffix(OPENED) if opened else text + OPENED
+            other_ids = self._encode(other)
+            if len(other_ids) == counted:
+                return other_ids, other
+        return ids, text
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens as text."""
@@ -157,6 +182,8 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, the response has neither reasoning nor </think>",
             )
+        # No reading has the count: the target emitted other tokens of one of the texts. The
+        # reading with the nearest count is the wrong one more often.
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

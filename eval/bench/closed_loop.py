@@ -8,6 +8,9 @@ compared only within a repeat: every variant gets the same prompts, in an order 
 request at a time, the variants alternate by request (exchanging the drafter's weights takes
 milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
 
+Base at other numbers of drafts (server_pool.EXTRAS) is measured next to base: at eval.current_k,
+which the gate reads, in every repeat, at custom's K in every other one.
+
 Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
 
@@ -19,14 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.common.errors import OutriderError
 from outrider.eval.bench.metrics import noise_of, ratio
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.results.parts import BASE_RATIOS, SAME_K
 from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
 from outrider.serving.step_times import tally
-from outrider.serving.vllm_hooks.step_recorder import Step
+from outrider.serving.vllm_hooks.step_recorder import Drafts, Step
 
 if TYPE_CHECKING:
     from outrider.serving.load_generator import BlockResult, LoadGenerator
@@ -65,7 +70,7 @@ def measure(
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency
         }
-        for concurrency, variants in _turns(fleet, repeat, evaluation.concurrency):
+        for concurrency, variants in turns(fleet, repeat, evaluation.concurrency):
             for variant in variants:
                 if variant == variants[0] or fleet.needs_warm_up(variant):
                     warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
@@ -80,7 +85,7 @@ def measure(
     return blocks
 
 
-def _turns(
+def turns(
     fleet: Fleet, repeat: int, concurrencies: Sequence[int]
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """The blocks of a repeat in order: a concurrency, and the variants that share the block.
@@ -89,10 +94,13 @@ def _turns(
     up for the next repeat.
     """
     for group in fleet.groups[:: -1 if repeat % 2 else 1]:
+        extras = fleet.extras if "base" in group else ()
+        own = [*group, *(each for each in extras if each != SAME_K or repeat % 2 == 0)]
+        own.sort(key=lambda variant: ["none", "base", *fleet.extras, "custom"].index(variant))
         for place, concurrency in enumerate(concurrencies):
-            turns = _alternating(fleet, group) if concurrency == 1 else [[each] for each in group]
-            first = (repeat + place) % len(turns)
-            for variants in turns[first:] + turns[:first]:
+            blocks = _alternating(fleet, own) if concurrency == 1 else [[each] for each in own]
+            first = (repeat + place) % len(blocks)
+            for variants in blocks[first:] + blocks[:first]:
                 yield concurrency, variants
 
 
@@ -113,11 +121,20 @@ def _end(
     looks = looks_of(evaluation)
     if evaluation.measure == "full" or repeats < looks.first:
         return None
-    lowest = min(evaluation.concurrency)
-    seen = ratio(blocks, lowest, "custom_over_base", evaluation, noise_of({"": blocks}))
+    main, noise = evaluation.gated_concurrency, noise_of({"": blocks})
     threshold = evaluation.gate.min_speed_ratio
-    found = f"custom / base {seen.value:.3f} [{seen.low:.3f}, {seen.high:.3f}]"
-    if decided(seen, threshold):
+    gated = {"custom / base": "custom_over_base", "custom / base at eval.current_k": "current"}
+    measured = {block["variant"] for block in blocks}
+    seen = {
+        words: ratio(blocks, main, name, evaluation, noise)
+        for words, name in gated.items()
+        if BASE_RATIOS[name] in measured
+    }
+    found = ", ".join(
+        f"{words} {each.value:.3f} [{each.low:.3f}, {each.high:.3f}]"
+        for words, each in seen.items()
+    )
+    if all(decided(each, threshold) for each in seen.values()):
         return f"decided after {repeats} of at most {looks.last} repeats: {found}"
     if repeats == looks.last:
         return f"undecided after all {repeats} repeats: {found} includes {threshold:g}"
@@ -173,7 +190,9 @@ def _blocks(
             fleet.new_steps(variant)  # drops steps recorded before this block
             record = run_block(url, load, texts, concurrency, sampling, evaluation.max_tokens)
             records[variant].append(record)
-            steps[variant] += fleet.new_steps(variant)
+            own = fleet.new_steps(variant)
+            _check_drafts(variant, fleet.drafts(variant), own)
+            steps[variant] += own
     return [
         {
             "variant": variant,
@@ -183,6 +202,19 @@ def _blocks(
         }
         for variant in variants
     ]
+
+
+def _check_drafts(variant: str, drafts: Drafts | None, steps: Sequence[Step]) -> None:
+    """Checks that the engine drafted as many tokens as were set.
+
+    The first step may belong to an earlier block.
+    """
+    if isinstance(drafts, int) and (made := {step.drafts for step in steps[1:]} - {drafts}):
+        raise OutriderError(
+            f"timed blocks: {variant} must draft {drafts} tokens per step, but the engine drafted "
+            f"{', '.join(map(str, sorted(made)))}: vLLM disables schedules of drafts with data "
+            "parallelism; set eval.k, so that base and custom draft the same number"
+        )
 
 
 def run_block(

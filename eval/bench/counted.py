@@ -2,7 +2,8 @@
 
     counted_acceptance(counted_passes(blocks), speculators, k=3).ratio
 
-A pass is base and custom answering the same prompts. For speculators with an unroll the acceptance
+A pass is base and custom answering the same prompts: a timed block, or one prompt of the
+verification pass. For speculators with an unroll the acceptance
 length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
 responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup
 makes steps without a draft, which vLLM does not count and which deliver one token each, so its
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
@@ -38,31 +40,41 @@ class CountedPass:
     counters: dict[Drafter, Counters] = field(default_factory=dict)
 
 
-def counted_passes(blocks: Sequence[Mapping[str, Any]]) -> list[CountedPass]:
-    """The timed blocks as passes, one per repeat and concurrency."""
+def counted_passes(blocks: Sequence[Mapping[str, Any]], base: str = "base") -> list[CountedPass]:
+    """The timed blocks as passes, one per repeat and concurrency.
+
+    `base` names base's blocks, which may be those at another number of drafts.
+    """
+    names: dict[str, Drafter] = {base: "base", "custom": "custom"}
     passes: dict[str, CountedPass] = {}
     for block in blocks:
-        if block["variant"] == "none":
+        if block["variant"] not in names:
             continue
         prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
         one = passes.setdefault(prompts, CountedPass(prompts, len(block["request_tokens"])))
-        one.counters[block["variant"]] = block["counters"]
-    return list(passes.values())
+        one.counters[names[block["variant"]]] = block["counters"]
+    return [one for one in passes.values() if len(one.counters) == len(DRAFTERS)]
 
 
-def verification_pass(outputs: Outputs) -> CountedPass:
-    """The verification pass at the customer's sampling."""
+def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:
+    """The verification pass at the customer's sampling, a pass for each prompt.
+
+    Passes of one session have the same name.
+    """
     sampled = outputs.sampled
-    counters: dict[Drafter, Counters] = {
-        drafter: asdict(sampled.of(drafter).counters) for drafter in DRAFTERS
-    }
-    return CountedPass("verification", len(sampled.none.token_ids), counters)
+    passes = []
+    for index, prompt in enumerate(prompts):
+        counters: dict[Drafter, Counters] = {
+            drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS
+        }
+        passes.append(CountedPass(f"session {prompt.session}", 1, counters))
+    return passes
 
 
 def counted_acceptance(
-    passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: int
+    passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
 ) -> Counted:
-    """Base, custom and their ratio, pooled over passes.
+    """Base, custom and their ratio, pooled over passes, each at its own k.
 
     The ratio's clusters are groups of passes with the same prompts.
     """
@@ -83,8 +95,8 @@ def counted_acceptance(
     )
     base_tokens, base_steps, custom_tokens, custom_steps = np.sum(sums, axis=0)
     return Counted(
-        base=_pooled(passes, "base", base_tokens, base_steps, k, delivered),
-        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k, delivered),
+        base=_pooled(passes, "base", base_tokens, base_steps, k.base, delivered),
+        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom, delivered),
         ratio=ClusteredEstimate.of(ratio),
     )
 

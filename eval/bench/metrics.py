@@ -12,14 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import RATIOS, VARIANTS, Estimate
-from outrider.eval.results.speed import Block, Delivered, Quantiles, SpeedRow
+from outrider.eval.results.parts import (
+    BASE_RATIOS,
+    CURRENT,
+    DRAFTERS,
+    RATIOS,
+    SAME_K,
+    VARIANTS,
+    Drafters,
+    Estimate,
+)
+from outrider.eval.results.speed import Block, Delivered, OtherBase, Quantiles, SpeedRow
 from outrider.eval.stats import intervals
+from outrider.eval.stats.holm import holm, p_above
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
 Noise = Mapping[str, BlockNoise | None]
-"""By name of RATIOS."""
+"""By name of RATIOS and BASE_RATIOS."""
+
+COMPARED = RATIOS | {name: ("custom", base) for name, base in BASE_RATIOS.items()}
+"""Name of each ratio -> numerator and denominator."""
 
 Record = Mapping[str, Any]
 """A timed block as closed_loop.py and open_loop.py record it."""
@@ -34,25 +47,88 @@ def noise_of(measured: Mapping[str, Sequence[Record]]) -> Noise:
         {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
     )
     noise = {}
-    for name, variants in RATIOS.items():
+    for name, variants in COMPARED.items():
+        own = [(mode, size) for mode, size in kinds if _pairs(measured[mode], size, *variants)]
+        if not own:
+            continue
         apart = [
-            (mode, size) for mode, size in kinds if not _alternated(measured[mode], size, *variants)
+            (mode, size) for mode, size in own if not _alternated(measured[mode], size, *variants)
         ]
         noise[name] = block_noise(
-            _pairs(measured[mode], size, *variants) for mode, size in apart or kinds
+            _pairs(measured[mode], size, *variants) for mode, size in apart or own
         )
     return noise
 
 
-def summarise(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) -> dict[str, SpeedRow]:
-    """By concurrency: each variant's figures, pooled over the blocks, and the ratios."""
+def same_k_variant(k: Drafters[int], current_k: int | None) -> str:
+    """The variant that is base at custom's K."""
+    if k.base == k.custom:
+        return "base"
+    return CURRENT if k.custom == current_k else SAME_K
+
+
+def summarise(
+    blocks: Sequence[Record], settings: EvalConfig, noise: Noise, same_k: str = SAME_K
+) -> dict[str, SpeedRow]:
+    """By concurrency: each variant's figures, pooled over the blocks, and the ratios.
+
+    `same_k` names the variant that is base at custom's K.
+    """
+    measured = {block["variant"] for block in blocks} - {"base"}
+    others = {"same_k": same_k, "current": CURRENT}
+    better = _shown_better(blocks, settings, noise)
+
+    def estimate(size: int, name: str) -> Estimate:
+        return Estimate.of(ratio(blocks, size, name, settings, noise))
+
+    def other(size: int, base: str) -> OtherBase | None:
+        if base not in measured:
+            return None
+        (name,) = (name for name, variant in BASE_RATIOS.items() if variant == base)
+        return OtherBase(
+            base=pooled(_own(blocks, size, base)), custom_over_base=estimate(size, name)
+        )
+
     return {
         str(size): SpeedRow(
             **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
-            **{name: Estimate.of(ratio(blocks, size, name, settings, noise)) for name in RATIOS},
+            **{name: estimate(size, name) for name in RATIOS},
+            **{name: other(size, base) for name, base in others.items()},
+            better=better[size],
+            drafts=_drafts(blocks, size),
         )
         for size in settings.concurrency
     }
+
+
+def _shown_better(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) -> dict[int, bool]:
+    """By concurrency: whether custom is shown to be faster than base.
+
+    The main concurrency is the gate's own claim; the others carry Holm's correction.
+    """
+    main, name = settings.gated_concurrency, "custom_over_base"
+    others = [size for size in settings.concurrency if size != main]
+
+    def p_better(size: int) -> float:
+        return p_above(lambda level: ratio(blocks, size, name, settings, noise, level), 1.0)
+
+    p_values = [p_better(size) for size in others]
+    alpha = 1 - level_after(_repeats(blocks), settings)
+    shown = dict(zip(others, holm(p_values, alpha), strict=True))
+    return shown | {main: ratio(blocks, main, name, settings, noise).low > 1}
+
+
+def _drafts(blocks: Sequence[Record], concurrency: int) -> Drafters[float] | None:
+    """Mean drafts per request in steps of as many requests as the concurrency."""
+    found = {}
+    for drafter in DRAFTERS:
+        sums = np.zeros(2)
+        for block in _own(blocks, concurrency, drafter):
+            sums += block["steps"].get("drafts", {}).get(str(concurrency), [0, 0])
+        if not sums[0]:
+            return None
+        found[drafter] = float(sums[1] / sums[0])
+    return Drafters[float](**found)
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
@@ -91,16 +167,25 @@ def pooled(blocks: Sequence[Record]) -> Block:
 
 
 def ratio(
-    blocks: Sequence[Record], concurrency: int, name: str, settings: EvalConfig, noise: Noise
+    blocks: Sequence[Record],
+    concurrency: int,
+    name: str,
+    settings: EvalConfig,
+    noise: Noise,
+    level: float | None = None,
 ) -> intervals.Estimate:
-    """One of RATIOS, with the interval that is valid after as many repeats as `blocks` has."""
-    variants = RATIOS[name]
+    """One of COMPARED; by default with the level that is valid after these repeats."""
+    variants = COMPARED[name]
     pairs = _pairs(blocks, concurrency, *variants)
-    level = level_after(len(pairs), settings)
+    level = level or level_after(_repeats(blocks), settings)
     if _alternated(blocks, concurrency, *variants):
         return alternated_ratio(np.concatenate(pairs), level)
     samples, seed = settings.bootstrap_samples, settings.seed
     return speed_ratio(pairs, noise[name], samples=samples, seed=seed, level=level)
+
+
+def _repeats(blocks: Sequence[Record]) -> int:
+    return len({block["repeat"] for block in blocks})
 
 
 def _quantiles(values: NDArray[np.float64]) -> Quantiles:
@@ -130,9 +215,19 @@ def _alternated(blocks: Sequence[Record], concurrency: int, over: str, under: st
 def _pairs(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[NDArray[np.float64]]:
-    """Requests paired by prompt within a repeat, in the form of `speed_ratio`."""
-    both = zip(_own(blocks, concurrency, over), _own(blocks, concurrency, under), strict=True)
-    return [np.concatenate([_charged(a), _charged(b)], axis=1) for a, b in both]
+    """Requests paired by prompt within a repeat, in the form of `speed_ratio`.
+
+    Of the repeats in which both were measured.
+    """
+    numerators, denominators = (
+        {block["repeat"]: _charged(block) for block in _own(blocks, concurrency, variant)}
+        for variant in (over, under)
+    )
+    return [
+        np.concatenate([numerators[repeat], denominators[repeat]], axis=1)
+        for repeat in numerators
+        if repeat in denominators
+    ]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:

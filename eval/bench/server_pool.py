@@ -11,9 +11,11 @@ speculation crosses engines, as does that with a speculator whose weights cannot
 EAGLE-3 head, n-grams). Where the machine holds them, all servers are up at once. A target that
 fills its GPUs leaves room for one, and the servers alternate.
 
-Without `k` the speculating server rotates through 1..depth drafts, for eval/bench/step_timing.py,
-and `draft` fixes the number for everything after. Servers start in the background: `server` waits
-for the one it returns.
+Variants of one engine may draft different numbers of tokens. The engine is then started with a
+schedule of drafts that has all of them, and `server` sets the variant's own before its requests
+(serving/vllm_hooks/step_recorder.py). Such an engine at k is as fast as one started at k
+(benchmarks/results/serving.md). Without a plan it rotates through 1..depth drafts, for
+eval/bench/step_timing.py. Servers start in the background: `server` waits for the one it returns.
 """
 
 import contextlib
@@ -25,13 +27,18 @@ from pathlib import Path
 from types import TracebackType
 
 from outrider.common.errors import OutriderError
+from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import SETTLE_S, Server
 from outrider.serving.speculator import Speculator
-from outrider.serving.vllm_hooks.step_recorder import Step, StepFile
+from outrider.serving.vllm_hooks.step_recorder import Drafts, Step, StepFile
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 PLAIN, SPECULATING = "none", "speculating"
+EXTRAS = (SAME_K, CURRENT)
+
+DraftPlan = Mapping[str, Drafts]
+"""Drafts per step of base, custom and those of EXTRAS that are measured."""
 
 
 class Fleet:
@@ -45,15 +52,15 @@ class Fleet:
         target: TargetConfig,
         serving: ServingConfig,
         speculators: Mapping[str, Speculator | Path],
-        k: int | None,
+        plan: DraftPlan | None,
         log_dir: Path,
         side_by_side: bool,
         depth: int | None = None,
     ) -> None:
         """`speculators` are base and custom.
 
-        Of those that share an engine, the first is loaded at its start. `k` None needs `depth`, the
-        largest number of drafts.
+        Of those that share an engine, the first is loaded at its start. `plan` None needs `depth`,
+        the largest number of drafts.
         """
         self._speculators = {PLAIN: Speculator("none")} | {
             v: Speculator.of(each) for v, each in speculators.items()
@@ -67,7 +74,7 @@ class Fleet:
         )
         """Variants that can be measured in turn without starting a server in between."""
         self.server_names = tuple(self._variants_of)
-        self._target, self._serving, self._k, self._depth = target, serving, k, depth
+        self._target, self._serving, self._plan, self._depth = target, serving, plan, depth
         self._log_dir, self._side_by_side = Path(log_dir), side_by_side
         mode = serving.engine.mode
         self._steps = {
@@ -77,7 +84,9 @@ class Fleet:
         self._up: dict[str, Server] = {}
         self._starting: Future[None] | None = None
         self._lock, self._cancelled = threading.Lock(), False
-        self._loaded: str | None = None
+        self._loaded: Path | None = None
+        self._started_with: dict[str, tuple[int, ...]] = {}
+        self._drafting: dict[str, Drafts] = {}
         self._last: str | None = None
         self._fresh: set[str] = set()
 
@@ -92,40 +101,59 @@ class Fleet:
         elif self._last not in (None, name):
             time.sleep(SETTLE_S)
         self._last = name
-        if name == SPECULATING and variant != self._loaded:
-            directory = self._speculators[variant].directory
+        directory = self._speculator(variant).directory
+        if name == SPECULATING and directory != self._loaded:
             assert directory is not None  # variants of this server have weights
             self._up[name].swap_drafter(directory)
-            self._loaded = variant
+            self._loaded = directory
+        drafts = self.drafts(variant)
+        if drafts is not None and self._changes_drafts(name):
+            if drafts != self._drafting.get(name):
+                self._steps[name].draft(drafts)
+            self._drafting[name] = drafts
         return self._up[name]
 
-    def draft(self, k: int) -> None:
-        """Fixes the number of drafts of the speculating servers.
+    def drafts(self, variant: str) -> Drafts | None:
+        """Drafts per step of the variant; None without speculation, and while servers rotate."""
+        if self._name(variant) == PLAIN or self._plan is None:
+            return None
+        return self._plan[variant]
 
-        A server that rotates through them stays up where that changes nothing: at its largest
-        number, and on a CPU. On a GPU a schedule of drafts changes which CUDA graphs are captured.
-        Else it is stopped, and started with k drafts when it is next needed.
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Those of EXTRAS that are in the plan; they run in base's server."""
+        return tuple(name for name in EXTRAS if name in (self._plan or {}))
+
+    def rotate(self, numbers: Sequence[int]) -> None:
+        """Lets speculating servers draft each of these numbers in turn, until `draft`."""
+        for name in self.server_names:
+            if name != PLAIN:
+                self._steps[name].draft(*numbers)
+
+    def draft(self, plan: DraftPlan) -> None:
+        """Sets the number of drafts of every variant.
+
+        On a CPU a server that was started with a schedule of drafts stays up. On a GPU the schedule
+        decides which CUDA graphs are captured: with other numbers, the server is stopped, and
+        started when it is next needed.
         """
-        if k == self._k:
+        if plan == self._plan:
             return
         self._started()
-        stays = self._k is None and k == self._depth and runs_on_cpu()
-        self._k = k
+        self._plan = plan
         for name in self.server_names:
             if name == PLAIN or name not in self._up:
                 continue
-            if stays:
-                self._steps[name].fix_drafts(k)
-            else:
+            stays = self._changes_drafts(name) and runs_on_cpu()
+            if not stays and self._numbers(name) != self._started_with[name]:
                 self._up.pop(name).stop()
 
     def engines(self, variants: Sequence[str]) -> list[list[str]]:
         """The variants, grouped by server."""
-        by_server = (
-            [variant for variant in variants if variant in together]
-            for together in self._variants_of.values()
-        )
-        return [own for own in by_server if own]
+        by_server: dict[str, list[str]] = {}
+        for variant in variants:
+            by_server.setdefault(self._name(variant), []).append(variant)
+        return list(by_server.values())
 
     def needs_warm_up(self, variant: str) -> bool:
         """Whether the variant's server is up and has not been warmed up."""
@@ -149,7 +177,7 @@ class Fleet:
             server.wait()
             self._fresh.add(name)
         if SPECULATING in names:
-            self._loaded = self._variants_of[SPECULATING][0]
+            self._loaded = self._speculator(self._variants_of[SPECULATING][0]).directory
 
     def start_in_background(self) -> None:
         """Starts all servers where they can be up at once; `server` waits for them."""
@@ -194,28 +222,59 @@ class Fleet:
 
     def _new_server(self, name: str, place: int) -> Server:
         engine, port = self._serving.engine, self._serving.port
-        rotates = name != PLAIN and self._k is None
-        k = self._depth if rotates else self._k
-        schedule = [(1, engine.max_num_seqs, k)] if rotates and k is not None else None
+        numbers = self._started_with[name] = self._numbers(name)
+        schedule = covering(numbers, engine.max_num_seqs) if self._changes_drafts(name) else None
         return Server(
             self._target,
             self._steps[name].recorded(self._serving),
-            None if name == PLAIN else self._speculators[self._variants_of[name][0]],
-            None if name == PLAIN else k,
+            None if name == PLAIN else self._speculator(self._variants_of[name][0]),
+            None if name == PLAIN else max(numbers),
             log_path=self._log_dir / f"server_{engine.mode}_{name}.log",
             port=port and port + place,
             k_per_batch_size=schedule,
         )
+
+    def _numbers(self, name: str) -> tuple[int, ...]:
+        """The numbers of drafts that the server of that name makes, ascending."""
+        if name == PLAIN:
+            return ()
+        if self._plan is None:
+            assert self._depth is not None
+            return tuple(range(1, self._depth + 1))
+        numbers: set[int] = set()
+        for variant, drafts in self._plan.items():
+            if self._name(variant) == name:
+                numbers |= {drafts} if isinstance(drafts, int) else {k for _, _, k in drafts}
+        return tuple(sorted(numbers))
+
+    def _changes_drafts(self, name: str) -> bool:
+        """Whether the server of that name was started with more than one number of drafts."""
+        return len(self._started_with.get(name, ())) > 1
+
+    def _speculator(self, variant: str) -> Speculator:
+        return self._speculators["base" if variant in EXTRAS else variant]
 
     def _name(self, variant: str) -> str:
         """Name of the variant's server.
 
         Variants without speculation share one, and those whose weights can be exchanged another.
         """
-        speculator = self._speculators[variant]
+        speculator = self._speculator(variant)
         if not speculator.speculates:
             return PLAIN
-        return SPECULATING if speculator.has_unroll else variant
+        if speculator.has_unroll:
+            return SPECULATING
+        return "base" if variant in EXTRAS else variant
+
+
+def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
+    """A schedule that has all `numbers` of drafts, the largest for most batch sizes.
+
+    vLLM captures CUDA graphs for the numbers in the schedule.
+    """
+    *others, most = sorted(numbers)
+    rows = [(size, size, number) for size, number in enumerate(others[: seats - 1], 1)]
+    return [*rows, (len(rows) + 1, seats, most)]
 
 
 @contextlib.contextmanager
@@ -223,14 +282,15 @@ def open_fleet(
     target: TargetConfig,
     serving: ServingConfig,
     speculators: Mapping[str, Speculator | Path],
-    k: int,
+    k: int | DraftPlan,
     mode: str,
     log_dir: Path,
     side_by_side: bool = True,
 ) -> Iterator[Fleet]:
     """The servers of one engine mode, with k drafts; they are stopped at the end."""
     serving = serving.with_engine(mode=mode)
-    fleet = Fleet(target, serving, speculators, k, log_dir, side_by_side)
+    plan = dict.fromkeys(speculators, k) if isinstance(k, int) else k
+    fleet = Fleet(target, serving, speculators, plan, log_dir, side_by_side)
     try:
         fleet.restart()
         yield fleet
@@ -258,8 +318,8 @@ class ServerPool:
         self._fleet: Fleet | None = None
         self._mode: str | None = None
 
-    def fleet(self, mode: str, k: int | None = None) -> Fleet:
-        """The servers of `mode`, with k drafts or, without k, rotating through 1..depth.
+    def fleet(self, mode: str, plan: DraftPlan | None = None) -> Fleet:
+        """The servers of `mode`, drafting as planned or, without plan, rotating through 1..depth.
 
         They start in the background, unless they are up.
         """
@@ -270,15 +330,15 @@ class ServerPool:
                 self._target,
                 serving,
                 self._speculators,
-                k,
+                plan,
                 self._log_dir,
                 self._side_by_side,
                 self._depth,
             )
             self._mode = mode
             self._fleet.start_in_background()
-        elif k is not None:
-            self._fleet.draft(k)
+        elif plan is not None:
+            self._fleet.draft(plan)
         return self._fleet
 
     def close(self) -> None:

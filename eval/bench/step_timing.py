@@ -4,8 +4,8 @@
     times.step_s[4][2]      # seconds of a step of 4 requests with 2 drafts each
 
 The servers answer closed loops of prompts and record their steps. The speculating server rotates
-through 1..depth drafts (serving/vllm_hooks/step_recorder.py), so that every number meets the same
-requests, weights and machine noise, and it takes turns with the server without speculation.
+through all numbers of drafts (serving/vllm_hooks/step_recorder.py), so that every number meets the
+same requests, weights and machine noise, and it takes turns with the server without speculation.
 """
 
 import itertools
@@ -38,14 +38,16 @@ def time_steps(
     prompts: Sequence[str],
     sampling: Sampling,
     max_tokens: int,
+    first: int = 1,
 ) -> StepTimes:
     """Step times at every batch size with 0..depth drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. The fleet's
-    speculating server must rotate through the numbers of drafts (`Fleet.draft` not yet called).
+    speculating server rotates through `first`..depth drafts (`Fleet.draft` not yet called).
     """
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
-    numbers = {PLAIN: range(1), DRAFTING: range(1, depth + 1)}
+    numbers = {PLAIN: range(1), DRAFTING: range(first, depth + 1)}
+    fleet.rotate(list(numbers[DRAFTING]))
     found: dict[str, dict[int, list[Step]]] = {
         variant: {size: [] for size in batch_sizes} for variant in numbers
     }
@@ -69,6 +71,6 @@ def time_steps(
                 fleet.server(variant)
                 if fleet.is_fresh(variant):
                     run(variant, widest, widest, WARM_UP_TOKENS)
-                requests = size * (2 if variant == DRAFTING else 1)
+                requests = size * (4 if variant == DRAFTING else 1)
                 found[variant][size] += run(variant, size, requests, max_tokens)
-    return summarise_steps(found[PLAIN], found[DRAFTING], depth)
+    return summarise_steps(found[PLAIN], found[DRAFTING], depth, first)

@@ -5,6 +5,8 @@
 Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
 differently: where the two most likely tokens are nearly tied, the argmax may fall either way
 without any speculation. A first difference at such a place is a near tie, any other is unexplained.
+What the engine also shows without speculation, in other batches, is no fault of speculation:
+`excess` compares with that control.
 Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
 the target can: a faulty rejection sampler draws tokens that the target would not draw.
 """
@@ -15,9 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.eval.lossless.tost import equivalence
+from outrider.eval.lossless.tost import difference_interval, equivalence
 from outrider.eval.results.parts import Variant
-from outrider.eval.results.verification import Difference, Greedy, SampledText, Task, TaskAccuracy
+from outrider.eval.results.verification import (
+    Difference,
+    Excess,
+    Greedy,
+    SampledText,
+    Task,
+    TaskAccuracy,
+)
 from outrider.eval.stats.intervals import share_interval
 
 TAIL_PROBABILITY = 1e-4
@@ -63,6 +72,21 @@ def compare_greedy(
         unexplained=len(differences) - near_ties,
         differences=differences,
     )
+
+
+def excess(found: Greedy, control: Greedy, sessions: Sequence[str]) -> Excess:
+    """Share of unexplained differences above the control's; `sessions` of the control's prompts."""
+    with_speculation, without = _unexplained(found), _unexplained(control)
+    differences = [
+        float(response in with_speculation) - float(response in without)
+        for response in range(control.responses)
+    ]
+    value, low, high = difference_interval(differences, sessions)
+    return Excess(value=value, low=low, high=high)
+
+
+def _unexplained(found: Greedy) -> set[int]:
+    return {each.response for each in found.differences if not each.near_tie}
 
 
 def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:

@@ -23,7 +23,12 @@ from outrider.common.child_process import in_child
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.greedy_match import (
+    compare_greedy,
+    excess,
+    task_accuracy,
+    text_statistics,
+)
 from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded, Regime
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.token_frequency_test import same_text
@@ -34,7 +39,9 @@ from outrider.eval.results.verification import (
     BothCurves,
     BothLengths,
     EngineFindings,
+    Excess,
     Greedy,
+    GreedyControl,
     Parity,
     Regimes,
     ReplayAgainstEngine,
@@ -46,11 +53,14 @@ from outrider.eval.results.verification import (
 from outrider.serving.config import TargetConfig
 
 if TYPE_CHECKING:
-    pass
+    import torch
+
+POSITIONS_AT_A_TIME = 256
+"""Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
 
 
 def verify(
-    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+    context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> Verification:
     """Every check of the verification pass. What needs an engine is measured once and cached."""
     found = context.cached(
@@ -66,7 +76,7 @@ def verify(
 
 
 def examine(
-    context: EvaluationContext, k: int, prompts: Sequence[Prompt], outputs: Outputs
+    context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
     """Captures the states of every response in an engine and checks them.
 
@@ -119,7 +129,7 @@ def ask_engine(
 
 def findings(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     store: StatesByToken,
@@ -127,18 +137,20 @@ def findings(
 ) -> EngineFindings:
     """What follows from the states of every response."""
     target_dir = context.target.directory()
-    scores = TargetScores(target_dir, store)
+    scores = TargetScores(target_dir, store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats
+    greedy = Drafters[Greedy](
+        base=_greedy(outputs, "base", prompts, scores, near_tie_nats),
+        custom=_greedy(outputs, "custom", prompts, scores, near_tie_nats),
+    )
     temperature = outputs.samplings["sampled"].temperature
     counted = {
         drafter: greedy_acceptance_length(outputs.greedy.of(drafter)) for drafter in DRAFTERS
     }
     return EngineFindings(
         requests=len(prompts),
-        greedy=Drafters[Greedy](
-            base=_greedy(outputs, "base", prompts, scores, near_tie_nats),
-            custom=_greedy(outputs, "custom", prompts, scores, near_tie_nats),
-        ),
+        greedy=greedy,
+        control=_control(outputs, greedy, prompts, scores, near_tie_nats),
         greedy_acceptance_length=Drafters[float | None](**counted),
         sampled_text=Variants[SampledText](
             none=_sampled_text(outputs.sampled.none, prompts, scores, temperature),
@@ -167,12 +179,44 @@ def _greedy(
     scores: "TargetScores",
     near_tie_nats: float,
 ) -> Greedy:
-    without = outputs.greedy.none.token_ids
+    answered = outputs.greedy.of(drafter).token_ids
+    return _against_none(outputs, answered, prompts, scores, near_tie_nats)
+
+
+def _control(
+    outputs: Outputs,
+    greedy: Drafters[Greedy],
+    prompts: Sequence[Prompt],
+    scores: "TargetScores",
+    near_tie_nats: float,
+) -> GreedyControl:
+    """No speculation against itself in other batches, and what speculation adds."""
+    repeated = outputs.control.token_ids
+    control = _against_none(outputs, repeated, prompts, scores, near_tie_nats)
+    sessions = [prompt.session for prompt in prompts[: len(repeated)]]
+    return GreedyControl(
+        greedy=control,
+        excess=Drafters[Excess](
+            base=excess(greedy.base, control, sessions),
+            custom=excess(greedy.custom, control, sessions),
+        ),
+    )
+
+
+def _against_none(
+    outputs: Outputs,
+    answered: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
+    scores: "TargetScores",
+    near_tie_nats: float,
+) -> Greedy:
+    """Responses to the first prompts against the greedy ones without speculation."""
+    without = outputs.greedy.none.token_ids[: len(answered)]
 
     def gap(response: int, index: int, token: int, other: int) -> float:
         return scores.gap(prompts[response], without[response], index, token, other)
 
-    return compare_greedy(without, outputs.greedy.of(drafter).token_ids, gap, near_tie_nats)
+    return compare_greedy(without, answered, gap, near_tie_nats)
 
 
 def _sampled_text(
@@ -237,12 +281,21 @@ def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[tuple[str
 
 
 class TargetScores:
-    """The target's log-probabilities, from captured states."""
+    """The target's log-probabilities, from captured states, on the GPU if there is one.
 
-    def __init__(self, target_dir: Path, store: StatesByToken) -> None:
+    Logits are made POSITIONS_AT_A_TIME positions at a time: all of an 8k response over R1's
+    vocabulary take 4 GB, and their softmax twice that.
+    """
+
+    def __init__(self, target_dir: Path, store: StatesByToken, dtype: str) -> None:
+        import torch
+
         from outrider.speculators.checkpoints.target_ends import load_target_ends
 
-        self.store, self.ends = store, load_target_ends(target_dir)
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self.store = store
+        self._head_VH = load_target_ends(target_dir, self._dtype).lm_head_VH.to(self._device)
 
     def logprobs(
         self, prompt: Prompt, completion: Sequence[int], temperature: float
@@ -252,23 +305,37 @@ class TargetScores:
 
         features = self.store.read(row_id(prompt, completion))
         start = features.completion_start
-        scaled_TV = self.ends.logits(features.hidden[start - 1 : -1].float()) / (temperature or 1.0)
-        token_T = features.token_ids[start:].long()
-        log_p_T: torch.Tensor = torch.log_softmax(scaled_TV, dim=-1).gather(-1, token_T[:, None])
-        return log_p_T[:, 0].numpy()
+        token_T = features.token_ids[start:].long().to(self._device)
+        parts = []
+        for hidden_NH, token_N in zip(
+            features.hidden[start - 1 : -1].split(POSITIONS_AT_A_TIME),
+            token_T.split(POSITIONS_AT_A_TIME),
+            strict=True,
+        ):
+            scaled_NV = self._logits(hidden_NH).div_(temperature or 1.0)
+            token_logit_N = scaled_NV.gather(-1, token_N[:, None])[:, 0]
+            parts.append((token_logit_N - scaled_NV.logsumexp(-1)).cpu())
+        log_p_T: NDArray[np.float64] = torch.cat(parts).numpy()
+        return log_p_T
 
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
     ) -> float:
         """Distance in nats of two candidates for the completion's token `index`."""
         features = self.store.read(row_id(prompt, completion))
-        logits_V = self.ends.logits(features.hidden[features.completion_start + index - 1].float())
+        logits_V = self._logits(features.hidden[features.completion_start + index - 1])
         return abs(float(logits_V[token] - logits_V[other]))
+
+    def _logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
+        import torch.nn.functional as F
+
+        state = hidden.to(device=self._device, dtype=self._dtype)
+        return F.linear(state, self._head_VH).float()
 
 
 def replay_against_engine(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     store: StatesByToken,
@@ -289,12 +356,28 @@ def replay_against_engine(
         predicted = sum(each.predicted_steps for each in both)
         return predicted / sum(each.counted_drafts for each in both) - 1
 
-    return ReplayAgainstEngine(base=together("base"), custom=together("custom"), details=details)
+    return ReplayAgainstEngine(
+        base=together("base"),
+        custom=together("custom"),
+        control=_steps_again(outputs),
+        details=details,
+    )
+
+
+def _steps_again(outputs: Outputs) -> float:
+    """Relative difference of custom's steps in other batches, over responses that are equal."""
+    first, again = outputs.greedy.custom, outputs.repeated
+    before = after = 0
+    for index, ids in enumerate(again.token_ids):
+        if ids == first.token_ids[index]:
+            before += first.counted[index].drafts
+            after += again.counted[index].drafts
+    return abs(after / before - 1) if before else 0.0
 
 
 def _predicted_and_counted(
     context: EvaluationContext,
-    k: int,
+    k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
     regime: Regime,
@@ -307,7 +390,7 @@ def _predicted_and_counted(
     each response's first over steps; the counters' form, 1 + accepted / drafts, is larger by the
     drafts accepted past the ends of responses.
     """
-    recorded = outputs.of(regime).of(drafter)
+    recorded, own_k = outputs.of(regime).of(drafter), k.of(drafter)
     counters = recorded.counters
     rows: list[dict[str, str]] = [
         {"sequence_id": row_id(prompt, ids), "session": prompt.session}
@@ -319,11 +402,12 @@ def _predicted_and_counted(
         context.target.directory(),
         store,
         rows,
-        k,
+        own_k,
         context.serving.draft_sample_method,
         outputs.samplings[regime],
+        context.settings.replay_dtype,
     )
-    predicted, delivered = float(sums.steps_RK[:, k - 1].sum()), float(sums.tokens_R.sum())
+    predicted, delivered = float(sums.steps_RK[:, own_k - 1].sum()), float(sums.tokens_R.sum())
     counted = counters.drafts
     reached = [accepted / counted for accepted in counters.accepted_per_position]
     return StepsCompared(
@@ -335,5 +419,5 @@ def _predicted_and_counted(
             replay=delivered / predicted, engine=delivered / counted
         ),
         acceptance_length_counters=1 + counters.accepted_tokens / counted,
-        cumulative=BothCurves(replay=sums.cumulative(k), engine=reached),
+        cumulative=BothCurves(replay=sums.cumulative(own_k), engine=reached),
     )

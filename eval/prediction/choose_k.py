@@ -1,25 +1,46 @@
-"""Chooses k: the number of drafts with the most tokens/s, for every batch size.
+"""Chooses k of base and of custom: the fewest drafts with the most tokens/s, by batch size.
 
-    choose_k(acceptance_length=[1.8, 2.4, 2.8, 3.0], step_s={1: [...], 8: [...]}).k
+    choose_k({"base": [1.8, 2.2], "custom": [1.9, 2.7]}, fit, none_s={1: 0.005}, main=1).k.base
 
 A step of B requests that drafts k tokens takes T(k, B) seconds (serving/step_times.py) and delivers
 AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T measured in the engine. T(0, B) is the target's own step.
+AL is replayed on the validation part, T measured in the engine and fitted (step_fit.py). Base and
+custom have the same T and different AL, so each has its own best k.
+
+The largest of a few noisy speeds is a matter of chance where two are close: two demos of the same
+commit chose 5 and 4. So the smaller k is taken unless a larger one is faster by more than the
+noise: the 95 % interval of its gain must lie above MIN_GAIN. A near tie goes to the smaller one.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from outrider.eval.bench.server_pool import ServerPool
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.eval.bench.server_pool import DraftPlan, ServerPool
 from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.prediction.step_fit import StepFit, fit_steps
 from outrider.eval.replay.replay import ReplaySums
-from outrider.eval.results.prediction import Choice, PromptCost
+from outrider.eval.results.parts import CURRENT, DRAFTERS, SAME_K, Drafter, Drafters
+from outrider.eval.results.prediction import Choice, KGain, KReason, PromptCost
+from outrider.eval.stats.intervals import percentile_interval
 from outrider.serving.config import ServingConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
+
+MIN_GAIN = 0.01
+"""Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
+
+RESAMPLES = 1000
+"""Of the rounds of timed steps."""
+
+Lengths = Mapping[Drafter, Sequence[float]]
+Array = NDArray[np.float64]
 
 
 def choose(
@@ -27,40 +48,68 @@ def choose(
     servers: ServerPool,
     load: LoadGenerator,
     requests: HeldoutRequests,
-    validation: ReplaySums | None,
+    validation: Mapping[Drafter, ReplaySums] | None,
 ) -> tuple[Choice, StepTimes | None]:
     """The choice of k, and the step times where they were measured.
 
-    `validation` is custom's replay of the validation part; None where exact replay is not measured,
-    and then k is the recipe's or the trained depth.
+    `validation` is the replay of the validation part; None where exact replay is not measured, and
+    then k is the recipe's or the trained depth.
     """
     settings, depth = context.settings, context.depth
-    lengths = validation.acceptance_length() if validation else None
-    sequences = len(validation.sequence_ids) if validation else 0
+    lengths, sequences = None, 0
+    if validation is not None:
+        lengths = {name: validation[name].acceptance_length() for name in DRAFTERS}
+        sequences = len(validation["custom"].sequence_ids)
     if settings.k != "auto" or lengths is None:
         k, source = settings.k, "the recipe's eval.k"
         if k == "auto":
             k, source = depth, "the recipe's speculator.depth"
         choice = Choice(
-            k=k,
-            acceptance_length=lengths,
+            k=Drafters[int](base=k, custom=k),
+            acceptance_length=Drafters[list[float] | None](**lengths) if lengths else None,
             source=source,
             requested=settings.k,
             sequences=sequences,
         )
         return choice, None
+    main = settings.gated_concurrency
     if named := recipe_times(context.serving, depth):
-        return choose_k(lengths, named, source="the recipe's times", sequences=sequences), None
+        fit = StepFit({size: row[1:] for size, row in named.items()}, {})
+        none_s = {size: row[0] for size, row in named.items()}
+        return choose_k(
+            lengths, fit, none_s, 1, source="the recipe's times", sequences=sequences
+        ), None
     times = step_times(context, servers, load, requests)
+    fit = fit_steps(round_table(times), RESAMPLES, settings.seed)
     none, drafting = times.prompt_token_s
     choice = choose_k(
         lengths,
-        times.step_s,
+        fit,
+        {size: row[0] for size, row in times.step_s.items()},
+        main,
         source=f"steps of the {settings.engine_modes[0]} engine, timed",
         sequences=sequences,
         prompt_token_ms=PromptCost(none=1000 * none, drafting=1000 * drafting),
+        rounds={size: len(rows) for size, rows in times.rounds.items()},
     )
-    return choice, times
+    fitted = {size: [row[0], *fit.step_s[size][-depth:]] for size, row in times.step_s.items()}
+    return choice, replace(times, step_s=fitted)
+
+
+def draft_plan(choice: Choice, current_k: int | None, by_batch_size: bool) -> DraftPlan:
+    """The drafts of every measured variant.
+
+    With `by_batch_size` each speculator drafts as its own best schedule. Base at custom's K and at
+    `current_k` are left out where they equal another variant of base.
+    """
+    plan: dict[str, Any] = {name: choice.k.of(name) for name in DRAFTERS}
+    if by_batch_size and choice.k_per_batch_size is not None:
+        plan = {name: choice.k_per_batch_size.of(name) or plan[name] for name in DRAFTERS}
+    if current_k is not None and current_k != plan["base"]:
+        plan[CURRENT] = current_k
+    if plan["custom"] not in (plan["base"], plan.get(CURRENT)):
+        plan[SAME_K] = plan["custom"]
+    return plan
 
 
 def times_steps(context: EvaluationContext) -> bool:
@@ -90,10 +139,24 @@ def step_times(
             requests.timed_texts,
             requests.sampling,
             settings.max_tokens,
+            0 if context.by_batch_size else 1,
         )
         return times.as_dict()
 
     return StepTimes.from_dict(context.cache.run("step_times", measured))
+
+
+def round_table(times: StepTimes) -> dict[int, Array]:
+    """Rounds [R, K] by batch size, NaN where a time is missing.
+
+    A batch size at which some number was never timed in a run has one round, of the mean times.
+    """
+    table = {}
+    for size, step_s in times.step_s.items():
+        rows = np.array(times.rounds.get(size) or [[None]], dtype=np.float64)
+        timed = rows.shape[1] >= len(step_s) - 1 and np.isfinite(rows).any(axis=0).all()
+        table[size] = rows if timed else np.array([step_s[1:]])
+    return table
 
 
 def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] | None:
@@ -105,28 +168,68 @@ def recipe_times(serving: ServingConfig, depth: int) -> dict[int, list[float]] |
 
 
 def choose_k(
-    acceptance_length: Sequence[float],
-    step_s: Mapping[int, Sequence[float]],
+    acceptance_length: Lengths,
+    fit: StepFit,
+    none_s: Mapping[int, float],
+    main: int,
     *,
     source: str = "",
     requested: int | Literal["auto"] = "auto",
     sequences: int = 0,
     prompt_token_ms: PromptCost | None = None,
+    rounds: Mapping[int, int] | None = None,
 ) -> Choice:
-    """The best k at the smallest batch size, and the best for each range of batch sizes.
+    """Each speculator's k at batch size `main`, and its k for each range of batch sizes.
 
-    `acceptance_length[k - 1]` is of k = 1..K drafts, `step_s[B][k]` of k = 0..K. The smaller k wins
-    a tie. A range ends at a measured batch size; beyond the last one its k holds.
+    `acceptance_length[drafter][k - 1]` is of k = 1..K drafts. The fit has k = 1..K, or 0..K where
+    the drafting engine was also timed without drafts; then k by batch size may be 0. `none_s` is
+    the target's own step. A range ends at a measured batch size; beyond the last one its k holds.
     """
-    sizes = sorted(step_s)
-    speeds = {size: _tokens_per_s(size, acceptance_length, step_s[size]) for size in sizes}
-    best = {size: 1 + values.index(max(values)) for size, values in speeds.items()}
+    found = {
+        name: {size: best_k(acceptance_length[name], fit, size) for size in fit.step_s}
+        for name in DRAFTERS
+    }
+    at_main = {name: best_k(acceptance_length[name], fit, main, least=1) for name in DRAFTERS}
+    ranges = {
+        name: _ranges(
+            {size: at_main[name].k if size == main else own.k for size, own in table.items()}
+        )
+        for name, table in found.items()
+    }
+    depth = len(acceptance_length["custom"])
+    speeds = {
+        name: {
+            str(size): (size * np.array(lengths) / np.array(row[-depth:])).tolist()
+            for size, row in fit.step_s.items()
+        }
+        for name, lengths in acceptance_length.items()
+    }
     return Choice(
-        k=best[sizes[0]],
-        k_per_batch_size=_ranges(best),
-        acceptance_length=list(acceptance_length),
-        step_ms={str(size): [1000 * seconds for seconds in step_s[size]] for size in sizes},
-        tokens_per_s={str(size): values for size, values in speeds.items()},
+        k=Drafters[int](**{name: at_main[name].k for name in DRAFTERS}),
+        reason=Drafters[KReason](**at_main),
+        k_per_batch_size=Drafters[list[tuple[int, int, int]] | None](**ranges),
+        acceptance_length=Drafters[list[float] | None](
+            **{name: list(lengths) for name, lengths in acceptance_length.items()}
+        ),
+        step_ms={
+            str(size): [1000 * seconds for seconds in (none_s[size], *row[-depth:])]
+            for size, row in fit.step_s.items()
+        },
+        step_ms_ci95={
+            str(size): [
+                (1000 * low, 1000 * high)
+                for low, high in map(percentile_interval, draws_SK.T[-depth:])
+            ]
+            for size, draws_SK in fit.draws_S.items()
+        }
+        or None,
+        idle_step_ms=(
+            {str(size): 1000 * row[0] for size, row in fit.step_s.items()}
+            if len(fit.step_s[main]) > depth
+            else None
+        ),
+        rounds={str(size): count for size, count in (rounds or {}).items()} or None,
+        tokens_per_s=Drafters[dict[str, list[float]] | None](**speeds),
         prompt_token_ms=prompt_token_ms,
         source=source,
         requested=requested,
@@ -134,21 +237,39 @@ def choose_k(
     )
 
 
-def _tokens_per_s(
-    size: int, acceptance_length: Sequence[float], step_s: Sequence[float]
-) -> list[float]:
-    """By k = 1..K."""
-    return [
-        size * length / seconds
-        for length, seconds in zip(acceptance_length, step_s[1:], strict=True)
-    ]
+def best_k(lengths: Sequence[float], fit: StepFit, size: int, least: int = 0) -> KReason:
+    """The smallest k, from `least`, over which no larger one gains by more than the noise."""
+    step_K = np.array(fit.step_s[size])
+    first = max(least, len(lengths) + 1 - len(step_K))
+    tokens_K = np.array([1.0, *lengths])[first:]
+    log_K = np.log(tokens_K / step_K[-len(tokens_K) :])
+    draws_S = fit.draws_S.get(size)
+    log_SK = log_K[None] if draws_S is None else np.log(tokens_K / draws_S[:, -len(tokens_K) :])
+
+    def gain(over: int, under: int) -> KGain:
+        """Of index `over` over index `under`."""
+        low, high = percentile_interval(np.expm1(log_SK[:, over] - log_SK[:, under]))
+        value = float(np.expm1(log_K[over] - log_K[under]))
+        return KGain(k=first + over, over=first + under, value=value, low=low, high=high)
+
+    def beaten(index: int) -> bool:
+        gains = (gain(larger, index) for larger in range(index + 1, len(log_K)))
+        return any(each.low > MIN_GAIN for each in gains)
+
+    chosen = next(index for index in range(len(log_K)) if not beaten(index))
+    smaller, larger = log_K[:chosen], log_K[chosen + 1 :]
+    return KReason(
+        k=first + chosen,
+        smaller=gain(chosen, int(smaller.argmax())) if len(smaller) else None,
+        larger=gain(chosen + 1 + int(larger.argmax()), chosen) if len(larger) else None,
+    )
 
 
 def _ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """(first batch size, last, k), with adjacent sizes of the same k in one range."""
     ranges: list[tuple[int, int, int]] = []
     first = 1
-    for size, k in best.items():
+    for size, k in sorted(best.items()):
         if ranges and ranges[-1][2] == k:
             ranges[-1] = (ranges[-1][0], size, k)
         else:

@@ -1,6 +1,6 @@
 """Predicted vs measured throughput: replay's acceptance length and step times against serving.
 
-    predict_served(speed, blocks, k=4, replayed={"base": base, "custom": custom}, times=times,
+    predict_served(speed, blocks, k, replayed={"base": base, "custom": custom}, times=times,
                    prompt_tokens=210)
 
 Predicts twice. With step times measured before serving it is a forecast; with the steps that the
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.response_segments import POSITION_NAMES, POSITIONS
-from outrider.eval.results.parts import RATIOS, VARIANTS, Drafter, Estimate, Variant
+from outrider.eval.results.parts import RATIOS, VARIANTS, Drafter, Drafters, Estimate, Variant
 from outrider.eval.results.prediction import (
     PredictedDrafter,
     PredictedRatio,
@@ -48,7 +48,7 @@ NEAR = 10
 def predict_served(
     speed: Mapping[str, SpeedRow],
     blocks: Blocks,
-    k: int,
+    k: Drafters[int],
     replayed: Replays,
     times: StepTimes | None,
     prompt_tokens: float,
@@ -56,10 +56,11 @@ def predict_served(
     """By concurrency: predicted and measured tokens/s, speed-ups, and step times.
 
     `speed` summarises the timed `blocks`. `times` is None where steps of this engine mode were not
-    timed. In custom's speed-up over base the step times cancel.
+    timed.
     """
     timed: Costs = {
-        variant: times.of(0 if variant == "none" else k) if times else None for variant in VARIANTS
+        variant: times.of(0 if variant == "none" else k.of(variant)) if times else None
+        for variant in VARIANTS
     }
     as_served: Costs = {
         variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
@@ -133,7 +134,7 @@ def _milliseconds(costs: StepCosts | None, concurrency: int) -> float | None:
 
 
 def _tokens_per_s(
-    blocks: Blocks, k: int, replayed: Replays, costs: Costs, prompt_tokens: float
+    blocks: Blocks, k: Drafters[int], replayed: Replays, costs: Costs, prompt_tokens: float
 ) -> dict[Variant, float] | None:
     """Predicted tokens/s of each variant; None where the step times of one are not known."""
     found: dict[Variant, float] = {}
@@ -148,7 +149,7 @@ def _tokens_per_s(
             if variant == "none":
                 drawn_DN = later_N[None]
             else:
-                drawn_DN = _drawn_steps(replayed[variant], k, later_N, random)
+                drawn_DN = _drawn_steps(replayed[variant], k.of(variant), later_N, random)
             loops = [
                 closed_loop_seconds(steps_N.tolist(), block["concurrency"], cost, prompt_tokens)
                 for steps_N in drawn_DN

@@ -25,7 +25,7 @@ from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.formatting import number
-from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, ReplaySameK, Slice
 from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
 from outrider.speculators.checkpoints.interpolate import interpolate
 
@@ -53,15 +53,14 @@ def replay_everything(context: EvaluationContext) -> None:
     parts = [part for part in ("heldout", "validation", "general") if context.data.parts.get(part)]
     base = {part: replay_drafters(context, part)["base"] for part in parts}
     base.pop("validation")
-    replay_mixtures(context, 1, base)
+    for k in range(1, context.depth + 1):  # k decides which share is replayed on other parts
+        replay_mixtures(context, k, base)
 
 
 def _replay_part(
     context: EvaluationContext, part: str, name: str, directory: Callable[[], Path]
 ) -> ReplaySums:
     """The sums of one speculator, whose `directory` is made only where they are not cached."""
-    from outrider.data.sequences import load_sequences
-
     ids = replayed_ids(context, part)
 
     def work() -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _replay_part(
             directory(),
             context.target.directory(),
             context.feature_store,
-            load_sequences(context.data.sequences, ids).select_columns(COLUMNS).to_list(),
+            context.data.rows(ids).select_columns(COLUMNS).to_list(),
             context.depth,
             context.serving.draft_sample_method,
             dtype=context.settings.replay_dtype,
@@ -112,19 +111,28 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     context.console.print(table)
 
 
-def replay_figures(replays: Replays, k: int) -> Replay:
-    """The report's figures of exact replay at k."""
+def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
+    """The report's figures of exact replay, each speculator at its own k."""
     base, custom = replays["base"], replays["custom"]
+    same_k = None
+    if k.base != k.custom:
+        alike = _compared(base, custom, k.custom)
+        same_k = ReplaySameK(base=alike["base"], ratio=alike["ratio"])
     return Replay(
-        **_compared(base, custom, k),
+        **_compared(base, custom, k.custom, k.base),
+        same_k=same_k,
         sequences=len(base.sequence_ids),
         sessions=len(set(base.sessions)),
         tokens=int(base.tokens_R.sum()),
         by_k=Drafters[list[float]](
             base=base.acceptance_length(), custom=custom.acceptance_length()
         ),
-        cumulative=Drafters[list[float]](base=base.cumulative(k), custom=custom.cumulative(k)),
-        conditional=Drafters[list[float]](base=base.conditional(k), custom=custom.conditional(k)),
+        cumulative=Drafters[list[float]](
+            base=base.cumulative(k.base), custom=custom.cumulative(k.custom)
+        ),
+        conditional=Drafters[list[float]](
+            base=base.conditional(k.base), custom=custom.conditional(k.custom)
+        ),
     )
 
 
@@ -139,7 +147,12 @@ def heldout_slices(
 def replay_mixtures(
     context: EvaluationContext, k: int, bases: Mapping[str, ReplaySums]
 ) -> list[Mixture]:
-    """Mixtures of base and custom (eval.interpolation) on each part of `bases`."""
+    """Mixtures of base and custom (eval.interpolation).
+
+    The best on validation is measured on each part of `bases` too.
+    """
+    if not context.settings.interpolation:
+        return []
     folder = context.folders.out / "mixtures"
     directories = context.directories
 
@@ -154,7 +167,8 @@ def replay_mixtures(
         return _replay_part(context, part, name, mixed)
 
     try:
-        rows = sweep(context.settings, k, bases, replay_mixture)
+        validation = replay_drafters(context, "validation")
+        rows = sweep(context.settings, k, validation, bases, replay_mixture)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return [Mixture.model_validate(row) for row in rows]
@@ -178,8 +192,10 @@ def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
     return OnPolicy(**judge(evidence).as_dict(), sequences=len(evidence))
 
 
-def _compared(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
-    found = compare(base, custom, k)
+def _compared(
+    base: ReplaySums, custom: ReplaySums, k: int, base_k: int | None = None
+) -> dict[str, ClusteredEstimate]:
+    found = compare(base, custom, k, base_k)
     return {name: ClusteredEstimate.of(estimate) for name, estimate in found.items()}
 
 

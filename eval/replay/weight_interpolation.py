@@ -1,9 +1,12 @@
 """Sweep over averages of base and custom weights: acceptance of each, without training.
 
-    sweep(evaluation, k, base, replay_mixture)      # one row a share of eval.interpolation
+    sweep(evaluation, k, validation, {"heldout": base}, replay_mixture)
 
 An average often keeps most of the gain on the customer's traffic and loses less on general traffic.
-The sweep measures and does not choose. To ship an average, publish it with
+Every share of eval.interpolation is replayed on the validation part. The one with the largest
+acceptance length there, if that is larger than custom's own, is chosen, and only that one is
+measured on held-out and general traffic: the largest of several figures of one part is too large by
+chance, and would no longer be a measurement of it. To ship an average, publish it with
 `speculators.checkpoints.interpolate` and evaluate it with `evaluate-speculator --speculator`.
 """
 
@@ -12,31 +15,37 @@ from typing import Any
 
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.replay import ReplaySums, compare
+from outrider.eval.results.parts import Drafter
 
 
 def sweep(
     evaluation: EvalConfig,
     k: int,
-    base: Mapping[str, ReplaySums],
+    validation: Mapping[Drafter, ReplaySums],
+    measured: Mapping[str, ReplaySums],
     replay_mixture: Callable[[float, str], ReplaySums],
 ) -> list[dict[str, Any]]:
-    """`acceptance_length` and `ratio` to the base, with intervals, by share and part.
+    """A row for each share: `acceptance_length` and `ratio` to the base by part, with intervals.
 
-    Parts are `heldout` and, where there is one, `general`. `replay_mixture(share, part)` replays
-    the part with that mixture.
+    `validation` has base and custom, `measured` the base on each part that the chosen share is
+    measured on. `replay_mixture(share, part)` replays a part with that mixture.
     """
-    rows = []
+    rows, lengths = [], {1.0: validation["custom"].acceptance_length()[k - 1]}
     for share in evaluation.interpolation:
-        row: dict[str, Any] = {"share": share}
-        for part, base_sums in base.items():
-            found = compare(
-                base_sums,
-                replay_mixture(share, part),
-                k,
-            )
-            row[part] = {
-                "acceptance_length": found["custom"].as_dict(),
-                "ratio": found["ratio"].as_dict(),
-            }
-        rows.append(row)
+        mixture = replay_mixture(share, "validation")
+        lengths[share] = mixture.acceptance_length()[k - 1]
+        rows.append({"share": share, "validation": _figures(validation["base"], mixture, k)})
+    chosen = max(lengths, key=lambda share: lengths[share])
+    for row in rows:
+        if row["share"] == chosen:
+            for part, base in measured.items():
+                row[part] = _figures(base, replay_mixture(chosen, part), k)
     return rows
+
+
+def _figures(base: ReplaySums, mixture: ReplaySums, k: int) -> dict[str, Any]:
+    found = compare(base, mixture, k)
+    return {
+        "acceptance_length": found["custom"].as_dict(),
+        "ratio": found["ratio"].as_dict(),
+    }

@@ -131,8 +131,8 @@ def burst_chart(rates: Mapping[str, RateRow]) -> str:
     return _svg((rules + points).properties(width=340, height=210))
 
 
-def length_chart(by_k: Drafters[list[float]], k: int) -> str:
-    """Acceptance length by the number of drafts, exact replay; a rule marks the chosen k."""
+def length_chart(by_k: Drafters[list[float]], k: Drafters[int]) -> str:
+    """Acceptance length by the number of drafts, exact replay; rules mark each chosen k."""
     rows = []
     for drafter in DRAFTERS:
         for drafts, length in enumerate(by_k.of(drafter), start=1):
@@ -151,7 +151,8 @@ def length_chart(by_k: Drafters[list[float]], k: int) -> str:
             color=_colour(list(DRAFTERS)),
         )
     )
-    chosen = alt.Chart(_data([{"k": k}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
+    marks = [{"k": each} for each in sorted({k.base, k.custom})]
+    chosen = alt.Chart(_data(marks)).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
     return _svg((chosen + lines).properties(width=340, height=210))
 
 

@@ -126,7 +126,7 @@ def _figures(run: PastRun) -> dict[str, Figure]:
     if run.verdict is not None:
         figures["verdict"] = run.verdict.verdict
     if run.k is not None:
-        figures["k"] = run.k
+        figures["k, base and custom"] = str(run.k)
     if run.replay is not None:
         figures["held-out responses"] = run.replay.sequences
     if run.sampling is not None:
@@ -152,7 +152,10 @@ def _figures(run: PastRun) -> dict[str, Figure]:
 def _notes(names: Sequence[str], runs: Sequence[PastRun]) -> list[str]:
     """Settings in which the runs differ."""
     notes = []
-    for what, values in (("k", [run.k for run in runs]), ("sampling", [r.sampling for r in runs])):
+    for what, values in (
+        ("k", [run.k and str(run.k) for run in runs]),
+        ("sampling", [r.sampling for r in runs]),
+    ):
         if any(value != values[0] for value in values):
             each = (f"{name} {value}" for name, value in zip(names, values, strict=True))
             notes.append(

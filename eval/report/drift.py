@@ -65,7 +65,7 @@ class Point(BaseModel):
 
     run: str
     time: str
-    k: int | None
+    k: str | None
     sequences: int
     sessions: int
     base: PastClustered
@@ -169,7 +169,7 @@ def _points(runs: Sequence[tuple[str, PastRun]]) -> list[Point]:
         point = Point(
             run=name,
             time=date(run.heldout_time.last) if run.heldout_time else "not logged",
-            k=run.k,
+            k=run.k and str(run.k),
             sequences=found.sequences,
             sessions=found.sessions,
             base=found.base,

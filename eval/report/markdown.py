@@ -10,6 +10,7 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import two_lines
 from outrider.eval.replay.example_traces import markdown_lines
 from outrider.eval.report.formatting import interval, number
+from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
 from outrider.eval.report.prediction_section import predicted_lines
 from outrider.eval.report.rates_section import rates_lines
 from outrider.eval.report.results_table import HEAD, table_rows
@@ -41,8 +42,14 @@ def markdown(report: Report) -> str:
         lines += ["", "## Traffic", "", *traffic_lines(report.traffic)]
     if report.privacy:
         lines += ["", privacy_line(report.privacy)]
-    lines += ["", f"k = {report.k}; intervals are 95 %. Definitions: docs/evaluation.md"]
+    lines += ["", *(f"- {line}" for line in (*k_reasons(report.choice), *schedules(report)))]
+    lines += ["", f"K = {k_words(report.k)}; intervals are 95 %. Definitions: docs/evaluation.md"]
     return "\n".join(lines) + "\n"
+
+
+def schedules(report: Report) -> list[str]:
+    """The schedules of drafts that were served."""
+    return schedule_words(report.choice) if report.by_batch_size else []
 
 
 def slice_lines(slices: Mapping[str, Sequence[Slice]]) -> list[str]:

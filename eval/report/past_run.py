@@ -8,7 +8,7 @@ Reports change between versions; the keys here have not. All other keys are igno
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -117,11 +117,21 @@ class PastTime(_Past):
     last: float
 
 
+class PastK(_Past):
+    """Drafted tokens per step."""
+
+    base: int
+    custom: int
+
+    def __str__(self) -> str:
+        return str(self.custom) if self.base == self.custom else f"{self.base} / {self.custom}"
+
+
 class PastRun(_Past):
     """A report.json as far as it is compared."""
 
     verdict: PastVerdict | None = None
-    k: int | None = None
+    k: PastK | None = None
     sampling: dict[str, float] | None = None
     draft_sample_method: str | None = None
     speculator: PastSpeculator | None = None
@@ -131,6 +141,12 @@ class PastRun(_Past):
     served: dict[str, PastServed] = {}
     slices: dict[str, list[PastSlice]] = {}
     rates: dict[str, dict[str, dict[str, PastRateRow]]] | None = None
+
+    @field_validator("k", mode="before")
+    @classmethod
+    def _one_k(cls, value: Any) -> Any:
+        """Before version 9 base and custom drafted the same number."""
+        return {"base": value, "custom": value} if isinstance(value, int) else value
 
     @classmethod
     def read(cls, run: Path) -> "PastRun":

@@ -16,6 +16,7 @@ from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import Interval, environment
+from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
 from outrider.eval.report.markdown import markdown
 from outrider.eval.report.prediction_section import HEAD, predicted_rows
 from outrider.eval.report.rates_section import rates_page
@@ -72,6 +73,8 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
         .get_template("report.html.j2")
         .render(
             r=report,
+            k_words=k_words(report.k),
+            k_reasons=[*k_reasons(report.choice), *schedule_words(report.choice)],
             verdict_class=VERDICT_CLASSES[report.verdict.verdict],
             headline=headline(report),
             acceptance=charts.acceptance_chart(report),
@@ -102,13 +105,13 @@ def headline(results: Results) -> list[Tile]:
     ratio = results.replay.ratio if results.replay else results.counted.ratio
     tiles = [_tile("acceptance length, custom / base", ratio)]
     for mode, measured in results.served.items():
-        lowest = min(measured.speed, key=int)
-        row = measured.speed[lowest]
+        main = str(results.main_concurrency)
+        row = measured.speed[main]
         for versus, speedup in (
             ("base", row.custom_over_base),
             ("no speculation", row.custom_over_none),
         ):
-            label = f"tokens/s, custom / {versus}, {mode}, concurrency {lowest}"
+            label = f"tokens/s, custom / {versus}, {mode}, concurrency {main}"
             tiles.append(_tile(label, speedup))
     return tiles
 

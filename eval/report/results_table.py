@@ -9,6 +9,7 @@ from rich.table import Table
 
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report.formatting import Interval, interval, number
+from outrider.eval.report.k_section import k_words
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Results
 
@@ -21,10 +22,16 @@ def table_rows(results: Results) -> list[list[str]]:
     counted = results.counted
     base, custom = counted.base.acceptance_length, counted.custom.acceptance_length
     rows = [_acceptance("acceptance, engine", base, custom, counted.ratio)]
+    if same := results.counted_same_k:
+        lengths = same.base.acceptance_length, same.custom.acceptance_length
+        rows.append(_acceptance(f"{rows[0][0]}, {_alike(results)}", *lengths, same.ratio))
     for name, replay in (("replay", results.replay), ("general", results.general)):
         if replay:
-            lengths = replay.base.value, replay.custom.value
-            rows.append(_acceptance(f"acceptance, {name}", *lengths, replay.ratio))
+            label, custom = f"acceptance, {name}", replay.custom.value
+            rows.append(_acceptance(label, replay.base.value, custom, replay.ratio))
+            if alike := replay.same_k:
+                label = f"{label}, {_alike(results)}"
+                rows.append(_acceptance(label, alike.base.value, custom, alike.ratio))
     for mode, measured in results.served.items():
         for concurrency, row in measured.speed.items():
             rows.append(
@@ -35,13 +42,30 @@ def table_rows(results: Results) -> list[list[str]]:
                     f"{row.custom_over_none.value:.2f}",
                 ]
             )
+            others = {_alike(results): row.same_k, "base at eval.current_k": row.current}
+            rows += [
+                [
+                    f"tokens/s {mode}, concurrency {concurrency}, {label}",
+                    "",
+                    f"{other.base.tokens_per_s:.0f}",
+                    f"{row.custom.tokens_per_s:.0f}",
+                    interval(other.custom_over_base),
+                    "",
+                ]
+                for label, other in others.items()
+                if other
+            ]
     return rows
+
+
+def _alike(results: Results) -> str:
+    return f"both at K = {results.k.custom}"
 
 
 def print_table(results: Results, console: Console) -> None:
     """Prints the table and the verdict."""
     table = Table(
-        title=f"{results.recipe}: k = {results.k}, 95 % intervals",
+        title=f"{results.recipe}: K = {k_words(results.k)}, 95 % intervals",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

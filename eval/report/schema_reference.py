@@ -76,8 +76,8 @@ def _type(value: dict[str, Any], definitions: dict[str, Any]) -> str:
     if value.get("type") == "array":
         return f"list of {_type(value['items'], definitions)}"
     if value.get("type") == "object":
-        inner = value.get("additionalProperties")
-        return f"name → {_type(inner, definitions)}" if isinstance(inner, dict) else "object"
+        each = value.get("additionalProperties")
+        return f"name → {_type(each, definitions)}" if isinstance(each, dict) else "object"
     return str(value.get("type", "any"))
 
 

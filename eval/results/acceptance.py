@@ -16,8 +16,17 @@ class OnPolicy(Part):
     """Number of sequences checked"""
 
 
+class ReplaySameK(Part):
+    """Base at custom's K, by exact replay."""
+
+    base: ClusteredEstimate
+    """Acceptance length of base at custom's K"""
+    ratio: ClusteredEstimate
+    """custom / base, both at custom's K"""
+
+
 class Replay(Part):
-    """Exact replay of held-out responses at k."""
+    """Exact replay of held-out responses, each speculator at its own K."""
 
     base: ClusteredEstimate
     """Acceptance length of base: delivered tokens over expected steps"""
@@ -25,6 +34,8 @@ class Replay(Part):
     """Acceptance length of custom"""
     ratio: ClusteredEstimate
     """custom / base, paired by response, over sessions"""
+    same_k: ReplaySameK | None = None
+    """Both at custom's K; null where that is base's own"""
     sequences: int
     """Number of responses"""
     sessions: int
@@ -53,10 +64,13 @@ class Mixture(Part):
 
     share: float
     """Weight of custom"""
-    heldout: MixturePart
-    """On the held-out part"""
+    validation: MixturePart | None = None
+    """On the validation part, where the share is chosen"""
+    heldout: MixturePart | None = None
+    """On the held-out part; null unless this share is the best on validation, and better than
+    custom"""
     general: MixturePart | None = None
-    """On general traffic; null where the recipe has none"""
+    """On general traffic; null like `heldout`, and where the recipe has none"""
 
 
 class Slice(Part):

@@ -4,7 +4,8 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from outrider.eval.stats import clusters, intervals
+from outrider.eval.stats import clusters as cluster_statistics
+from outrider.eval.stats import intervals
 
 T = TypeVar("T")
 
@@ -19,6 +20,12 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
     "base_over_none": ("base", "none"),
 }
 """Name of each ratio of speeds -> numerator and denominator."""
+
+SAME_K, CURRENT = "base_same_k", "base_current"
+"""Base at other numbers of drafts: custom's K, and eval.current_k. Measured where they differ from
+base's K."""
+BASE_RATIOS = {"custom_over_base": "base", "same_k": SAME_K, "current": CURRENT}
+"""Name of each ratio of custom to a form of base -> that form."""
 
 
 class Part(BaseModel):
@@ -69,7 +76,7 @@ class ClusteredEstimate(SliceEstimate):
     """Number of sessions or groups of prompts"""
 
     @classmethod
-    def of(cls, estimate: clusters.ClusteredEstimate) -> "ClusteredEstimate":
+    def of(cls, estimate: cluster_statistics.ClusteredEstimate) -> "ClusteredEstimate":
         """The report's form of an estimate of eval/stats."""
         return cls(**estimate.as_dict())
 
@@ -77,8 +84,9 @@ class ClusteredEstimate(SliceEstimate):
         """Why there is no interval, where there is none; `units` names the clusters."""
         if self.low is not None:
             return None
-        if self.clusters < clusters.LEAST_CLUSTERS:
-            return f"undecided: {self.clusters} {units}, at least {clusters.LEAST_CLUSTERS} needed"
+        least = cluster_statistics.LEAST_CLUSTERS
+        if self.clusters < least:
+            return f"undecided: {self.clusters} {units}, at least {least} needed"
         return f"undecided: one of {self.clusters} {units} holds all tokens"
 
 

@@ -14,19 +14,54 @@ class PromptCost(Part):
     """Where a drafter reads the prompt too"""
 
 
-class Choice(Part):
-    """How k was chosen, on the validation part."""
+class KGain(Part):
+    """Predicted gain in tokens/s of one k over another."""
 
     k: int
+    """The one"""
+    over: int
+    """The other"""
+    value: float
+    """Ratio of tokens/s - 1"""
+    low: float
+    """Low end of its 95 % interval, over resampled rounds of timed steps"""
+    high: float
+    """High end of the interval"""
+
+
+class KReason(Part):
+    """Why a speculator drafts this number of tokens."""
+
+    k: int
+    """The chosen k"""
+    smaller: KGain | None
+    """Its gain over the fastest smaller one; null for the smallest"""
+    larger: KGain | None
+    """What the fastest larger one gains over it, which is within the noise; null for the largest"""
+
+
+class Choice(Part):
+    """How the k of base and of custom were chosen, on the validation part."""
+
+    k: Drafters[int]
     """Drafted tokens per step"""
-    k_per_batch_size: list[tuple[int, int, int]] | None = None
+    reason: Drafters[KReason] | None = None
+    """Why; null where k was not chosen"""
+    k_per_batch_size: Drafters[list[tuple[int, int, int]] | None] | None = None
     """[first batch size, last, best k]; null where the recipe sets k"""
-    acceptance_length: list[float] | None = None
-    """Custom's on the validation part, for k = 1..depth; null where exact replay is not measured"""
+    acceptance_length: Drafters[list[float] | None] | None = None
+    """On the validation part, for k = 1..depth; null where exact replay is not measured"""
     step_ms: dict[str, list[float]] | None = None
-    """Batch size -> milliseconds per step for k = 0..depth; k = 0 is the target alone. Null where
-    nothing was timed"""
-    tokens_per_s: dict[str, list[float]] | None = None
+    """Batch size -> fitted milliseconds per step for k = 0..depth; k = 0 is the target alone. Null
+    where nothing was timed"""
+    step_ms_ci95: dict[str, list[tuple[float, float]]] | None = None
+    """Batch size -> 95 % intervals for k = 1..depth; null where nothing was timed"""
+    idle_step_ms: dict[str, float] | None = None
+    """Batch size -> milliseconds per step of the drafting engine without drafts; null where it was
+    not timed"""
+    rounds: dict[str, int] | None = None
+    """Batch size -> number of timed rounds; null where nothing was timed"""
+    tokens_per_s: Drafters[dict[str, list[float]] | None] | None = None
     """Batch size -> predicted tokens/s for k = 1..depth"""
     prompt_token_ms: PromptCost | None = None
     """What a prompt adds to the step that computes it; null where nothing was timed"""
@@ -74,7 +109,7 @@ class StepMs(Part):
     """Milliseconds of a step that only decodes, at full concurrency."""
 
     timed: float | None
-    """Before serving; the same for base and custom"""
+    """Before serving"""
     as_served: float | None
     """In the variant's own blocks"""
 

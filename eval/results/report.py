@@ -181,8 +181,14 @@ class Findings(Part):
     """The custom speculator"""
     heldout_time: HeldoutTime | None
     """Null where the log has no times"""
-    k: int
-    """Drafted tokens per step, for base and custom alike"""
+    k: Drafters[int]
+    """Drafted tokens per step of base and of custom"""
+    current_k: int | None = None
+    """eval.current_k, what the endpoint drafts today"""
+    main_concurrency: int
+    """Concurrency at which K is chosen and custom must be faster than base"""
+    by_batch_size: bool = False
+    """Whether they were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
     choice: Choice
     """How k was chosen"""
     sampling: RequestSampling
@@ -202,7 +208,10 @@ class Findings(Part):
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted
-    """Acceptance from vLLM's counters, all passes together"""
+    """Acceptance from vLLM's counters, all passes together, each speculator at its own K"""
+    counted_same_k: Counted | None = None
+    """The same, both at custom's K, over the timed blocks that measured base there; null where that
+    is base's own"""
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
@@ -291,4 +300,18 @@ def _from_8(value: dict[str, Any]) -> dict[str, Any]:
         }
         for check in verdict["checks"]
     ]
-    return value | {"version": VERSION, "verdict": verdict | {"checks": checks}}
+    choice, k = value["choice"], value["k"]
+    # Only custom's acceptance was replayed on the validation part.
+    of_custom = {
+        name: choice[name] and {"base": None, "custom": choice[name]}
+        for name in ("k_per_batch_size", "acceptance_length", "tokens_per_s")
+    }
+    alike = {"base": k, "custom": k}
+    first = next(iter(value["served"].values()))
+    return value | {
+        "version": VERSION,
+        "k": alike,
+        "choice": choice | of_custom | {"k": alike},
+        "main_concurrency": min(map(int, first["speed"])),
+        "verdict": verdict | {"checks": checks},
+    }

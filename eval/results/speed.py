@@ -3,7 +3,7 @@
 from typing import Literal
 
 from outrider.eval.results.acceptance import Counted
-from outrider.eval.results.parts import Part, Ratios, Variants
+from outrider.eval.results.parts import Drafters, Estimate, Part, Ratios, Variants
 
 
 class Quantiles(Part):
@@ -55,13 +55,34 @@ class Block(Part):
     """Tokens that arrive together"""
 
 
+class OtherBase(Part):
+    """Base at another number of drafts, in the same engine."""
+
+    base: Block
+    """Base's figures"""
+    custom_over_base: Estimate
+    """Custom at its own K over base at this one"""
+
+
 class SpeedRow(Ratios, Variants[Block]):
     """One concurrency: each variant's figures, and ratios of tokens/s.
 
-    Ratios are paired within repeats. Their intervals are Student's, with the noise of blocks pooled
-    over concurrencies and engine modes. At concurrency 1 base and custom alternate by request in
-    one engine; their ratio's `clusters` are then pairs of requests.
+    Base and custom each draft their own K. Ratios are paired within repeats. Their intervals are
+    Student's, with the noise of blocks pooled over concurrencies and engine modes. At concurrency 1
+    base and custom alternate by request in one engine; their ratio's `clusters` are then pairs of
+    requests.
     """
+
+    same_k: OtherBase | None = None
+    """Base at custom's K; null where that is base's own"""
+    current: OtherBase | None = None
+    """Base at eval.current_k; null without it, and where that is base's own K"""
+    better: bool = False
+    """Whether custom is shown to be faster than base. At concurrencies other than the main one
+    Holm's correction holds the error probability of all these claims together at 5 %"""
+    drafts: Drafters[float] | None = None
+    """Drafts per request in steps that decode as many requests as the concurrency, as the engine
+    recorded them; null where there is no such step"""
 
 
 class Served(Part):
@@ -69,6 +90,8 @@ class Served(Part):
 
     speed: dict[str, SpeedRow]
     """Concurrency -> tokens/s and latencies"""
+    repeats: int | None = None
+    """Number of repeats measured"""
     acceptance: Counted
     """vLLM's counters over the timed blocks"""
 

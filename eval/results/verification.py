@@ -64,6 +64,27 @@ class Greedy(Part):
     """Each first difference"""
 
 
+class Excess(Part):
+    """Share of unexplained differences above the control's, paired by prompt."""
+
+    value: float
+    """Share with speculation minus share of the control, over the control's prompts"""
+    low: float
+    """Low end of its 95 % interval, over sessions"""
+    high: float
+    """High end of its 95 % interval, over sessions"""
+
+
+class GreedyControl(Part):
+    """No speculation against itself: the same prompts in other batches."""
+
+    greedy: Greedy
+    """The repeated greedy responses against the first ones; the first prompts only where no
+    response differs"""
+    excess: Drafters[Excess]
+    """What speculation adds"""
+
+
 class SampledText(Part):
     """Sampled tokens under the target."""
 
@@ -192,6 +213,9 @@ class Regimes(Part):
 class ReplayAgainstEngine(Drafters[float]):
     """Predicted / counted steps - 1, both regimes together."""
 
+    control: float = 0.0
+    """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses; 0
+    in older results"""
     details: Regimes
     """By regime"""
 
@@ -203,6 +227,8 @@ class EngineFindings(Part):
     """Number of prompts"""
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
+    control: GreedyControl | None = None
+    """Greedy responses without speculation against themselves; null in older results"""
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
     must reach; null without drafts"""

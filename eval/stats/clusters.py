@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.sample_size import LEAST_SESSIONS
 from outrider.eval.stats.intervals import LEVEL
 
-LEAST_CLUSTERS = 5
+LEAST_CLUSTERS = LEAST_SESSIONS
 """Fewest sessions, or groups of prompts, that an interval is given for. The variance of fewer has
 so few degrees of freedom that the interval would decide nothing."""
 

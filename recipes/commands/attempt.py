@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, Any]]
 """Results of stages by name."""
 
-SUMMARY_KEYS = ("verdict", "acceptance_length", "tokens_per_s", "replay_vs_engine", "report")
+SUMMARY_KEYS = (
+    "verdict",
+    "k",
+    "acceptance_length",
+    "tokens_per_s",
+    "same_k",
+    "replay_vs_engine",
+    "report",
+)
 
 
 def open_run(

@@ -15,10 +15,12 @@ from outrider.recipes.commands.attempt import attempt, open_run, print_json, pri
 from outrider.recipes.commands.options import FromServeCommand, Overrides, RecipeName, Runs
 
 if TYPE_CHECKING:
+    from outrider.eval.bench.prompts import Prompt
     from outrider.recipes.config.load import LoadedRecipe
     from outrider.recipes.config.recipe import Recipe
     from outrider.recipes.pipeline.run_dir import RunDirectory
     from outrider.recipes.pipeline.stage import Options
+    from outrider.serving.client import Sampling
 
 
 def evaluate_speculator(
@@ -86,33 +88,48 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
 def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     from rich.console import Console
 
-    from outrider.common.files import read_json
     from outrider.common.supervision import stopped_by_signal
+    from outrider.recipes.pipeline.stages.sources import has_quarantine
 
     with attempt(loaded, run) as go:
         go(["ingest", "split"], {})
         # Heavy: imported once the stages have run.
-        from outrider.data.sequences import load_sequences
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
-        from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 
         recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
-        evaluation = recipe.evaluation()
-        heldout = load_sequences(run.sequences, read_json(run.split / "parts.json")["heldout"])
-        _, prompts = evaluation_prompts(heldout, evaluation, recipe.speculative_serving())
+        if not has_quarantine(run):
+            console.print(
+                f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
+                "held-out sequences are measured too; run `train-speculator --stages capture` "
+                "first to leave them out",
+                soft_wrap=True,
+            )
+        prompts, sampling = endpoint_requests(recipe, run)
         with stopped_by_signal():
             results = measure_endpoint(
                 url,
                 recipe.target,
                 [prompt.text for prompt in prompts],
-                customers_sampling(heldout),
-                evaluation,
+                sampling,
+                recipe.evaluation(),
                 run.attempt(),
                 console.print,
             )
     print_endpoint(results, console)
     print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
     return 0
+
+
+def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prompt], Sampling]":
+    """The prompts and the sampling of the timed blocks of the run's evaluation."""
+    from outrider.data.sequences import load_sequences
+    from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+    from outrider.recipes.pipeline.stages.sources import parts_in_use
+
+    parts = parts_in_use(run)
+    heldout = load_sequences(run.sequences, parts["heldout"])
+    _, prompts = evaluation_prompts(heldout, recipe.evaluation(), recipe.speculative_serving())
+    return prompts, customers_sampling(heldout)
 
 
 def _compare(runs: tuple[Path, ...], html: Path | None) -> int:

@@ -50,7 +50,7 @@ def train_speculator(
         Export even a speculator that is not better than the base.
     rehearse
         Run all stages on a random target of R1's widths with few experts, and compare memory and
-        disk with --dry-run. 30 minutes on two cores and 16 to 24 GB of memory.
+        disk with --dry-run. Needs 22 GB of memory.
     """
     from outrider.recipes.pipeline.stages.registry import stage_names
 
@@ -87,7 +87,7 @@ def _rehearse(
     if dry_run or stages is not None:
         raise OutriderError("--rehearse runs every stage; leave out --dry-run and --stages")
     console = Console(stderr=True)
-    loaded = rehearsal(recipe, overrides, console)
+    loaded = rehearsal(recipe, overrides, runs, console)
     found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
     print_json(found)
     return 0 if found["holds"] else 1

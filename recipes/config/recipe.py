@@ -33,8 +33,8 @@ class ExportConfig(BaseModel):
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
-    (`num_speculative_tokens_per_batch_size`) instead of the evaluation's single k. Speeds were
-    measured with the single k."""
+    (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 where drafting does not pay.
+    The evaluation then serves base and custom with their schedules too."""
 
     to: str | None = None
     """A directory or an fsspec URL (`s3://...`) to copy the verified bundle to. null: it stays in

@@ -44,6 +44,8 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
         _histogram(name, lengths) for name, lengths in found["lengths"].items() if lengths["n"]
     ]
     console.print(Columns(histograms, padding=(0, 4)))
+    for text in found["advice"]:
+        console.print(Text.assemble(("advice: ", "bold yellow"), text), soft_wrap=True)
 
 
 def _facts(found: Mapping[str, Any]) -> Table:

@@ -1,7 +1,7 @@
 """Predictions of `--dry-run` against what a rehearsal measured.
 
-rows = compared(price(run, recipe), measured(run, peaks))
-print_rows(rows, peaks, console)
+rows = compared(price(run, recipe), run, peaks.by_stage)
+print_rows(rows, console)
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ def _shard_bytes(features: Path) -> int:
     return sum(path.stat().st_size for path in features.glob("shard-*.safetensors"))
 
 
-def print_rows(rows: list[Row], peaks: dict[str, dict[str, Peak]], console: Console) -> None:
-    """Two tables: the comparison, and every process's peak by stage."""
+def print_rows(rows: list[Row], console: Console) -> None:
+    """The comparison as a table."""
     table = Table(title="rehearsal: --dry-run against measured", title_justify="left")
     for column in ("", "predicted", "measured", "difference", "within 10 %"):
         table.add_column(column, justify="right" if column else "left")
@@ -80,6 +80,10 @@ def print_rows(rows: list[Row], peaks: dict[str, dict[str, Peak]], console: Cons
         cells = (bytes_text(row.predicted), bytes_text(row.measured), f"{row.difference:+.1%}")
         table.add_row(row.quantity, *cells, "yes" if row.holds else "NO")
     console.print(table)
+
+
+def print_peaks(peaks: dict[str, dict[str, Peak]], console: Console) -> None:
+    """Every process's peak by stage."""
     table = Table(title="peak memory by stage", title_justify="left")
     for column in ("stage", "process", "own (RssAnon)", "with mapped files (VmHWM)"):
         table.add_column(column)

@@ -1,7 +1,7 @@
 """R1's config.json with few layers and experts, and how many experts this machine can train.
 
     cut = cut_to_fit(read_json(R1_CONFIG), recipe, available_bytes)
-    cut.config, cut.experts, cut.predicted_bytes
+    cut.config, cut.experts, cut.needed
 
 Widths stay: hidden 7168, 128 heads, latent rank 512, vocabulary 129,280, experts of 2048. One dense
 and one MoE layer remain, and the MTP layer.
@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.rehearsal.target import shapes
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.training.sizing.memory import MemoryPlan
@@ -25,16 +26,27 @@ EXPERTS = (8, 4, 2)
 """Numbers of routed experts, tried in this order."""
 
 USABLE = 0.8
-"""Share of the available memory that training may take."""
+"""Share of the available memory that the largest process may take."""
+
+ENGINE_COPIES = 2.6
+"""Memory of vLLM's worker with a drafter on a CPU, over the bytes of the target's weights: 17.3 GB
+of 6.7 GB, measured with 4 experts (10.8 GB without a drafter): packed copies of the weights, and
+the drafter's own embedding and head until the target's replace them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A cut config and the predicted peak of training on it."""
+    """A cut config and the memory of the processes that need most."""
 
     config: dict[str, Any]
     experts: int
-    predicted_bytes: int
+    training_bytes: int
+    engine_bytes: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the larger one; they run in turn."""
+        return max(self.training_bytes, self.engine_bytes)
 
 
 def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, Any]:
@@ -61,16 +73,18 @@ def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, 
 def cut_to_fit(
     config: Mapping[str, Any], recipe: Recipe, available_bytes: int, fp8: bool = False
 ) -> Cut:
-    """The cut with most experts whose training fits; `recipe` is the rehearsal's."""
+    """The cut with most experts that fits; `recipe` is the rehearsal's."""
     for experts in EXPERTS:
-        cut = cut_config(config, experts, fp8)
-        predicted = _training_bytes(cut, recipe)
-        if predicted <= USABLE * available_bytes:
-            return Cut(cut, experts, predicted)
+        small = cut_config(config, experts, fp8)
+        weights = sum(2 * shape.numel() for shape in shapes(small).values())
+        cut = Cut(small, experts, _training_bytes(small, recipe), int(ENGINE_COPIES * weights))
+        if cut.needed <= USABLE * available_bytes:
+            return cut
     raise OutriderError(
-        f"--rehearse: training R1's layer with {EXPERTS[-1]} experts takes {predicted / 1e9:.1f} GB"
-        f" (mostly the embedding and head of 129,280 tokens), and {available_bytes / 1e9:.1f} GB of"
-        " memory are available, of which 80 % are used; free memory or use a larger machine"
+        f"--rehearse: with {experts} experts, training takes {cut.training_bytes / 1e9:.1f} GB and"
+        f" an engine {cut.engine_bytes / 1e9:.1f} GB (mostly embedding and head of 129,280 tokens);"
+        f" {available_bytes / 1e9:.1f} GB of memory are available, of which 80 % are used; free"
+        " memory or use a larger machine"
     )
 
 

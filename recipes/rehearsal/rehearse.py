@@ -1,7 +1,7 @@
 """`train-speculator --rehearse`: every stage at R1's widths on a random target that fits here.
 
-    loaded = rehearsal("r1/resume_screening", ())
-    status = rehearse(loaded, run, ["ingest", ..., "export"])
+    loaded = rehearsal("r1/resume_screening", (), Path("runs"), console)
+    found = rehearse(loaded, run, ["ingest", ..., "export"], console)
 
 What is shown: each stage runs at real widths, up to a verdict (random weights give none worth
 having), and memory and disk are what `--dry-run` predicts. The export is forced, so that it runs
@@ -22,7 +22,7 @@ from outrider.recipes.config.load import LoadedRecipe, load_recipe
 from outrider.recipes.dry_run.training_cost import price
 from outrider.recipes.pipeline.preflight import check, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.rehearsal.compare import compared, print_rows
+from outrider.recipes.rehearsal.compare import compared, print_peaks, print_rows
 from outrider.recipes.rehearsal.cut import R1_CONFIG, cut_to_fit
 from outrider.recipes.rehearsal.peaks import Peaks
 from outrider.recipes.rehearsal.settings import rehearsal_words
@@ -39,25 +39,42 @@ RETURN_FREED_MEMORY = {
 """glibc keeps freed memory by default, and a peak would include it."""
 
 
-def rehearsal(recipe: str, overrides: Sequence[str], console: "Console") -> LoadedRecipe:
-    """The recipe's rehearsal, its random target written if it is not in the cache."""
+def rehearsal(
+    recipe: str, overrides: Sequence[str], runs: Path, console: "Console"
+) -> LoadedRecipe:
+    """The recipe's rehearsal, its random target written if it is not in the cache.
+
+    An interrupted rehearsal keeps its target, however much memory is available now.
+    """
     original = load_recipe(recipe).recipe
     words = [*rehearsal_words(original), *overrides]
     # Any local target will do until the cut is known.
     planned = load_recipe(recipe, [*words, "target.model=nano_r1"]).recipe
     target = local_target(original)
     config = read_json(target / "config.json" if target else R1_CONFIG)
-    available = psutil.virtual_memory().available
-    cut = cut_to_fit(config, planned, available)
-    console.print(
-        f"rehearsal: {cut.experts} experts; training is predicted to take"
-        f" {cut.predicted_bytes / 1e9:.1f} GB of {available / 1e9:.1f} GB available",
-        highlight=False,
-    )
-    directory = random_target(cut.config)
+    if started := _target_of(RunDirectory.of(planned, runs)):
+        directory = started
+    else:
+        available = psutil.virtual_memory().available
+        cut = cut_to_fit(config, planned, available)
+        console.print(
+            f"rehearsal: {cut.experts} experts; training takes about"
+            f" {cut.training_bytes / 1e9:.1f} GB, an engine {cut.engine_bytes / 1e9:.1f} GB, of"
+            f" {available / 1e9:.1f} GB available",
+            highlight=False,
+        )
+        directory = random_target(cut.config)
     loaded = load_recipe(recipe, [*words, f"target.model={directory}"])
     check(loaded.recipe)
     return loaded
+
+
+def _target_of(run: RunDirectory) -> Path | None:
+    """The target of a rehearsal that was started in this directory."""
+    if not run.resolved_recipe.is_file():
+        return None
+    target = Path(run.read_resolved().target.model)
+    return target if (target / "config.json").is_file() else None
 
 
 def rehearse(
@@ -70,12 +87,16 @@ def rehearse(
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go, Peaks() as peaks:
-        for name in wanted:
-            peaks.stage = name
-            go([name], {"force": True})
+        try:
+            for name in wanted:
+                peaks.stage = name
+                go([name], {"force": True})
+        finally:
+            # Also where a stage failed.
+            print_peaks(peaks.by_stage, console)
         priced = price(run, loaded.recipe)
     rows = compared(priced, run, peaks.by_stage)
-    print_rows(rows, peaks.by_stage, console)
+    print_rows(rows, console)
     result = {
         "recipe": loaded.recipe.name,
         "run_dir": str(run.root),

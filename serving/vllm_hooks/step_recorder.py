@@ -1,20 +1,24 @@
-"""Times the steps of a serving engine; on request, with every number of drafts in turn.
+"""Times the steps of a serving engine, and changes its number of drafts while it serves.
 
-A server whose environment names a file (`StepFile`) appends a line of JSON to it for every step. A
-server that was started with a schedule of drafts by batch size also rotates through 1, 2, ... K
-drafts, `RUN` steps each, until the file's owner fixes the number. So every number of drafts meets
-the same requests, load and machine noise. serving/step_times.py computes times from the steps.
+A server whose environment names a file (`StepFile`) appends a line of JSON to it for every step. In
+a server that was started with a schedule of drafts by batch size, the file's owner also chooses the
+number of drafts: one number, a schedule, or several in turn, `RUN` steps each. So every number of
+drafts meets the same engine, requests, load and machine noise. serving/step_times.py computes times
+from the steps.
+
+vLLM's scheduler looks the number of drafts up by batch size in every step (`dynamic_sd_lookup`);
+the drafter then runs for so many drafts, and the next step verifies so many. With 0 drafts the
+drafter still runs once, to keep its KV cache complete.
 
 A step is timed from one call of the scheduler to the next. That includes what front end and clients
 take from the same cores meanwhile.
 """
 
-import contextlib
 import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -26,6 +30,9 @@ RECORD = "OUTRIDER_RECORD_STEPS"
 RUN = 8
 """Consecutive steps with the same number of drafts."""
 
+Drafts = int | Sequence[tuple[int, int, int]]
+"""Drafts per step: one number, or (first batch size, last, number) as in vLLM's schedule."""
+
 
 class Step(NamedTuple):
     """One step of the engine."""
@@ -34,7 +41,7 @@ class Step(NamedTuple):
     """Until the next step began."""
     requests: int
     drafts: int
-    """Requested, per request."""
+    """Made in this step, per request."""
     tokens: int
     """Computed by the target; for a decoding request its last token and its drafts."""
     new: int
@@ -65,10 +72,15 @@ class StepFile:
             environment=serving.engine.environment | {RECORD: str(self._path)}
         )
 
-    def fix_drafts(self, drafts: int) -> None:
-        """Ends the rotation: from the next request on, every step makes `drafts` drafts."""
-        temporary = self._path.with_suffix(".fixing")
-        temporary.write_text(str(drafts), encoding="utf-8")
+    def draft(self, *turns: Drafts) -> None:
+        """Makes so many drafts from the next step on; several numbers take turns.
+
+        Without this a server rotates through 1, 2, ... K. Only for servers that were started with a
+        schedule.
+        """
+        temporary = self._path.with_suffix(".changing")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(turns), encoding="utf-8")
         temporary.replace(_drafts_file(self._path))
 
     def new(self) -> list[Step]:
@@ -96,26 +108,23 @@ def install(path: str) -> None:
 def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
     begun: dict[str, Any] = {}
     count = 0
-    fixed: int | None = None
+    turns = _Turns(path)
 
     def recorded(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal count, begun, fixed
-        now, before = time.perf_counter(), begun
-        drafts = scheduler.num_spec_tokens
-        if scheduler.dynamic_sd_lookup is not None:
-            drafts = fixed or 1 + (count // RUN) % scheduler.num_spec_tokens
-            scheduler.dynamic_sd_lookup[:] = [drafts] * len(scheduler.dynamic_sd_lookup)
+        nonlocal count, begun
+        now, before, lookup = time.perf_counter(), begun, scheduler.dynamic_sd_lookup
+        if lookup is not None:
+            lookups = turns.lookups(len(lookup) - 1, scheduler.num_spec_tokens)
+            lookup[:] = lookups[(count // RUN) % len(lookups)]
         output = schedule(scheduler, *args, **kwargs)
         ids = frozenset(output.num_scheduled_tokens)
         if before:
             step = Step(now - before["at"], **before["what"], lasting=ids == before["ids"])
             _opened(path).write(json.dumps(step) + "\n")
         new = output.scheduled_new_reqs
-        if new and scheduler.dynamic_sd_lookup is not None and fixed is None:
-            fixed = _fixed_drafts(path)
         what = {
             "requests": len(ids),
-            "drafts": drafts,
+            "drafts": scheduler.num_spec_tokens if lookup is None else lookup[len(ids)],
             "tokens": output.total_num_scheduled_tokens,
             "new": len(new),
             "prompt_tokens": sum(output.num_scheduled_tokens[request.req_id] for request in new),
@@ -128,14 +137,42 @@ def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
     return recorded
 
 
+class _Turns:
+    """The numbers of drafts that take turns, as the file's owner set them last."""
+
+    def __init__(self, path: str) -> None:
+        self._file = _drafts_file(Path(path))
+        self._version: tuple[int, int] | None = None
+        self._lookups: list[list[int]] = []
+
+    def lookups(self, seats: int, most: int) -> list[list[int]]:
+        """A lookup by batch size 0..seats for each turn.
+
+        Whether the file has changed is checked in every step, for 2 µs.
+        """
+        try:
+            found = self._file.stat()
+        except FileNotFoundError:
+            version, turns = (0, 0), None
+        else:
+            version, turns = (found.st_mtime_ns, found.st_ino), self._file
+        if version != self._version:
+            read = json.loads(turns.read_text(encoding="utf-8")) if turns else range(1, most + 1)
+            self._lookups = [_lookup(drafts, seats, most) for drafts in read]
+            self._version = version
+        return self._lookups
+
+
+def _lookup(drafts: Drafts, seats: int, most: int) -> list[int]:
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    rows = [(1, seats, drafts)] if isinstance(drafts, int) else list(drafts)
+    lookup: list[int] = build_dynamic_sd_schedule_lookup(rows, seats, most)
+    return lookup
+
+
 def _drafts_file(path: Path) -> Path:
     return path.with_suffix(".drafts")
-
-
-def _fixed_drafts(path: str) -> int | None:
-    with contextlib.suppress(FileNotFoundError):
-        return int(_drafts_file(Path(path)).read_text(encoding="utf-8"))
-    return None
 
 
 @functools.cache

@@ -104,6 +104,7 @@ def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
     assert ended(int(note.read_text()))
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
     """In a process tree, as stages are: the guard ends children of a killed stage."""
     note = tmp_path / "pid"

@@ -13,15 +13,21 @@ from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.lossless.greedy_match import compare_greedy, task_accuracy, text_statistics
+from outrider.eval.lossless.greedy_match import (
+    compare_greedy,
+    excess,
+    task_accuracy,
+    text_statistics,
+)
 from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.prediction.choose_k import choose_k
 from outrider.eval.prediction.predicted import predict_served
+from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
 from outrider.eval.results.acceptance import OnPolicy
-from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variants
+from outrider.eval.results.parts import DRAFTERS, SAME_K, VARIANTS, Drafters, Variants
 from outrider.eval.results.prediction import PromptCost
 from outrider.eval.results.report import (
     VERSION,
@@ -38,6 +44,7 @@ from outrider.eval.results.verification import (
     BothLengths,
     DepthParity,
     EngineFindings,
+    GreedyControl,
     Parity,
     Regimes,
     ReplayAgainstEngine,
@@ -52,6 +59,7 @@ from outrider.serving.step_times import StepTimes
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
+BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
 COUNTERS = ("drafts", "accepted_tokens", "accepted_per_position")
@@ -111,12 +119,32 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
     return blocks
 
 
+def with_same_k(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds base at custom's K in every other repeat: more accepted tokens, fewer tokens/s."""
+    added = [
+        block
+        | {
+            "variant": SAME_K,
+            "seconds": 1.1 * block["seconds"],
+            "counters": block["counters"]
+            | {"accepted_tokens": int(1.2 * block["counters"]["accepted_tokens"])},
+        }
+        for block in blocks
+        if block["variant"] == "base" and block["repeat"] % 2 == 0
+    ]
+    return blocks + added
+
+
 def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
     """A block's steps as the server recorded them, slower by a factor than when timed."""
     costs = TIMES.of(k)
     decoding = {str(size): [40, 40 * slower * costs.seconds(size)] for size in {1, concurrency}}
     seconds = slower * (3 * costs.seconds(concurrency) + 600 * costs.prompt_token_s)
-    return {"decoding": decoding, "prompts": {str(concurrency): [3, 600, seconds]}}
+    return {
+        "decoding": decoding,
+        "prompts": {str(concurrency): [3, 600, seconds]},
+        "drafts": {str(concurrency): [40, 40 * k]},
+    }
 
 
 def queued_block(
@@ -264,9 +292,12 @@ def sample_engine_findings() -> EngineFindings:
     greedy = compare_greedy(
         [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
     )
+    sessions = [str(number // 2) for number in range(24)]
+    added = excess(greedy, greedy, sessions)
     return EngineFindings(
         requests=24,
         greedy=Drafters(base=greedy, custom=greedy),
+        control=GreedyControl(greedy=greedy, excess=Drafters(base=added, custom=added)),
         greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
         sampled_text=Variants(
             **{
@@ -282,7 +313,7 @@ def sample_engine_findings() -> EngineFindings:
 
 
 def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
-    """The verification pass: two tokens per prompt, and the counters of the last block."""
+    """The verification pass: two tokens per prompt, each with the counters of the last block."""
     recorded = {}
     for block in blocks:
         counters = SpeculationCounters(
@@ -290,10 +321,18 @@ def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
             generation_tokens=block["output_tokens"],
             **{name: block["counters"][name] for name in COUNTERS},
         )
-        recorded[block["variant"]] = Recorded(token_ids=[[1, 2]] * prompts, counters=counters)
+        recorded[block["variant"]] = Recorded(
+            token_ids=[[1, 2]] * prompts, counted=[counters] * prompts
+        )
     samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
     passes = Variants[Recorded](**recorded)
-    return Outputs(samplings=samplings, greedy=passes, sampled=passes)
+    return Outputs(
+        samplings=samplings,
+        greedy=passes,
+        sampled=passes,
+        control=passes.none,
+        repeated=passes.custom,
+    )
 
 
 def served_measurements(
@@ -320,16 +359,25 @@ def sample_verification() -> Verification:
     )
 
 
+def sample_rounds(step_s: list[float]) -> np.ndarray:
+    """Twelve rounds of noisy step times with 1..depth drafts."""
+    noise = np.random.default_rng(3).normal(0, 0.05, (12, len(step_s) - 1))
+    return np.array(step_s[1:]) * np.exp(noise)
+
+
 def sample_findings(custom_speed: float = 1.4) -> Findings:
     """All that evaluate() measures."""
     base, custom = sample_replay(0.6), sample_replay(0.8)
     replays = {"base": base, "custom": custom}
-    blocks = {"eager": sample_blocks(custom_speed), "compiled": sample_blocks(custom_speed, 2.3)}
+    speeds = {"eager": 1.0, "compiled": 2.3}
+    blocks = {mode: with_same_k(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
     passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
+    same_k = [one for measured in blocks.values() for one in counted_passes(measured, SAME_K)]
     served = {
         mode: Served(
             speed=summarise(measured, EVALUATION, noise_of(blocks)),
-            acceptance=counted_acceptance(passes[mode], SPECULATORS, K),
+            repeats=EVALUATION.repeats,
+            acceptance=counted_acceptance(passes[mode], SPECULATORS, BOTH_K),
         )
         for mode, measured in blocks.items()
     }
@@ -351,28 +399,33 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
         not_measured={},
         own_text=OnPolicy(own=True, cause="own", text="on-policy", sequences=120),
         heldout_time=HeldoutTime(first=1.76e9, last=1.7601e9),
-        k=K,
+        k=BOTH_K,
+        main_concurrency=1,
         choice=choose_k(
-            custom.acceptance_length(),
-            TIMES.step_s,
+            {name: sums.acceptance_length() for name, sums in replays.items()},
+            fit_steps({size: sample_rounds(row) for size, row in TIMES.step_s.items()}, 200, 0),
+            {size: row[0] for size, row in TIMES.step_s.items()},
+            1,
+            rounds=dict.fromkeys(TIMES.step_s, 12),
             prompt_token_ms=PromptCost(none=0.1, drafting=0.12),
             source="steps of the eager engine, timed",
             sequences=120,
         ),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",
-        replay=replay_figures(replays, K),
+        replay=replay_figures(replays, BOTH_K),
         general=None,
         interpolation=[],
         slices=sliced(base, custom, K, SLICES),
-        counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, K),
+        counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
+        counted_same_k=counted_acceptance(same_k, SPECULATORS, Drafters[int](base=K, custom=K)),
         served=served,
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
         verification=sample_verification(),
         predicted={
             mode: predict_served(
-                row.speed, blocks[mode], K, replays, TIMES if mode == "eager" else None, 200
+                row.speed, blocks[mode], BOTH_K, replays, TIMES if mode == "eager" else None, 200
             )
             for mode, row in served.items()
         },

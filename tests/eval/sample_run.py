@@ -16,7 +16,14 @@ from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.report import write_report
 from outrider.eval.results.acceptance import Mixture
-from tests.eval.sample_results import EVALUATION, K, sample_examples, sample_replay, sample_results
+from tests.eval.sample_results import (
+    BOTH_K,
+    EVALUATION,
+    K,
+    sample_examples,
+    sample_replay,
+    sample_results,
+)
 
 
 def sample_traffic() -> dict[str, Any]:
@@ -86,9 +93,11 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
     base, custom = sample_replay(0.6), sample_replay(0.8)
-    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, K)
+    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, BOTH_K)
     shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
-    mixtures = sweep(shares, K, {"heldout": base, "general": base}, lambda share, part: custom)
+    validation = {"base": base, "custom": sample_replay(0.7)}
+    measured = {"heldout": base, "general": base}
+    mixtures = sweep(shares, K, validation, measured, lambda share, part: custom)
     results = results.model_copy(
         update={
             "cost": money(results.served, cost),

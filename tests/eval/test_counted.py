@@ -16,6 +16,7 @@ from outrider.eval.context import (
     EvaluationFolders,
 )
 from outrider.eval.evaluate import evaluate
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import Report, Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -49,7 +50,7 @@ def test_steps_without_a_draft_are_steps():
             for n in range(2)
         ]
         speculators = {"base": Speculator("mtp"), "custom": Speculator(kind)}
-        return counted_acceptance(passes, speculators, 2)
+        return counted_acceptance(passes, speculators, Drafters[int](base=2, custom=2))
 
     found = counted("ngram", simulated([2, None, 0, None, 1, 2, None, None]))
     assert found.custom.acceptance_length == pytest.approx((8 + 5) / 8)
@@ -134,7 +135,7 @@ def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
     line = evaluate(context)
     assert line["verdict"] == verdict and reason in line["reason"], line["reason"]
     assert "Not checked: exact replay, general traffic, replay against engine" in line["reason"]
-    assert line["replay_vs_engine"] is None and line["acceptance_length"]["k"] == 3
+    assert line["replay_vs_engine"] is None and line["k"] == {"base": 3, "custom": 3}
     report = Report.model_validate(read_json(tmp_path / "out" / "report.json"))
     assert report.replay is None and report.speculator.kind == kind
     words = {"eagle3": "an EAGLE-3 head", "ngram": "n-gram lookup", "none": "no speculation"}[kind]

@@ -173,18 +173,23 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 
     digests = []
     line, results = evaluated()
-    assert line["acceptance_length"]["k"] == 3 and line["acceptance_length"]["ratio"] > 1.2
+    assert line["k"] == {"base": 3, "custom": 3} and line["acceptance_length"]["ratio"] > 1.2
     assert results.replay.sequences == 6 and results.replay.sessions == 6
     assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
+        "replay_validation_base.json",
         "replay_validation_custom.json",
     }
     # The first result is printed before anything that needs an engine, for every k.
     printed = capsys.readouterr().err
     first = printed.index("First result, acceptance length by exact replay: 6 held-out responses")
-    assert first < printed.index("exact replay, validation") < printed.index("k = 3")
+    assert (
+        first
+        < printed.index("exact replay, validation")
+        < printed.index("k = 3 for base, 3 for custom")
+    )
     assert f"{results.replay.ratio.value:.3f} [{results.replay.ratio.low:.3f}" in printed[first:]
 
     before = written_at()
@@ -197,9 +202,13 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert digests[3] == digests[0]  # no server starts again for it
     rows = swept.interpolation
     assert [row.share for row in rows] == [0.5, 0.9] and not (out / "mixtures").exists()
-    assert rows[0].heldout.acceptance_length != rows[1].heldout.acceptance_length
+    assert rows[0].validation.acceptance_length != rows[1].validation.acceptance_length
+    # Held-out traffic is replayed for the share that validation chose, if any.
+    measured = {f"replay_heldout_mixture {row.share:g}.json" for row in rows if row.heldout}
+    assert {name for name in written_at() if "heldout_mixture" in name} == measured
+    assert len(measured) <= 1
     page = (case.run / "report.html").read_text()
-    assert f"<td>{interval(rows[0].heldout.ratio)}" in page
+    assert f"<td>{interval(rows[0].validation.ratio)}" in page
     assert "Mixtures of base and custom" in page
 
     assert results.samples is None and "Step by step" not in page
@@ -278,7 +287,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
 
     speed = line["tokens_per_s"]["eager"]
     assert set(speed) == {"1", "2"} and all(speed["1"][variant] > 0 for variant in VARIANTS)
-    assert line["acceptance_length"]["k"] == 2 and 1 <= line["acceptance_length"]["base"] <= 3
+    assert line["k"] == {"base": 2, "custom": 2} and 1 <= line["acceptance_length"]["base"] <= 3
     alternated = {
         (block["concurrency"], block["variant"])
         for block in read_json(out / "steps" / "speed_eager.json")["result"]

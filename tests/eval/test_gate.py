@@ -13,16 +13,20 @@ from tests.eval.sample_results import sample_findings, sample_parity
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
 SLOWER = UNSURE | {"value": 0.985, "high": 0.99}
+LOSES = SLOWER | {"low": 0.9, "high": 0.94}
 
 
 def good() -> dict[str, Any]:
     """The findings of a speculator that ships, as JSON."""
     findings = sample_findings().model_dump(mode="json")
     findings["replay"]["ratio"] = BETTER
+    findings["replay"]["same_k"]["ratio"] = BETTER
     findings["general"] = copy.deepcopy(findings["replay"]) | {"ratio": UNSURE}
     for served in findings["served"].values():
         served["speed"]["1"]["custom_over_base"] = BETTER
-        served["speed"]["8"]["custom_over_base"] = UNSURE
+        served["speed"]["8"] |= {"custom_over_base": UNSURE, "better": False}
+        for row in served["speed"].values():
+            row["custom_over_none"] = BETTER
     findings["own_text"] = None
     verification = findings["verification"]
     verification["task"]["custom_minus_none"] |= {
@@ -61,8 +65,9 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     judged = verdict_of(findings)
     (speed,) = (check for check in judged.checks if check.name == name)
     assert speed.outcome == outcome and judged.verdict == verdict
-    undecided = outcome == "undecided"
-    assert ("undecided: raise eval.repeats or eval.requests" in speed.demand) == undecided
+    # The interval is 0.102 wide on either side of a log ratio of 0.095.
+    what_would = "(undecided: about 4 eval.repeats would decide it, 3 were measured)"
+    assert (what_would in speed.demand) == (outcome == "undecided")
     assert judged.exit_code == (0 if verdict == "ship" else 2)
 
 
@@ -86,7 +91,30 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
     (check, *_) = judged.checks
     assert (judged.verdict, judged.exit_code, check.outcome) == ("undecided", 2, "undecided")
     assert check.seen.endswith(seen) and check.demand.endswith(demand)
-    assert sum(check.outcome != "passed" for check in judged.checks) == 1
+    assert sum(check.outcome != "passed" and check.needed for check in judged.checks) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "outcome"),
+    [
+        (0.0, -0.05, "passed"),
+        (-0.1, -0.2, "passed"),
+        (0.04, -0.06, "undecided"),
+        (0.3, 0.1, "failed"),
+    ],
+)
+def test_greedy_differences_count_above_those_without_speculation(value, low, outcome):
+    findings = good()
+    verification = findings["verification"]
+    verification["greedy"]["custom"]["unexplained"] = 3
+    verification["control"]["excess"]["custom"] |= {"value": value, "low": low}
+    judged = verdict_of(findings)
+    (check,) = (each for each in judged.checks if each.name.startswith("greedy outputs"))
+    assert check.outcome == outcome and "without speculation in other batches" in check.seen
+    assert sum(each.outcome != "passed" for each in judged.checks) == (outcome != "passed")
+    # The recipe may allow some.
+    allowed = verdict_of(findings, GateConfig(max_unexplained_differences=0.35))
+    assert allowed.verdict == "ship"
 
 
 @pytest.mark.parametrize(
@@ -121,6 +149,17 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
     ("path", "value", "named"),
     [
         (("replay", "ratio"), SLOWER, "acceptance length"),
+        (("replay", "same_k", "ratio"), SLOWER, "acceptance length, custom / base, both at K = 3"),
+        (
+            ("served", "compiled", "speed", "8", "custom_over_base"),
+            SLOWER,
+            "tokens/s, custom / base, compiled, other concurrencies",
+        ),
+        (
+            ("served", "compiled", "speed", "8", "custom_over_none"),
+            SLOWER,
+            "tokens/s, custom / none, compiled",
+        ),
         (
             ("general", "ratio"),
             SLOWER | {"low": 0.9, "high": 0.94},
@@ -131,7 +170,11 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
             SLOWER,
             "tokens/s, custom / base, compiled",
         ),
-        (("verification", "greedy", "custom", "unexplained"), 1, "greedy outputs"),
+        (
+            ("verification", "control", "excess", "custom"),
+            {"value": 0.3, "low": 0.1, "high": 0.5},
+            "greedy outputs",
+        ),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (
             ("verification", "same_text", "custom", "p_value"),
@@ -178,6 +221,25 @@ def test_one_failure_is_enough(path, value, named):
     assert sum(check.outcome == "failed" for check in verdict.checks) == 1
 
 
+def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():
+    findings = good()
+    findings["verification"]["replay_vs_engine"] |= {"custom": 0.045, "control": 0.03}
+    assert verdict_of(findings).verdict == "do not ship"
+    assert verdict_of(findings, GateConfig(replay_margin=0.02)).verdict == "ship"
+    findings["verification"]["replay_vs_engine"] |= {"control": 0.036}
+    (check,) = (each for each in verdict_of(findings).checks if each.name.startswith("replay"))
+    assert check.outcome == "passed" and "the engine against itself 3.60%" in check.seen
+    assert "both must lie within 0.046, the larger of 0.02" in check.demand
+
+
+def test_older_results_without_a_control_allow_no_unexplained_difference():
+    findings = good()
+    findings["verification"]["control"] = None
+    assert verdict_of(findings).verdict == "ship"
+    findings["verification"]["greedy"]["custom"]["unexplained"] = 1
+    assert verdict_of(findings).verdict == "do not ship"
+
+
 def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
     findings = good()
     findings["verification"]["task"]["custom_minus_none"] |= {
@@ -202,3 +264,69 @@ def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():
     assert verdict.verdict == "ship"
     (check,) = (each for each in verdict.checks if each.name.startswith("held-out text"))
     assert "tokenizing it again" in check.seen
+
+
+def speed_check(findings: dict[str, Any], name: str) -> Check:
+    (found,) = (check for check in verdict_of(findings).checks if check.name == name)
+    return found
+
+
+def test_other_concurrencies_need_not_be_decided_and_say_what_would_decide_them():
+    name = "tokens/s, custom / base, eager, other concurrencies"
+    findings = good()
+    check = speed_check(findings, name)
+    assert check.outcome == "undecided" and not check.needed
+    assert verdict_of(findings).verdict == "ship"
+    assert "at 8 1.100 [0.980, 1.200]" in check.seen
+    assert "undecided: at 8 about 4 eval.repeats would decide it" in check.demand
+    # Above 1, but one of several claims: only `better` has Holm's correction.
+    findings["served"]["eager"]["speed"]["8"]["custom_over_base"] = UNSURE | {"low": 1.01}
+    assert speed_check(findings, name).outcome == "undecided"
+    findings["served"]["eager"]["speed"]["8"]["better"] = True
+    assert speed_check(findings, name).outcome == "passed"
+    findings["served"]["eager"]["speed"]["8"] |= {"custom_over_base": UNSURE | {"value": 1.0}}
+    findings["served"]["eager"]["speed"]["8"]["better"] = False
+    assert "more than 1,000 eval.repeats" in speed_check(findings, name).demand
+
+
+def test_custom_must_beat_what_runs_today_too():
+    findings = good() | {"current_k": 1}
+    row = findings["served"]["eager"]["speed"]["1"]
+    row["current"] = {"base": row["base"], "custom_over_base": BETTER}
+    assert verdict_of(findings).verdict == "ship"
+    row["current"]["custom_over_base"] = SLOWER
+    verdict = verdict_of(findings)
+    assert verdict.verdict == "do not ship"
+    name = "tokens/s, custom / base at eval.current_k = 1, eager, concurrency 1"
+    assert verdict.reason.startswith(name)
+
+
+def test_the_main_concurrency_is_the_recipe_s():
+    findings = good() | {"main_concurrency": 8}
+    assert verdict_of(findings).verdict == "undecided"
+    for served in findings["served"].values():
+        served["speed"]["8"]["custom_over_base"] = BETTER
+    assert verdict_of(findings).verdict == "ship"
+
+
+@pytest.mark.parametrize(
+    ("by_batch_size", "k_at_8", "drafts", "verdict"),
+    [
+        (True, 0, 0.0, "ship"),
+        (True, 0, 0.3, "do not ship"),  # the engine drafted after all
+        (True, 1, 1.0, "do not ship"),  # fewer drafts, and measured to be slower
+        (False, 0, 0.0, "do not ship"),  # another schedule than the one that is served
+    ],
+)
+def test_slower_than_none_ships_only_where_the_engine_recorded_no_drafts(
+    by_batch_size, k_at_8, drafts, verdict
+):
+    findings = good() | {"by_batch_size": by_batch_size}
+    findings["choice"]["k_per_batch_size"]["custom"] = [(1, 4, 3), (5, 8, k_at_8)]
+    for served in findings["served"].values():
+        row = served["speed"]["8"]
+        row |= {"custom_over_none": SLOWER, "drafts": {"base": 2.0, "custom": drafts}}
+    found = verdict_of(findings)
+    assert found.verdict == verdict
+    if not by_batch_size:
+        assert "export.k_per_batch_size: true" in found.reason

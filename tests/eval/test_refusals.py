@@ -169,8 +169,8 @@ def bench(nano_r1, tmp_path_factory):
             fleet._speculators |= speculators
             fleet._loaded = None
 
-            def running(mode, k=None):
-                assert (mode, k) == ("eager", K)
+            def running(mode, plan=None):
+                assert (mode, plan) == ("eager", {"base": K, "custom": K})
                 return fleet
 
             return contextlib.nullcontext(SimpleNamespace(fleet=running))

@@ -24,6 +24,20 @@ def as_version_8(results):
     for check in value["verdict"]["checks"]:
         check["passed"] = check.pop("outcome") == "passed"
         del check["needed"]
+    for name in ("main_concurrency", "current_k", "by_batch_size", "counted_same_k"):
+        del value[name]
+    value["k"] = value["k"]["custom"]
+    value["choice"] |= {"k": value["k"]}
+    for name in ("k_per_batch_size", "acceptance_length", "tokens_per_s"):
+        value["choice"][name] = value["choice"][name]["custom"]
+    for name in ("reason", "step_ms_ci95", "idle_step_ms", "rounds"):
+        del value["choice"][name]
+    del value["replay"]["same_k"]
+    for served in value["served"].values():
+        del served["repeats"]
+        for row in served["speed"].values():
+            for name in ("same_k", "current", "better", "drafts"):
+                del row[name]
     return value
 
 
@@ -34,6 +48,9 @@ def test_version_8_is_converted(results, tmp_path):
     path.write_text(json.dumps(value))
     found = Results.read(path)
     assert found.version == VERSION and found.counted == results.counted
+    assert found.k.base == found.k.custom == results.k.custom and found.main_concurrency == 1
+    assert found.choice.acceptance_length.custom == results.choice.acceptance_length.custom
+    assert found.choice.tokens_per_s.base is None
     assert [check.outcome for check in found.verdict.checks[:3]] == ["passed", "failed", "passed"]
 
 
@@ -48,7 +65,7 @@ def test_version_7_is_converted(results, tmp_path):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(as_version_7(results)))
     found = Results.read(path)
-    assert found.version == VERSION and found.replay == results.replay
+    assert found.version == VERSION and found.replay.ratio == results.replay.ratio
     greedy = results.verification.replay_vs_engine.details.greedy
     lengths = found.verification.greedy_acceptance_length
     assert lengths.custom == greedy.custom.acceptance_length_counters

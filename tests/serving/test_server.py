@@ -54,7 +54,10 @@ def greedy(
     done = complete(
         server.url, server.model_name, prompts, Sampling(temperature=0), TOKENS, concurrency=1
     )
-    return done, server.counters() - before
+    counted = server.counters() - before
+    none = SpeculationCounters(0, 0, 0, (), 0)
+    assert sum((each.counters for each in done), none) == counted
+    return done, counted
 
 
 def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(

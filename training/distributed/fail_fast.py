@@ -99,7 +99,7 @@ def describe(errors: list[RankError], processes: int) -> str:
     silent = sorted(set(range(processes)) - {error.rank for error in errors})
     if silent and not first.expected:
         names = ", ".join(map(str, silent))
-        message += f" (rank {names} left no message: perhaps killed, out of memory; see train.log)"
+        message += f" (rank {names} left no message: perhaps killed, out of memory)"
     return message
 
 

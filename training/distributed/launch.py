@@ -102,7 +102,10 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs to the end, output to the terminal and the log; (exit code, whether a signal came)."""
+    """Runs to the end, output to the terminal and the log; (exit code, whether a signal came).
+
+    After the first error record output goes to the log alone.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
     with ProcessTree() as tree:
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": _NOT_OURS}
@@ -130,7 +133,10 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
-                print(line, end="", flush=True)
+                # After a rank's error only launchers write: torchrun 40 lines of its own stack. The
+                # error is raised here, once.
+                if not error_files(spec.out_dir):
+                    print(line, end="", flush=True)
                 log.write(line)
                 log.flush()
             return process.wait(), stopped.is_set()
@@ -178,7 +184,10 @@ def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:
             " the last checkpoint"
         )
     if errors:
-        raise OutriderError(describe(errors, spec.training.processes))
+        why = describe(errors, spec.training.processes)
+        if not errors[0].expected:
+            why += f"; its traceback is in {spec.log_dir / 'train.log'}"
+        raise OutriderError(why)
     if code:
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         raise OutriderError(

@@ -32,21 +32,22 @@ class RankErrors(ErrorHandler):
         self.rank = 0
 
     def record_exception(self, e: BaseException) -> None:
-        """Prints and writes the error; a consequence of another rank's error is only noted."""
+        """Writes the error and prints it; a consequence of another rank's error is only noted.
+
+        The launcher relays no line after the first record, so the record is written first.
+        """
         if isinstance(e, OutriderError):
             failure = error_record(str(e), e.exit_code, expected=True)
-            print(f"rank {self.rank}: {e}", file=sys.stderr, flush=True)
+            printed = f"rank {self.rank}: {e}"
         else:
-            text = f"{type(e).__name__}: {e}"
-            failure = error_record(text, FAILURE, expected=False, traceback=traceback.format_exc())
+            text, printed = f"{type(e).__name__}: {e}", traceback.format_exc()
+            failure = error_record(text, FAILURE, expected=False, traceback=printed)
             cause = root_cause(self.out_dir, self.rank)
-            if cause is None:
-                traceback.print_exc()
-            else:
-                line = f"rank {self.rank}: ends because rank {cause} failed"
-                print(line, file=sys.stderr, flush=True)
+            if cause is not None:
+                printed = f"rank {self.rank}: ends because rank {cause} failed"
                 failure = error_record(text, FAILURE, expected=False)
         write_error(self.out_dir, self.rank, failure)
+        print(printed, file=sys.stderr, flush=True)
         for_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if for_torchrun:
             Path(for_torchrun).write_text(json.dumps(failure), encoding="utf-8")

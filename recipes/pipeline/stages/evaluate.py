@@ -28,6 +28,10 @@ def _measure(
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import base_directory
 
+    parts = parts_in_use(run)
+    data = EvaluationData(
+        run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
+    )
     target_dir = recipe.target.directory()
     base = base_directory(recipe.speculator.base, target_dir)
     base = served_base(base, target_dir, run.shared)
@@ -38,9 +42,10 @@ def _measure(
         settings=recipe.evaluation(),
         depth=recipe.speculator.depth,
         speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
-        data=EvaluationData(run.tables, parts_in_use(run), run.features, load_slices(run.split)),
+        data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt()),
         show_samples=recipe.report.samples,
+        by_batch_size=recipe.export.k_per_batch_size,
     )
     return evaluate(context)
 
@@ -51,15 +56,17 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
     }
-    # Only where it is on, so that evaluations older than this key stay valid.
+    # Only where they are on, so that evaluations older than these keys stay valid.
     if recipe.report.samples:
         settings["report"] = {"samples": True}
+    if recipe.export.k_per_batch_size:
+        settings["export"] = {"k_per_batch_size": True}
     return settings
 
 
 EVALUATE = Stage(
     name="evaluate",
-    version=3,
+    version=4,
     needs=("split", "capture", "train"),
     settings=_settings,
     sources=target_and_base_digests,
@@ -73,7 +80,7 @@ EVALUATE = Stage(
 
 EVALUATE_OTHER = Stage(
     name="evaluate_other",
-    version=3,
+    version=4,
     needs=("split", "capture"),
     settings=_settings,
     sources=target_and_base_digests,

@@ -62,7 +62,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
     from outrider.serving.bundle import export_bundle
 
-    k, schedule = evidence["acceptance_length"]["k"], _schedule(recipe, evidence)
+    k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
     export_bundle(
         speculator_dir=run.speculator,
         target=recipe.target,
@@ -91,9 +91,10 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
     from outrider.eval.summary import summary
 
     judged = summary(results)
-    kept = ("verdict", "reason", "acceptance_length", "tokens_per_s", "replay_vs_engine")
+    kept = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
+    schedules = results.choice.k_per_batch_size
     return {
-        "k_per_batch_size": results.choice.k_per_batch_size,
+        "k_per_batch_size": schedules and schedules.custom,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
@@ -127,8 +128,9 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
         expected=expected,
         tolerance=recipe.export.tolerance,
         log_path=run.attempt() / "export.server.log",
-        # With k by batch size, the evaluated k is that of a single request.
         concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
+        # The verification pass ran at one k; a schedule may have another for a single request.
+        k=results.k.custom,
     )
 
 

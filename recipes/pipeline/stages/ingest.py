@@ -53,7 +53,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=4,
+    version=5,
     needs=(),
     settings=_settings,
     sources=_sources,

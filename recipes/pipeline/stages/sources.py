@@ -56,10 +56,24 @@ def log_digest(source: str) -> str:
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
-    """The parts of the split without the sequences that capture has quarantined."""
+    """The parts of the split without the sequences that capture has quarantined.
+
+    Before a capture: the whole parts.
+    """
+    from outrider.common.files import read_json
     from outrider.data.on_policy.quarantine import load_parts
 
+    if not has_quarantine(run):
+        parts: dict[str, Any] = read_json(run.split / "parts.json")
+        return parts
     return load_parts(run.split, run.features)
+
+
+def has_quarantine(run: RunDirectory) -> bool:
+    """Whether a capture has decided which sequences are off-policy."""
+    from outrider.data.on_policy.quarantine import FILE
+
+    return (run.features / FILE).is_file()
 
 
 def _listed(paths: str | list[str] | None) -> list[str]:

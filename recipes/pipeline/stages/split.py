@@ -9,16 +9,24 @@ from outrider.recipes.pipeline.stages.sources import general_digests, section
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from rich.console import Console
+
+    from outrider.common.files import read_json
+    from outrider.data.ingest.advice import fidelity_advice, sessions_advice, split_advice
     from outrider.data.split.split import split
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
     parts = split(run.sequences, recipe.split, run.split, general)
+    ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
+    advice = split_advice(parts["summary"], recipe.split)
+    for text in [*sessions_advice(ingested), *advice, *fidelity_advice(ingested)]:
+        console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]
 
 
 SPLIT = Stage(
     name="split",
-    version=2,
+    version=3,
     needs=("ingest",),
     settings=lambda recipe: {"split": section(recipe.split)},
     sources=general_digests,

@@ -44,16 +44,20 @@ def literal(hidden_TH, token_ids):
 class Engine:
     """A vLLM engine whose true states are STATES and whose capture returns `captured`."""
 
-    def __init__(self, captured):
-        self.captured = captured
+    def __init__(self, captured, noise=0.0):
+        self.captured, self.noise = captured, noise
+        self.batches = []
 
     def prefill(self, prompts):
         return ((row_id, self.captured(STATES[row_id])) for row_id, _ in prompts)
 
     def prompt_logprobs(self, prompts):
+        self.batches.append([row_id for row_id, _ in prompts])
         answers = [literal(STATES[row_id], token_ids) for row_id, token_ids in prompts]
+        # What a kernel adds that depends on the size of its batch.
+        added = self.noise * len(prompts)
         return [
-            SimpleNamespace(logprobs=logprobs.numpy(), top_tokens=tops.numpy())
+            SimpleNamespace(logprobs=logprobs.numpy() + added, top_tokens=tops.numpy())
             for logprobs, tops in answers
         ]
 
@@ -99,3 +103,20 @@ def test_wrong_states_stop_the_capture(wrong):
     check = self_check(Engine(wrong), ROWS, HEAD)
     with pytest.raises(OutriderError, match="before the final norm"):
         require(check, CaptureConfig())
+
+
+def test_the_engine_s_own_noise_and_a_margin_are_allowed():
+    quiet = Engine(lambda hidden: hidden)
+    check = self_check(quiet, ROWS, HEAD)
+    assert quiet.batches == [["0-0", "0-1", "0-2"], ["0-2", "0-1"], ["0-0"]]
+    assert check.control_p99_difference == 0 and check.control_top1_agreement == 1
+
+    # Log-probabilities are 0.3 nats off in a batch of three, and 0.1 or 0.2 in a smaller one.
+    noisy = self_check(Engine(lambda hidden: hidden, noise=0.1), ROWS, HEAD)
+    assert noisy.p99_difference == pytest.approx(0.3, abs=1e-3)
+    assert noisy.control_p99_difference == pytest.approx(0.2, abs=1e-3)
+    with pytest.raises(
+        OutriderError, match=r"Allowed are 0.25, the larger of 0.15 and 0.2 \+ 0.05"
+    ):
+        require(noisy, CaptureConfig())
+    require(noisy, CaptureConfig(logprob_margin=0.11))

@@ -59,7 +59,7 @@ def test_tools_and_reasoning_tokens_that_are_counted_apart():
     three = one_each(LINES)[3]
     assert three.template_arguments == {"tools": [TOOL]} and three.tool_calls == [CALL]
     assert three.completion_tokens == 40
-    assert three.session == "user-7", "where there is no session, the user stands in"
+    assert (three.session, three.user) == (None, "user-7")
 
 
 def test_a_cut_off_is_told_by_the_limit():

@@ -19,8 +19,8 @@ def prompt(index):
     )
 
 
-def table(tmp_path, rows):
-    """`rows`: (session, time, prompt)."""
+def table(tmp_path, rows, kinds=None):
+    """`rows`: (session, time, prompt); `kinds`: what each session identifies."""
     columns = {
         "sequence_id": [f"0-{index}" for index in range(len(rows))],
         "session": [session for session, _, _ in rows],
@@ -28,6 +28,7 @@ def table(tmp_path, rows):
         "prompt_text": [text for _, _, text in rows],
         "token_ids": [[1, 2, 3, 4]] * len(rows),
         "completion_start": [2] * len(rows),
+        "session_kind": kinds or ["conversation"] * len(rows),
     }
     for name, feature in COLUMNS.items():
         columns.setdefault(name, ["" if feature == Value("string") else 1.0] * len(rows))

@@ -295,3 +295,20 @@ def test_any_text_comes_back_as_it_was(builder, characters, cut):
         return
     rebuilt = completion(builder, **vllm_parser(emitted), finish_reason="length" if cut else "stop")
     assert rebuilt == emitted + ("" if cut else EOS)
+
+
+OPENED = "<think>\n"
+
+
+def test_the_prompts_count_decides_whether_the_endpoints_template_opens_think(builder):
+    text = builder.render(exchange(reasoning="r", content="a"))
+    assert text.endswith(OPENED)
+    for opened in (True, False):
+        prompt = text if opened else text.removesuffix(OPENED)
+        logged = exchange(reasoning="r", content="a", prompt_tokens=len(builder._encode(prompt)))
+        sequence = builder.build(logged)
+        assert sequence.prompt_text == prompt and sequence.prompt_agrees_with_usage
+        emitted = builder.decode(sequence.token_ids[sequence.completion_start :])
+        # A template that does not open <think> leaves that to the target.
+        assert emitted == ("" if opened else OPENED) + "r\n</think>\n\na" + EOS
+    assert not builder.build(exchange(content="a", prompt_tokens=3)).prompt_agrees_with_usage

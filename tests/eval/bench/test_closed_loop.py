@@ -4,16 +4,21 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.eval.bench import closed_loop as blocks
 from outrider.eval.bench import server_pool as fleet
-from outrider.eval.bench.closed_loop import joined, measure
+from outrider.eval.bench.closed_loop import _check_drafts, joined, measure
+from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.config import EvalConfig
+from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.step_recorder import Step
 
 
 @pytest.fixture
@@ -76,12 +81,12 @@ def mtp(name: str) -> Speculator:
 
 @contextlib.contextmanager
 def played_fleet(
-    tmp_path: Path, custom: Speculator, side_by_side: bool = True
+    tmp_path: Path, custom: Speculator, side_by_side: bool = True, plan: Any = 3
 ) -> Iterator[fleet.Fleet]:
     speculators = {"base": mtp("base"), "custom": custom}
     target, serving = TargetConfig(), ServingConfig()
     with fleet.open_fleet(
-        target, serving, speculators, 3, "eager", tmp_path, side_by_side
+        target, serving, speculators, plan, "eager", tmp_path, side_by_side
     ) as opened:
         yield opened
 
@@ -130,6 +135,39 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
+
+
+def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path):
+    evaluation = EvalConfig(concurrency=[1, 2], requests=2, repeats=3)
+    plan = {"base": 2, "custom": 3, CURRENT: 1, SAME_K: 3}
+    with played_fleet(tmp_path, mtp("custom"), plan=plan) as opened:
+        measured = measure(
+            opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
+        )
+    repeats = {
+        variant: [block["repeat"] for block in measured if block["variant"] == variant]
+        for variant in ("base", CURRENT, SAME_K, "custom")
+    }
+    every = [0, 0, 1, 1, 2, 2]
+    assert repeats == {"base": every, "custom": every, CURRENT: every, SAME_K: [0, 0, 2, 2]}
+    # Alone they alternate by request, base's next to each other: its weights stay.
+    first = [url for url, concurrency, _ in sent if concurrency == 1][:10]
+    order = ["none", "base", "base", "base", "custom"]
+    assert first == order + order[::-1]
+    speed = summarise(measured, evaluation, noise_of({"": measured}))["1"]
+    assert speed.same_k.custom_over_base.clusters == 4 and speed.current is not None
+    assert speed.custom_over_base.clusters == 6
+    # Without a separate measurement, what runs today is base at custom's K.
+    alike = summarise(measured, evaluation, noise_of({"": measured}), same_k=CURRENT)["1"]
+    assert alike.same_k == alike.current
+
+
+def test_an_engine_that_drafts_another_number_is_an_error():
+    steps = [Step(0.01, 1, drafts, 4, 0, 0, True) for drafts in (5, 2, 2)]
+    _check_drafts("base", 2, steps)  # the first step is of an earlier block
+    _check_drafts("base", [(1, 8, 2)], steps)
+    with pytest.raises(OutriderError, match=r"base must draft 3 tokens .* drafted 2: .*eval\.k"):
+        _check_drafts("base", 3, steps)
 
 
 PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]

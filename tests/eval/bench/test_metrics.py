@@ -6,7 +6,11 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.counted import CountedPass, counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
-from tests.eval.sample_results import EVALUATION, SPECULATORS, sample_blocks
+from outrider.eval.results.parts import Drafters
+from outrider.eval.stats.speed_ratio import BlockNoise
+from tests.eval.sample_results import EVALUATION, SPECULATORS, K, sample_blocks
+
+BOTH = Drafters[int](base=2, custom=2)
 
 
 def test_tokens_per_second_are_pooled_and_ratios_paired():
@@ -30,6 +34,28 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
     # Speeds drift by 20 % between repeats; the paired ratio does not care.
     assert ratio.high - ratio.low < 0.15
     assert ratio.observations == 3 * EVALUATION.block_requests(4)
+
+
+def test_claims_at_the_other_concurrencies_carry_holm_s_correction():
+    few = EVALUATION.model_copy(update={"bootstrap_samples": 20})
+
+    def better(speed):
+        blocks = sample_blocks(custom_speed=speed)
+        # Intervals of 8 % on either side at 95 %, of 9.4 % at 97.5 %.
+        noise = dict.fromkeys(noise_of({"eager": blocks}), BlockNoise(0.003, 6))
+        rows = summarise(blocks, few, noise)
+        shown = {size: row.better for size, row in rows.items()}
+        alone = {size: row.custom_over_base.low > 1 for size, row in rows.items()}
+        assert rows["4"].drafts.custom == K
+        return shown, alone
+
+    assert better(1.4)[0] == {"1": True, "4": True, "8": True}
+    assert better(0.9)[0] == {"1": False, "4": False, "8": False}
+    # Close to 1 there are speeds at which an interval lies above it, and the claim is not shown.
+    tried = [better(speed) for speed in np.arange(1.04, 1.14, 0.01)]
+    corrected = [size for shown, alone in tried for size in "48" if alone[size] > shown[size]]
+    assert corrected and all(shown["1"] == alone["1"] for shown, alone in tried)
+    assert not any(shown[size] > alone[size] for shown, alone in tried for size in "48")
 
 
 def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
@@ -85,7 +111,7 @@ def test_counters_are_pooled_before_they_are_divided():
         CountedPass("a", 1, {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
         CountedPass("b", 1, {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
     ]
-    counted = counted_acceptance(passes, SPECULATORS, 2)
+    counted = counted_acceptance(passes, SPECULATORS, BOTH)
     assert counted.base.acceptance_length == pytest.approx(1 + 420 / 400)
     assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
     assert counted.base.conditional == pytest.approx([290 / 400, 130 / 290])
@@ -99,7 +125,7 @@ def test_an_engine_that_drafted_nothing_is_an_error():
     nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
         passes = [CountedPass("a", 1, {"base": nothing, "custom": nothing})]
-        counted_acceptance(passes, SPECULATORS, 2)
+        counted_acceptance(passes, SPECULATORS, BOTH)
 
 
 def test_blocks_of_the_same_prompts_are_one_pass():

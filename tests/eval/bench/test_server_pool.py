@@ -3,6 +3,7 @@
 Real servers run in tests/serving, test_step_timing.py and test_evaluate.py.
 """
 
+import json
 import threading
 from pathlib import Path
 
@@ -10,10 +11,14 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench import server_pool as module
-from outrider.eval.bench.server_pool import ServerPool, open_fleet
+from outrider.eval.bench.server_pool import ServerPool, covering, open_fleet
 from outrider.eval.config import EvalConfig
+from outrider.eval.results.parts import SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
+
+ROTATING = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 8, 4)]
+PLANNED = ("custom", "base", SAME_K, "none")
 
 recorded: dict[str, dict[str, str]] = {}
 """Environment in which each kind of server was started last."""
@@ -57,6 +62,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
     return calls
+
+
+def both(k):
+    return {"base": k, "custom": k}
+
+
+def set_drafts(directory):
+    """The numbers of drafts that were set last in the speculating server."""
+    return json.loads((directory / "steps_eager_speculating.drafts").read_text())
 
 
 def ask(fleet, *variants):
@@ -181,36 +195,58 @@ def pool(log, tmp_path):
 def test_the_pool_starts_servers_once_for_timing_and_for_blocks(log, pool, tmp_path):
     fleet = pool.fleet("eager")
     ask(fleet, "none", "custom")
-    assert (drafts["plain"], drafts["speculating"]) == ((None, None), (4, [(1, 8, 4)]))
+    assert (drafts["plain"], drafts["speculating"]) == ((None, None), (4, ROTATING))
     log.clear()
-    assert pool.fleet("eager", 4) is fleet
+    assert pool.fleet("eager", both(4)) is fleet
     ask(fleet, "custom", "none")
-    assert log == [] and (tmp_path / "steps_eager_speculating.drafts").read_text() == "4"
+    assert log == [] and set_drafts(tmp_path) == [4]
 
 
-def test_a_smaller_k_starts_the_speculating_server_again(log, pool):
+def test_each_variant_of_an_engine_drafts_its_own_number(log, pool, tmp_path):
     ask(pool.fleet("eager"), "none", "custom")
     log.clear()
-    fleet = pool.fleet("eager", 3)
-    assert log == ["speculating stops"]
-    ask(fleet, "none", "base")
-    assert log[1:] == ["speculating at None", "speculating starts", "speculating ready"]
-    assert drafts["speculating"] == (3, None) and fleet.is_fresh("base")
-    pool.fleet("eager", 3)
-    assert log[-1] == "speculating ready"
+    fleet = pool.fleet("eager", {"base": 2, "custom": 3, SAME_K: 3})
+    assert fleet.extras == (SAME_K,) and fleet.groups == (("none", "base", "custom"),)
+    set_ = {variant: [*ask(fleet, variant), *set_drafts(tmp_path)] for variant in PLANNED}
+    assert set_ == {
+        "custom": ["speculating", 3],
+        "base": ["speculating", 2],
+        SAME_K: ["speculating", 3],
+        "none": ["plain", 3],
+    }
+    assert log == ["swap base"]  # no server starts again, and base's weights are loaded once
+    assert [fleet.drafts(variant) for variant in PLANNED] == [3, 2, 3, None]
+    assert fleet.engines(PLANNED) == [["custom", "base", SAME_K], ["none"]]
+    pool.fleet("eager", {"base": 1, "custom": [(1, 4, 4), (5, 8, 0)]})
+    ask(fleet, "custom")
+    assert log == ["swap base", "swap custom"] and set_drafts(tmp_path) == [[[1, 4, 4], [5, 8, 0]]]
 
 
-def test_on_a_gpu_servers_do_not_keep_their_schedule(log, pool, monkeypatch):
+def test_on_a_gpu_a_server_starts_with_the_numbers_that_it_drafts(log, pool, monkeypatch):
     monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
     ask(pool.fleet("eager"), "none", "custom")
-    pool.fleet("eager", 4)
+    fleet = pool.fleet("eager", {"base": 2, "custom": 4})
     assert log[-1] == "speculating stops"
+    ask(fleet, "custom")
+    assert drafts["speculating"] == (4, [(1, 1, 2), (2, 8, 4)])
+    pool.fleet("eager", {"base": 4, "custom": 2})
+    assert log[-1] == "swap custom"  # the same numbers: it stays up
+    ask(pool.fleet("eager", both(3)), "custom")
+    assert drafts["speculating"] == (3, None)
+
+
+def test_vllm_s_schedule_has_every_number():
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    for numbers, seats in (([0, 2, 5], 8), ([1, 2, 3, 4, 5], 5), ([3], 1)):
+        lookup = build_dynamic_sd_schedule_lookup(covering(numbers, seats), seats, max(numbers))
+        assert set(lookup[1:]) == set(numbers)
 
 
 def test_another_mode_ends_the_servers_of_the_first(log, pool):
     ask(pool.fleet("eager"), "none")
     log.clear()
-    ask(pool.fleet("compiled", 2), "custom")
+    ask(pool.fleet("compiled", both(2)), "custom")
     assert sorted(log[:2]) == ["plain stops", "speculating stops"]
     assert drafts["speculating"] == (2, None)
 
@@ -222,7 +258,7 @@ def test_an_error_of_a_start_in_the_background_is_raised_where_the_server_is_nee
         raise OutriderError("vllm serve ended with code 1")
 
     monkeypatch.setattr(module.Server, "wait", fails)
-    fleet = pool.fleet("eager", 2)
+    fleet = pool.fleet("eager", both(2))
     with pytest.raises(OutriderError, match="vllm serve ended with code 1"):
         fleet.server("none")
 
@@ -242,7 +278,7 @@ def test_stopping_ends_a_server_that_is_still_starting_and_starts_no_other(log, 
 
     monkeypatch.setattr(module.Server, "wait", waits)
     monkeypatch.setattr(module.Server, "stop", stops)
-    pool.fleet("compiled", 2)
+    pool.fleet("compiled", both(2))
     assert waiting.wait(30)
     pool.close()
     assert sorted(log[-2:]) == ["plain stops", "speculating stops"]

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
+from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
@@ -17,8 +18,13 @@ from outrider.serving.step_times import StepTimes
 DEPTH = 2
 
 
+def enough_rows(rows: list[list[float | None]]) -> bool:
+    """Whether every number of drafts has a time in some round."""
+    return all(any(row[k] is not None for row in rows) for k in range(DEPTH))
+
+
 @pytest.mark.engine
-def test_steps_are_timed_for_every_k_and_the_same_servers_then_draft_the_chosen_one(
+def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_variant_does(
     nano_r1: Path, tmp_path: Path
 ) -> None:
     target = TargetConfig(model=str(nano_r1))
@@ -35,14 +41,29 @@ def test_steps_are_timed_for_every_k_and_the_same_servers_then_draft_the_chosen_
         fleet = pool.fleet("eager")
         times = time_steps(fleet, load, DEPTH, [1, 3], texts, sampling, 48)
         speculating = fleet.server("base")
-        assert pool.fleet("eager", DEPTH) is fleet and fleet.server("base") is speculating
-        fleet.new_steps("base")
-        complete(speculating.url, speculating.model_name, [[0, 17, 4]], sampling, 40)
-        steps = fleet.new_steps("base")
-    assert len(steps) > 5 and {step.drafts for step in steps[1:]} == {DEPTH}
+        # One number, another, none, and a schedule by batch size.
+        plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 4, 0)]}
+        assert pool.fleet("eager", plan) is fleet and fleet.server("base") is speculating
+        steps, counts = {}, {}
+        for variant in plan:
+            assert fleet.server(variant) is speculating
+            fleet.new_steps(variant)
+            before = speculating.counters()
+            prompts = [[0, 17, 4]] * (3 if variant == CURRENT else 1)
+            complete(speculating.url, speculating.model_name, prompts, sampling, 40, len(prompts))
+            counts[variant] = speculating.counters() - before
+            steps[variant] = fleet.new_steps(variant)[1:]  # the first is of an earlier block
+    for variant, k in (("base", 1), ("custom", DEPTH), (SAME_K, 0)):
+        assert len(steps[variant]) > 5 and {step.drafts for step in steps[variant]} == {k}
+        assert counts[variant].draft_tokens == k * counts[variant].drafts
+    assert counts["base"].drafts > 0 and counts[SAME_K].drafts == 0
+    assert counts[SAME_K].generation_tokens > 5
+    by_size = {(step.requests, step.drafts) for step in steps[CURRENT]}
+    assert (3, 0) in by_size and by_size <= {(1, DEPTH), (2, 0), (3, 0)}
     assert set(times.step_s) == {1, 3}
     assert all(len(row) == DEPTH + 1 and min(row) > 0 for row in times.step_s.values())
     assert all(0 <= seconds < 1 for seconds in times.prompt_token_s)
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.log")} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.jsonl")} == {0o600}
+    assert all(enough_rows(rows) for rows in times.rounds.values())
     assert StepTimes.from_dict(times.as_dict()) == times

@@ -3,6 +3,7 @@ import pytest
 
 from outrider.eval.lossless.greedy_match import (
     compare_greedy,
+    excess,
     first_difference,
     task_accuracy,
     text_statistics,
@@ -54,3 +55,22 @@ def test_task_accuracy_is_paired():
         assert result.none.accuracy == 0.5
         difference = result.custom_minus_none
         assert (difference.value, difference.equivalent) == (value, equivalent)
+
+
+def greedy(responses, unexplained):
+    """Greedy responses of which some differ without a near tie."""
+    answered = [[1, 9] if index in unexplained else [1, 2] for index in range(responses)]
+    return compare_greedy([[1, 2]] * responses, answered, lambda *_: 3.0, 0.5)
+
+
+def test_an_excess_is_over_the_control_and_paired_by_prompt():
+    sessions = [str(index) for index in range(24)]
+    none, same = greedy(24, []), greedy(24, [3, 4])
+    assert excess(none, none, sessions).value == 0
+    assert excess(same, same, sessions).value == 0
+    assert excess(same, greedy(24, [4, 5]), sessions).value == 0
+    one, many = (excess(greedy(24, range(n)), none, sessions) for n in (1, 6))
+    assert one.value == pytest.approx(1 / 24) and one.low < 0  # one in 24 may be chance
+    assert many.value == pytest.approx(1 / 4) and many.low > 0
+    # A control of the first four prompts says nothing of the others.
+    assert excess(greedy(24, [20]), greedy(4, []), sessions[:4]).value == 0

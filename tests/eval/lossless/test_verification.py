@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from outrider.common.errors import OutriderError
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
@@ -24,6 +26,8 @@ from tests.eval.sample_results import sample_parity
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 K = 2
+
+NOTHING = SpeculationCounters(0, 0, 0, (), 0)
 
 
 class Store(dict):
@@ -61,17 +65,22 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         return SpeculationCounters(drafts, 2 * drafts, 3, (2, 1), 0)
 
     def recorded(ids, sampling):
-        return Recorded(token_ids=ids, counters=counted(ids, sampling))
+        return Recorded(token_ids=ids, counted=[counted(ids, sampling)] + [NOTHING] * 2)
 
     one, two = Sampling(0.0, 1.0), Sampling(0.6, 0.95)
     sampled_pass = recorded(sampled, two)
-    custom = Recorded(token_ids=sampled, counters=replace(sampled_pass.counters, drafts=40))
+    greedy_custom = recorded(other, one)
+    more = replace(greedy_custom.counters, drafts=1.25 * greedy_custom.counters.drafts)
+    fewer = replace(sampled_pass.counters, drafts=40)
+    custom = Recorded(token_ids=sampled, counted=[fewer, NOTHING, NOTHING])
     outputs = Outputs(
         samplings={"greedy": one, "sampled": two},
         greedy=Variants(
-            none=recorded(greedy, one), base=recorded(greedy, one), custom=recorded(other, one)
+            none=recorded(greedy, one), base=recorded(greedy, one), custom=greedy_custom
         ),
         sampled=Variants(none=sampled_pass, base=sampled_pass, custom=custom),
+        control=Recorded(token_ids=other[:2], counted=[NOTHING] * 2),
+        repeated=Recorded(token_ids=[other[0], greedy[1]], counted=[more, NOTHING]),
     )
     mtp = Speculator.named(target)
     context = EvaluationContext(
@@ -85,10 +94,15 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         folders=EvaluationFolders(*[tmp_path] * 4),
     )
     parity = Drafters(base=sample_parity(), custom=sample_parity())
-    found = findings(context, K, prompts, outputs, store, parity)
+    found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store, parity)
     assert found.greedy.base.equal == 3 and found.parity == parity
     (difference,) = found.greedy.custom.differences
     assert (difference.response, difference.token) == (1, 4)
+    # The control's second response has the same difference, so speculation adds none.
+    assert found.control.greedy.differences == [difference]
+    assert found.control.greedy.responses == 2
+    added = found.control.excess
+    assert added.custom.value == 0.0 and added.base.value == (0.0 if difference.near_tie else -0.5)
     assert found.greedy_acceptance_length.base == pytest.approx(
         1 + 3 / outputs.greedy.base.counters.drafts
     )
@@ -101,16 +115,82 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     )
     features = store[verification.row_id(prompts[2], sampled[2])]
     p = (load_target_ends(target).logits(features.hidden.float()) / 0.6).log_softmax(-1)
-    mine = verification.TargetScores(target, store).logprobs(prompts[2], sampled[2], 0.6)
+    scores = verification.TargetScores(target, store, "float32")
+    mine = scores.logprobs(prompts[2], sampled[2], 0.6)
     assert mine == pytest.approx(
         np.array([float(p[2 + i, token]) for i, token in enumerate(sampled[2])]), abs=1e-5
     )
 
     difference = found.replay_vs_engine
     assert difference.base == pytest.approx(0.0)
+    # Of the repeated responses only the first is equal; it took a quarter more steps.
+    assert difference.control == pytest.approx(0.25)
     details = difference.details.sampled.custom
     assert details.relative_difference == pytest.approx(details.predicted_steps / 40 - 1)
     assert details.delivered_tokens == 3 * 11
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation returns, and its type."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.dtypes = 0, set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        found = operation(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.is_floating_point():
+            self.elements = max(self.elements, found.numel())
+            self.dtypes.add(found.dtype)
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_of_a_long_response_never_hold_all_its_logits(tmp_path, dtype):
+    target = write_tiny_target(tmp_path / "target")
+    torch.manual_seed(0)
+    length = 5 * verification.POSITIONS_AT_A_TIME + 7
+    prompt, ids = Prompt("q", "s", [1, 2, 3], "text"), torch.randint(VOCAB, (length,)).tolist()
+    tokens = torch.tensor([*prompt.token_ids, *ids]).int()
+    states = SimpleNamespace(
+        token_ids=tokens, hidden=torch.randn(len(tokens), HIDDEN).bfloat16(), completion_start=3
+    )
+    store = Store({verification.row_id(prompt, ids): states})
+    scores = verification.TargetScores(target, store, dtype)
+    with Largest() as largest:
+        found = scores.logprobs(prompt, ids, 0.6)
+    assert largest.elements == verification.POSITIONS_AT_A_TIME * VOCAB < length * VOCAB
+
+    ends = load_target_ends(target, getattr(torch, dtype))
+    logits = ends.logits(states.hidden[2:-1].to(ends.lm_head_VH.dtype)).float() / 0.6
+    literal = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+    assert found == pytest.approx(literal.numpy(), abs=1e-5)
+    assert dtype == "float32" or torch.bfloat16 in largest.dtypes
+
+
+def test_replay_of_the_engine_s_outputs_has_the_recipe_s_arithmetic(monkeypatch, tmp_path):
+    asked = []
+
+    def stub(*args):
+        asked.append(args[-1])
+        raise OutriderError("enough")
+
+    monkeypatch.setattr(verification, "in_child", stub)
+    context = SimpleNamespace(
+        settings=EvalConfig(replay_dtype="bfloat16"),
+        directories={"base": tmp_path, "custom": tmp_path},
+        target=TargetConfig(model=str(tmp_path)),
+        serving=ServingConfig(),
+    )
+    passes = Recorded(token_ids=[], counted=[])
+    every = Variants(none=passes, base=passes, custom=passes)
+    samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
+    outputs = Outputs(
+        samplings=samplings, greedy=every, sampled=every, control=passes, repeated=passes
+    )
+    with pytest.raises(OutriderError, match="enough"):
+        verification.replay_against_engine(context, K, [], outputs, Store())
+    assert asked == ["bfloat16"]
 
 
 def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
@@ -124,13 +204,15 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
     prompts = [Prompt("a", "s", [1], "yes"), Prompt("b", "s", [1], "no")]
 
     def recorded(*token_ids):
-        return Recorded(token_ids=list(token_ids), counters=SpeculationCounters(0, 0, 0, (), 0))
+        return Recorded(token_ids=list(token_ids), counted=[NOTHING] * len(token_ids))
 
     same = recorded([5, 0], [5])
     outputs = Outputs(
         samplings={"greedy": Sampling(), "sampled": Sampling()},
         greedy=Variants(none=same, base=recorded([5], [5]), custom=recorded([6, 0], [5])),
         sampled=Variants(none=same, base=same, custom=same),
+        control=same,
+        repeated=same,
     )
     target = SimpleNamespace(directory=lambda: "nowhere")
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))

@@ -8,7 +8,7 @@ import pytest
 from outrider.eval.prediction.predicted import _drawn_steps, _mean_steps, predict_served
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.response_segments import POSITION_NAMES
-from outrider.eval.results.parts import RATIOS, Estimate
+from outrider.eval.results.parts import RATIOS, Drafters, Estimate
 from outrider.eval.results.prediction import StepMs
 from outrider.eval.results.speed import Block, SpeedRow
 from outrider.serving.step_times import StepTimes, costs_of
@@ -80,6 +80,7 @@ def test_what_steps_alike_add_up_to_is_what_they_add_up_to_one_by_one():
 
 
 TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
+BOTH = Drafters[int](base=K, custom=K)
 
 
 def replayed(lengths, spread=1.0):
@@ -126,7 +127,7 @@ def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dic
 
 def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
     speed, blocks = served(dict.fromkeys(("none", "base", "custom"), 1.7))
-    row = predict_served(speed, blocks, K, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
+    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
     assert row.none.tokens_per_s.timed.difference == pytest.approx(1.7 - 1)
     for variant in LENGTHS:
         ratio = row.of(variant).over_none
@@ -139,7 +140,7 @@ def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
 
 def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretell():
     speed, blocks = served({"none": 1.0, "base": 1.5, "custom": 1.2})
-    row = predict_served(speed, blocks, K, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
+    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
     for variant in LENGTHS:
         assert row.of(variant).over_none.timed.difference == pytest.approx(
             {"base": 0.5, "custom": 0.2}[variant]
@@ -148,7 +149,7 @@ def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretel
         assert row.of(variant).tokens_per_s.as_served.difference == pytest.approx(0, abs=1e-9)
     # A wrong acceptance length is not accounted for by any steps.
     other = predict_served(
-        speed, blocks, K, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100
+        speed, blocks, BOTH, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100
     )["2"]
     assert other.custom.tokens_per_s.as_served.difference < -0.05 and other.base == row.base
 
@@ -168,7 +169,7 @@ def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
         predict_served(
             {f"{concurrency}": speed["2"]},
             blocks,
-            K,
+            BOTH,
             replayed(LENGTHS, spread),
             full_steps_cost_little_more,
             100,
@@ -219,7 +220,7 @@ def test_a_response_that_is_cut_accepts_as_beginnings_do():
 
 def test_without_timed_or_recorded_steps_nothing_is_made_up():
     speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0}, steps=False)
-    row = predict_served(speed, blocks, K, replayed(LENGTHS), None, prompt_tokens=100)["2"]
+    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), None, prompt_tokens=100)["2"]
     assert row.custom.over_none.served == speed["2"].custom_over_none
     assert row.custom.over_none.timed is row.custom.over_none.as_served is None
     assert row.custom.step_ms == StepMs(timed=None, as_served=None)

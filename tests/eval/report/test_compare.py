@@ -34,13 +34,16 @@ def printed(compared):
 def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     compared = compare(runs)
     by_name = {row.figure: row.values for row in compared.figures}
-    assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k"] == [3, 2]
+    assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k, base and custom"] == [
+        "2 / 3",
+        "2",
+    ]
     ratios = by_name["tokens/s eager, concurrency 1, custom / base"]
     assert ratios[0].value > 1.2 > 0.7 > ratios[1].value
     assert by_name["tenant: <b>small</b>, ratio"][1] is None
     assert not any("tokens_per_s" in name for name in by_name)
     (note,) = compared.notes
-    assert "differ in k (march 3, april 2)" in note
+    assert "differ in k (march 2 / 3, april 2)" in note
     text = printed(compared)
     assert "march" in text and "ship" in text
     assert f"[{ratios[0].low:.2f}, {ratios[0].high:.2f}]" in text

@@ -13,6 +13,7 @@ from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import CostConfig
 from outrider.eval.prediction.cost import money
 from outrider.eval.report.formatting import interval
+from outrider.eval.report.k_section import k_reasons
 from outrider.eval.report.report import write_report
 from outrider.eval.report.results_table import print_table
 from outrider.eval.summary import summary
@@ -211,7 +212,8 @@ def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results
 
 def test_the_line_for_scripts_keeps_its_contract(results):
     line = summary(results)
-    assert set(line["acceptance_length"]) == {"k", "base", "custom", "ratio", "ratio_ci95"}
+    assert set(line["acceptance_length"]) == {"base", "custom", "ratio", "ratio_ci95"}
+    assert line["k"] == {"base": 2, "custom": 3}
     assert set(line["tokens_per_s"]) == {"eager", "compiled"}
     assert set(line["tokens_per_s"]["eager"]["8"]) == {
         "none",
@@ -222,3 +224,24 @@ def test_the_line_for_scripts_keeps_its_contract(results):
     }
     assert set(line["replay_vs_engine"]) == {"base", "custom"}
     assert line["verdict"] == "ship" and line["recipe"] == "resume_screening" and line["run_dir"]
+
+
+def test_each_k_and_its_reason_are_shown_and_both_at_the_same_k(run, results):
+    page, markdown = (run / "report.html").read_text(), (run / "report.md").read_text()
+    assert (results.k.base, results.k.custom) == (2, 3)
+    alike = results.served["eager"].speed["1"].same_k.custom_over_base
+    for form in (page, markdown):
+        assert "K = 2 for base, 3 for custom" in form
+        assert "both at K = 3" in form and interval(alike) in form
+    (base, custom) = k_reasons(results.choice)
+    reason = results.choice.reason.base
+    assert f"- {base}\n" in markdown and base.capitalize() in page and custom.capitalize() in page
+    gain = reason.larger if reason.larger else reason.smaller
+    assert f"{100 * gain.value:.0f} % (interval [{100 * gain.low:.0f}, " in base
+    line = summary(results)["same_k"]
+    assert line["k"] == 3 and line["tokens_per_s"]["eager"]["1"]["custom_over_base"] == alike.value
+    assert line["acceptance_length"]["ratio"] == results.counted_same_k.ratio.value
+    assert (
+        line["tokens_per_s"]["eager"]["1"]["base"]
+        != results.served["eager"].speed["1"].base.tokens_per_s
+    )

@@ -55,32 +55,43 @@ def test_numbers_of_drafts_rotate_and_steps_are_recorded(tmp_path, monkeypatch):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_fixed_drafts_end_the_rotation_with_the_next_request(tmp_path):
+def test_the_number_of_drafts_changes_with_the_next_step(tmp_path):
     path = tmp_path / "steps.jsonl"
     file, asked = StepFile(path), []
 
-    def schedule(scheduler, new):
-        asked.append(scheduler.dynamic_sd_lookup[1])
-        requests = [SimpleNamespace(req_id="a")] if new else []
+    def schedule(scheduler, requests):
+        asked.append(scheduler.dynamic_sd_lookup[1:])
+        tokens = dict.fromkeys("abcd"[:requests], 3)
         return SimpleNamespace(
-            num_scheduled_tokens={"a": 3}, total_num_scheduled_tokens=3, scheduled_new_reqs=requests
+            num_scheduled_tokens=tokens,
+            total_num_scheduled_tokens=3 * requests,
+            scheduled_new_reqs=[],
         )
 
-    scheduler = SimpleNamespace(num_spec_tokens=2, dynamic_sd_lookup=[2, 2])
+    def run(recorded, steps, requests=1):
+        asked.clear()
+        for _ in range(steps):
+            recorded(scheduler, requests)
+
+    scheduler = SimpleNamespace(num_spec_tokens=3, dynamic_sd_lookup=[3, 3, 3, 3, 3])
     recorded = step_recorder._recorded(schedule, str(path))
-    for new in [True] + [False] * 3:
-        recorded(scheduler, new)
-    file.fix_drafts(2)
-    for new in [False, True] + [False] * 20:
-        recorded(scheduler, new)
-    assert asked == [1] * 6 + [2] * 20
-    steps = file.new()
-    assert [step.drafts for step in steps] == asked[:-1]
+    run(recorded, 4)
+    assert asked == [[1] * 4] * 4
+    file.draft(2)
+    run(recorded, 20)
+    assert asked == [[2] * 4] * 20
+    file.draft([(1, 2, 3), (3, 3, 0)])  # as vLLM: the last range's number holds beyond it
+    run(recorded, 2, requests=4)
+    assert asked == [[3, 3, 0, 0]] * 2
+    file.draft(0, 3)
+    run(recorded, 2 * RUN)
+    assert sorted(asked) == [[0] * 4] * RUN + [[3] * 4] * RUN
+    numbers = [step.drafts for step in file.new()]
+    assert numbers[:4] == [1] * 4 and numbers[4:24] == [2] * 20 and numbers[24:26] == [0, 0]
+    assert {*numbers[26:]} == {0, 3}
     StepFile(path)  # the next server's file: rotates again
-    again = step_recorder._recorded(schedule, str(path))
-    for new in [True] + [False] * 3:
-        again(scheduler, new)
-    assert asked[-4:] == [1] * 4
+    run(step_recorder._recorded(schedule, str(path)), 4)
+    assert asked == [[1] * 4] * 4
 
 
 def test_a_server_without_speculation_is_left_as_it_is(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.training.distributed.fail_fast import RankError, describe
+from outrider.training.distributed.launch import WORKER
 from outrider.training.distributed.launcher_environment import first_host, join_world, slurm_world
 from tests.training.corpus import Corpus, make_corpus
 
@@ -25,9 +26,29 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     )
 
 
-def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
-    corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
+ACCELERATE = f"{sys.executable} -m accelerate.commands.launch --cpu --num_processes=2"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        None,  # torchrun, as the trainer starts it
+        pytest.param(f"{TORCHRUN} -m {WORKER}", marks=pytest.mark.slow),
+        pytest.param(f"{ACCELERATE} -m {WORKER}", marks=pytest.mark.slow),
+        pytest.param("srun", marks=pytest.mark.slow),
+    ],
+)
+def test_a_mistake_in_rank_1_ends_a_busy_rank_0_with_one_message(
+    launcher: str | None,
+    corpus: Corpus,
+    cluster: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    settings = {} if launcher is None else {"launcher": launchers(cluster).get(launcher, launcher)}
     began = time.monotonic()
     with pytest.raises(
         OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
@@ -38,21 +59,29 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0(
             processes=2,
             launch=True,
             **SHORT,
+            **settings,
         )
     left = [path for path in (tmp_path / "training").glob("error.rank1.json")]
     assert left and time.time() - left[0].stat().st_mtime < 90, "the others took too long to end"
     assert time.monotonic() - began < 400
-    output = capfd.readouterr().out
-    assert "stores.py" not in output, "a traceback for a user's mistake"
-    # torchrun's summary reads the same record.
-    assert "capture again" in output.partition("Root Cause (first observed failure)")[2]
+    # The message is the raised one; what launchers write about it is in the log.
+    printed = "".join(capfd.readouterr())
+    for word in ("capture again", "Traceback", "stores.py", "elastic", "rank 0"):
+        assert word not in printed, printed
+    logged = (tmp_path / "logs" / "train.log").read_text()
+    assert "stores.py" not in logged, "a traceback for a user's mistake"
+    assert "rank 1: features/shard-00003.safetensors" in logged
+    if launcher is None:  # torchrun's summary reads the same record
+        assert "capture again" in logged.partition("Root Cause (first observed failure)")[2]
 
 
 @pytest.mark.parametrize(
     ("store", "message"),
     [
         pytest.param(
-            "BugInRank1", r"^rank 1: RuntimeError: a kernel failed$", marks=pytest.mark.slow
+            "BugInRank1",
+            r"^rank 1: RuntimeError: a kernel failed; its traceback is in .*train.log$",
+            marks=pytest.mark.slow,
         ),
         ("KilledInRank1", r"rank 1 left no message: perhaps killed"),
     ],

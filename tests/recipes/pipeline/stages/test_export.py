@@ -28,7 +28,7 @@ def speculator(tmp_path):
 def bundle(speculator, ranges, *overrides):
     """bundle.json, and the words of serve.sh after its --speculative-config."""
     out = speculator.parent / "bundle"
-    evidence = {"acceptance_length": {"k": 4}, "k_per_batch_size": ranges}
+    evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
     recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
     _write(SimpleNamespace(speculator=speculator), recipe, evidence, str(out))
     words = shlex.split((out / "serve.sh").read_text(), comments=True)

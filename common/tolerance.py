@@ -1,0 +1,36 @@
+"""Limits of checks that compare two computations: the recipe's, or the engine's own noise.
+
+    tolerance = Tolerance(limit=0.15, control=0.2, margin=0.05)
+    tolerance.allowed          # 0.25
+
+Kernels whose result depends on the batch, FP8 above all, do not reproduce themselves. What an
+engine shows against itself in the same run, in other batches, is no fault of what is checked. So a
+check allows that and a margin, where this is more than the recipe's limit. An engine that
+reproduces itself is judged by the recipe's limit.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest difference that a check allows."""
+
+    limit: float
+    """The recipe's limit."""
+    control: float
+    """The same difference of the engine against itself."""
+    margin: float
+    """What the difference may exceed the control by."""
+
+    @property
+    def allowed(self) -> float:
+        """The larger of the recipe's limit and the control with its margin."""
+        return max(self.limit, self.control + self.margin)
+
+    def describe(self) -> str:
+        """What is allowed and why."""
+        return (
+            f"{self.allowed:.3g}, the larger of {self.limit:.3g} and {self.control:.3g} + "
+            f"{self.margin:.3g} (the engine against itself and a margin)"
+        )
