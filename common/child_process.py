@@ -65,7 +65,7 @@ def in_child(
         raise error
     if frames is not None:
         raise ChildError(f"in the child process of {function.__name__}:\n{frames}") from error
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def start_server() -> None:

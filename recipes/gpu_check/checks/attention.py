@@ -94,10 +94,10 @@ def _case(
 
 def _run(case: dict[str, Any], kind: str, dtype: Any, backward: bool = True) -> dict[str, "Tensor"]:
     """Output, log-sum-exp and gradients of a weighted sum of both."""
-    from outrider.speculators.layers.prefix_attention import DensePrefix, FlexPrefix
+    from outrider.speculators.layers.prefix_attention import Attend, DensePrefix, FlexPrefix
 
     place_N, spans = case["place_N"], case["spans"]
-    attend = (
+    attend: Attend = (
         DensePrefix(place_N, spans)
         if kind == "dense"
         else FlexPrefix(place_N, spans, case["tokens"])
