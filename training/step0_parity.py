@@ -78,8 +78,8 @@ class StepZero:
         gap_M1 = most_M - log_q_MD.gather(1, prepared_MD.argmax(-1, keepdim=True))
         near_M1 = (gap_M1 > 0) & (gap_M1 <= self.parity.near_tie_nats)
         difference_M1 = (prepared_MD.gather(1, draft_M1) - most_M).abs().clamp(max=MOST_NATS)
-        values = (len(part_M), (gap_M1 == 0).sum(), near_M1.sum(), difference_M1.double().sum())
-        return torch.tensor([float(value) for value in values], dtype=torch.float64)
+        counted = torch.ones_like(gap_M1), gap_M1 == 0, near_M1, difference_M1
+        return torch.stack([values_M1.double().sum() for values_M1 in counted]).cpu()
 
     def found(self, accelerator: "Accelerator") -> dict[str, Any]:
         """The comparison over all processes: sums by depth, as `complaint` reads them."""

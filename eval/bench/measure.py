@@ -59,7 +59,7 @@ def serve(
                     settings.verification_max_tokens,
                     context.serving.engine.max_num_seqs,
                     logs := context.folders.out / "responses",
-                    value_digest([cache.digest, k]),
+                    value_digest([cache.digest, k.model_dump()]),
                     context.say,
                 )
                 cache.put("verification_outputs", outputs.model_dump(mode="json"))

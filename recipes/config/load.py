@@ -17,7 +17,6 @@ import yaml
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import EvalSection
 from outrider.recipes.config.config_errors import explain
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC, SHIPPED, shipped_recipes
@@ -177,7 +176,7 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
             if (section, key) == ("serving", "engine"):
                 for name, setting in value.items():
                     yield (section, key, name), setting
-            elif section != "eval" or key in EvalSection.model_fields:
+            else:
                 yield (section, key), value
 
 

@@ -45,7 +45,7 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     ]
     console.print(Columns(histograms, padding=(0, 4)))
     for text in found["advice"]:
-        console.print(Text.assemble(("advice: ", "bold yellow"), text), soft_wrap=True)
+        console.print(Text.assemble(("advice: ", "bold yellow"), text))
 
 
 def _facts(found: Mapping[str, Any]) -> Table:

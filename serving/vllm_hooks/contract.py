@@ -324,6 +324,18 @@ _STEPS: list[Check] = [
         "Scheduler.schedule",
         ("num_spec_tokens_to_schedule = self.dynamic_sd_lookup[len(num_scheduled_tokens)]",),
     ),
+    Signature(
+        "vllm.v1.spec_decode.dynamic.utils",
+        "build_dynamic_sd_schedule_lookup",
+        (
+            "num_speculative_tokens_per_batch_size",
+            "vllm_max_batch_size",
+            "vllm_num_speculative_tokens",
+        ),
+        called=True,
+    ),
+    # Without drafts the drafter still runs, so that its KV cache is complete.
+    Order(V1_DRAFTER, "SpecDecodeBaseProposer.propose", ("if self.num_speculative_tokens == 0:",)),
     Attribute(SCHEDULED, "SchedulerOutput", "num_spec_tokens_to_schedule"),
     Order(V1, "GPUModelRunner", ("num_spec_tokens_to_schedule",)),
     Order(V2, "GPUModelRunner.sample_tokens", ("num_speculative_tokens=num_spec_tokens",)),

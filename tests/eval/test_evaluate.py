@@ -164,7 +164,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
         )
         digests.append(context.cache.digest)
         if not context.cache.done("speed_eager"):
-            for name, measured in served_measurements(1.4).items():
+            for name, measured in served_measurements(1.4, prompts=6).items():
                 context.cache.put(name, measured)
         return evaluate(context), Results.read(out / "results.json")
 
@@ -176,7 +176,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert line["k"] == {"base": 3, "custom": 3} and line["acceptance_length"]["ratio"] > 1.2
     assert results.replay.sequences == 6 and results.replay.sessions == 6
     assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
-    assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4))) == {
+    assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
         "replay_validation_base.json",
@@ -267,7 +267,9 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
     assert kept >= {
         f"replay_{part}_{name}" for part in parts if part != "train" for name in drafters
     }
-    assert kept >= {f"replay_{part}_mixture 0.5" for part in ("heldout", "general")}
+    # Parts other than validation are read where the share is the best there.
+    assert "replay_validation_mixture 0.5" in kept
+    assert ("replay_heldout_mixture 0.5" in kept) == ("replay_general_mixture 0.5" in kept)
 
 
 @pytest.mark.engine

@@ -1,5 +1,6 @@
 """The self-check refuses states with the usual errors; the head has random weights."""
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -41,6 +42,13 @@ def literal(hidden_TH, token_ids):
     return torch.tensor(logprobs), torch.tensor(tops, dtype=torch.int32)
 
 
+@functools.cache
+def true_logprobs(row_id):
+    """`literal` of a row's true states."""
+    token_ids = {each: ids for each, ids, _ in ROWS}[row_id]
+    return literal(STATES[row_id], token_ids)
+
+
 class Engine:
     """A vLLM engine whose true states are STATES and whose capture returns `captured`."""
 
@@ -53,7 +61,7 @@ class Engine:
 
     def prompt_logprobs(self, prompts):
         self.batches.append([row_id for row_id, _ in prompts])
-        answers = [literal(STATES[row_id], token_ids) for row_id, token_ids in prompts]
+        answers = [true_logprobs(row_id) for row_id, _ in prompts]
         # What a kernel adds that depends on the size of its batch.
         added = self.noise * len(prompts)
         return [
@@ -65,7 +73,7 @@ class Engine:
 def test_rebuilt_log_probabilities_are_the_literal_ones():
     for row_id, token_ids, _ in ROWS:
         logprobs, tops = rebuilt_logprobs(STATES[row_id], torch.tensor(token_ids), HEAD.float())
-        expected, expected_tops = literal(STATES[row_id], token_ids)
+        expected, expected_tops = true_logprobs(row_id)
         assert torch.equal(tops.int(), expected_tops)
         torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=0)
 
@@ -75,9 +83,7 @@ def test_right_states_pass():
     require(check, CaptureConfig())
     assert check.max_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
-    on_completion = torch.cat(
-        [literal(STATES[row_id], token_ids)[0][99:] for row_id, token_ids, _ in ROWS]
-    )
+    on_completion = torch.cat([true_logprobs(row_id)[0][99:] for row_id, _, _ in ROWS])
     assert check.completion_mean_logprob == pytest.approx(on_completion.mean().item(), abs=1e-4)
 
 

@@ -32,12 +32,16 @@ def rows(count, every=60.0, **fields):
     ]
 
 
+def none(index):
+    return None
+
+
 def user(index):
     return f"user-{index // 3 % 4}"
 
 
 def test_users_are_cut_into_sessions_and_small_traffic_is_named(text_target, tmp_path):
-    found = look(text_target, tmp_path, rows(60, request__user=user))
+    found = look(text_target, tmp_path, rows(60, request__metadata=none, request__user=user))
     assert found["sessions"]["exchanges"] == {"user": 60} and found["sessions"]["distinct"] == 4
     assert found["split"]["left_out"] == {} and found["split"]["heldout"]["sessions"] == 4
     small, *_ = found["advice"]
@@ -54,7 +58,7 @@ def test_a_split_that_leaves_out_more_than_a_tenth_is_named_with_its_key(text_ta
 
 
 def test_users_without_times_are_named(text_target, tmp_path):
-    timeless = rows(30, request__user=lambda index: f"user-{index // 3}")
+    timeless = rows(30, request__metadata=none, request__user=lambda index: f"user-{index // 3}")
     for row in timeless:
         del row["timestamp"]
         row["response"].pop("created", None)

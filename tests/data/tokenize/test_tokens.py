@@ -311,4 +311,5 @@ def test_the_prompts_count_decides_whether_the_endpoints_template_opens_think(bu
         emitted = builder.decode(sequence.token_ids[sequence.completion_start :])
         # A template that does not open <think> leaves that to the target.
         assert emitted == ("" if opened else OPENED) + "r\n</think>\n\na" + EOS
-    assert not builder.build(exchange(content="a", prompt_tokens=3)).prompt_agrees_with_usage
+    other = builder.build(exchange(reasoning="r", content="a", prompt_tokens=3))
+    assert other.prompt_text == text and other.prompt_agrees_with_usage is False

@@ -3,15 +3,22 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.measure import serve
+from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.config import EvalConfig
+from outrider.eval.context import HeldoutRequests
 from outrider.eval.lossless.outputs import CONTROL_PROMPTS, answers, collect
 from outrider.eval.lossless.response_log import ResponseLog
+from outrider.eval.results.parts import Drafters
 from outrider.serving import client
 from outrider.serving.client import Sampling, request_timeout_s
+from outrider.serving.config import ServingConfig
 from outrider.serving.counters import SpeculationCounters
 
 PROMPTS = [[1, number] for number in range(6)]
@@ -162,6 +169,48 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
     apart = Fleet()
     apart.groups = (("none",), ("base", "custom"))
     assert len(collected("c", apart).control.token_ids) == 6
+
+
+def test_an_interrupted_evaluation_requests_only_what_is_missing(endpoint, tmp_path):
+    """Through `serve`: responses are kept for the same inputs and k, and removed when all are."""
+    asked: dict[str, list[int]] = {}
+
+    class Fleet:
+        groups = (("none", "base", "custom"),)
+
+        def server(self, variant):
+            endpoint.asked = asked.setdefault(variant, [])
+            return endpoint
+
+    context = SimpleNamespace(
+        cache=Steps(tmp_path / "steps", {}),
+        settings=EvalConfig(engine_modes=["eager"], verification_max_tokens=16),
+        serving=ServingConfig(),
+        folders=SimpleNamespace(out=tmp_path),
+        say=lambda line: None,
+    )
+    context.cache.put("speed_eager", [])
+    prompts = [Prompt(str(ids[-1]), "s", ids, "") for ids in PROMPTS]
+    requests = HeldoutRequests(Sampling(), prompts, prompts)
+    servers = SimpleNamespace(fleet=lambda mode, plan: Fleet())
+
+    def served():
+        return serve(context, servers, None, Drafters[int](base=2, custom=3), {}, requests)
+
+    endpoint.fails = lambda prompt: (
+        "dies" if prompt[-1] == 3 and endpoint.asked is asked.get("base") else None
+    )
+    with pytest.raises(OutriderError, match="no answer"):
+        served()
+    asked.clear()
+    endpoint.fails = lambda prompt: None
+    outputs = served().outputs
+    # Greedy, none was complete and base lacked one; all of the rest, and the controls.
+    assert len(asked["none"]) == 6 + CONTROL_PROMPTS and len(asked["base"]) == 1 + 6
+    assert outputs.greedy.base.token_ids[3] == [3, 7, 8]
+    assert not (tmp_path / "responses").exists()
+    asked.clear()
+    assert served().outputs == outputs and not asked
 
 
 def test_what_the_server_counts_of_a_response_is_read_by_position():

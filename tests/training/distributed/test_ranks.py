@@ -27,7 +27,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
-ACCELERATE = f"{sys.executable} -m accelerate.commands.launch --cpu --num_processes=2"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ ACCELERATE = f"{sys.executable} -m accelerate.commands.launch --cpu --num_proces
     [
         None,  # torchrun, as the trainer starts it
         pytest.param(f"{TORCHRUN} -m {WORKER}", marks=pytest.mark.slow),
-        pytest.param(f"{ACCELERATE} -m {WORKER}", marks=pytest.mark.slow),
+        pytest.param("deepspeed", marks=pytest.mark.slow),
         pytest.param("srun", marks=pytest.mark.slow),
     ],
 )
