@@ -45,9 +45,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--batch-tokens", type=int, default=65536)
+    parser.add_argument("--shard-megabytes", type=float, default=0.1)
     parser.add_argument("--disk", type=float, help="rate of the disk, times the needed one")
     args = parser.parse_args()
-    settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=2)
+    settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=args.shard_megabytes)
     table = load_sequences(args.run / "traffic" / "sequences").select(range(args.sequences))
     rows = [(row["sequence_id"], row["token_ids"], row["completion_start"]) for row in table]
     tokens = sum(len(ids) for _, ids, _ in rows)
