@@ -189,7 +189,9 @@ def test_replay_of_the_engine_s_outputs_has_the_recipe_s_arithmetic(monkeypatch,
         samplings=samplings, greedy=every, sampled=every, control=passes, repeated=passes
     )
     with pytest.raises(OutriderError, match="enough"):
-        verification.replay_against_engine(context, K, [], outputs, Store())
+        verification.replay_against_engine(
+            context, Drafters[int](base=K, custom=K), [], outputs, Store()
+        )
     assert asked == ["bfloat16"]
 
 
