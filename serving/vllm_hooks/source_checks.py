@@ -175,7 +175,7 @@ def _defined(scope: ast.AST, name: str) -> ast.AST | None:
     """What `name` is in a module or class, also under `if` and `try`."""
     found = None
     for node in ast.iter_child_nodes(scope):
-        if isinstance(node, (ast.ClassDef, *Function.__args__)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             matches = node.name == name
         elif isinstance(node, ast.Import | ast.ImportFrom):
             matches = any((alias.asname or alias.name) == name for alias in node.names)

@@ -103,7 +103,8 @@ def _run(case: dict[str, Any], kind: str, dtype: Any, backward: bool = True) -> 
         else FlexPrefix(place_N, spans, case["tokens"])
     )
     inputs = [each.to(dtype).requires_grad_(backward) for each in case["inputs"]]
-    out_ANV, lse_AN = attend(*inputs, case["scale"])
+    query, key, value = inputs
+    out_ANV, lse_AN = attend(query, key, value, case["scale"])
     found = {"out": out_ANV.detach(), "lse": lse_AN.detach()}
     if backward:
         weight_ANV, weight_AN = case["weights"]
