@@ -9,6 +9,8 @@
 Shapes: K depths, N anchors, H hidden, D draft vocabulary.
 """
 
+import contextlib
+import io
 import os
 import socket
 from collections.abc import Mapping
@@ -174,7 +176,8 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     from outrider.training.checkpointing.deepspeed_hooks import use_safetensors
 
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its use of memory
+        prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
     use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
     # bf16 would also round buffers such as a routing bias, and route tokens differently from the
     # engine.
