@@ -14,24 +14,28 @@ from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Results
 
 COLORS = {SHIP: "green", DO_NOT_SHIP: "red", UNDECIDED: "yellow"}
+WIDTH = 96
+"""Least width of the printed table in characters; narrower terminals wrap its lines."""
 HEAD = ("", "none", "base", "custom", "custom / base", "custom / none")
 
 
 def table_rows(results: Results) -> list[list[str]]:
-    """Acceptance lengths, then tokens/s by engine mode and concurrency; under HEAD."""
+    """Acceptance lengths, then tokens/s by engine mode and concurrency; under HEAD.
+
+    A row of the same K, or of base at `eval.current_k`, follows the row that it belongs to.
+    """
     counted = results.counted
     base, custom = counted.base.acceptance_length, counted.custom.acceptance_length
     rows = [_acceptance("acceptance, engine", base, custom, counted.ratio)]
     if same := results.counted_same_k:
         lengths = same.base.acceptance_length, same.custom.acceptance_length
-        rows.append(_acceptance(f"{rows[0][0]}, {_alike(results)}", *lengths, same.ratio))
+        rows.append(_acceptance(_alike(results), *lengths, same.ratio))
     for name, replay in (("replay", results.replay), ("general", results.general)):
         if replay:
             label, custom = f"acceptance, {name}", replay.custom.value
             rows.append(_acceptance(label, replay.base.value, custom, replay.ratio))
             if alike := replay.same_k:
-                label = f"{label}, {_alike(results)}"
-                rows.append(_acceptance(label, alike.base.value, custom, alike.ratio))
+                rows.append(_acceptance(_alike(results), alike.base.value, custom, alike.ratio))
     for mode, measured in results.served.items():
         for concurrency, row in measured.speed.items():
             rows.append(
@@ -45,7 +49,7 @@ def table_rows(results: Results) -> list[list[str]]:
             others = {_alike(results): row.same_k, "base at eval.current_k": row.current}
             rows += [
                 [
-                    f"tokens/s {mode}, concurrency {concurrency}, {label}",
+                    label,
                     "",
                     f"{other.base.tokens_per_s:.0f}",
                     f"{row.custom.tokens_per_s:.0f}",
@@ -74,7 +78,9 @@ def print_table(results: Results, console: Console) -> None:
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for row in table_rows(results):
         table.add_row(*row)
-    console.print(table)
+    width, console.width = console.width, max(console.width, WIDTH)
+    console.print(table, crop=False)
+    console.width = width
     verdict = results.verdict
     console.print(
         f"[bold {COLORS[verdict.verdict]}]{verdict.verdict}[/]: {verdict.reason}", soft_wrap=True
