@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.alternation import alternation
 from outrider.eval.bench.metrics import noise_of, ratio
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
@@ -178,13 +179,15 @@ def _blocks(
     """A block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next.
+    next. Where loading weights takes long, they alternate by several requests.
     """
     alternated = len(variants) > 1
-    parts = [[prompt] for prompt in prompts] if alternated else [list(prompts)]
+    ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
     records: dict[str, list[Record]] = {variant: [] for variant in variants}
     steps: dict[str, list[Step]] = {variant: [] for variant in variants}
-    for place, texts in enumerate(parts):
+    seconds, requests = 0.0, 0
+    while ahead:
+        texts, ahead = ahead[:size], ahead[size:]
         for variant in variants[:: -1 if (repeat + place) % 2 else 1]:
             url = fleet.server(variant).url
             fleet.new_steps(variant)  # drops steps recorded before this block
@@ -193,6 +196,9 @@ def _blocks(
             own = fleet.new_steps(variant)
             _check_drafts(variant, fleet.drafts(variant), own)
             steps[variant] += own
+            seconds, requests = seconds + sum(record["request_seconds"]), requests + len(texts)
+        place += 1
+        size = alternation(fleet.swap_seconds, seconds / requests)
     return [
         {
             "variant": variant,

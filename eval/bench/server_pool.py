@@ -120,6 +120,11 @@ class Fleet:
         return self._plan[variant]
 
     @property
+    def swap_seconds(self) -> float:
+        """Seconds that the last exchange of weights took; 0 before the first."""
+        return max((server.swap_seconds or 0.0 for server in self._up.values()), default=0.0)
+
+    @property
     def extras(self) -> tuple[str, ...]:
         """Those of EXTRAS that are in the plan; they run in base's server."""
         return tuple(name for name in EXTRAS if name in (self._plan or {}))

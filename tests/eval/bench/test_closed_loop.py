@@ -27,6 +27,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
     heard: list[tuple[str, int, tuple[str, ...]]] = []
 
     class Played:
+        swap_seconds: float | None = None
+
         def __init__(
             self, target, serving, speculator, k, *, log_path, port, k_per_batch_size=None
         ):
@@ -135,6 +137,20 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
+
+
+def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(
+    sent, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fleet.Server, "swap_seconds", 0.3)  # a request takes 0.9 or 1.1 s
+    evaluation = EvalConfig(concurrency=[1], requests=7, repeats=2)
+    with played_fleet(tmp_path, mtp("custom")) as opened:
+        measured = measure(
+            opened, SimpleNamespace(), ["p"] * 7, Sampling(), evaluation, say=lambda line: None
+        )
+    # Of 10 s at most one may go to loading: 3 requests of about 1 s between two loads of 0.3 s.
+    assert [len(texts) for url, _, texts in sent if url == "custom"] == [1, 3, 3] * 2
+    assert all(len(block["request_tokens"]) == 7 and block["alternated"] for block in measured)
 
 
 def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path):
