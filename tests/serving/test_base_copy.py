@@ -8,7 +8,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.alternation import SHARE_OF_SWAPS, alternation
 from outrider.serving.base_copy import served_base
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments

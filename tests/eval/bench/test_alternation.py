@@ -1,0 +1,1 @@
+"""Swaps of weights take a bounded share of the time."""
