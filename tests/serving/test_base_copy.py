@@ -56,7 +56,6 @@ def test_time_limits_follow_the_checkpoint_s_size(tmp_path: Path) -> None:
     assert start_environment(tmp_path) == {"VLLM_ENGINE_READY_TIMEOUT_S": "4255"}
 
 
-@pytest.mark.parametrize("swap", [0.001, 0.03, 0.5, 12.0, 60.0])
 def test_a_drafter_without_an_embedding_is_not_served_over_pipeline_stages(target: Path) -> None:
     config, stages = TargetConfig(model=str(target)), EngineConfig(pipeline_parallel=2)
     assert engine_arguments(config, stages)["pipeline_parallel_size"] == 2
