@@ -11,12 +11,12 @@ from outrider.recipes.gpu_check.inputs import TARGET, engine_config, logged_rows
 
 
 def on_gpu(folder: Path) -> Figures:
-    """A compiled engine, 256 exchanges."""
+    """256 exchanges."""
     return _checked(folder, gpu=True, sample=32, rows=256)
 
 
 def on_cpu(folder: Path) -> Figures:
-    """An eager engine, 8 exchanges."""
+    """8 exchanges."""
     return _checked(folder, gpu=False, sample=4, rows=8)
 
 

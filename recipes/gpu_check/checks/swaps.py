@@ -1,12 +1,12 @@
-"""Drafters are exchanged in a running engine, and CUDA graphs use the new weights.
+"""Drafters are exchanged in a running server, and CUDA graphs use the new weights.
 
 base, custom, base: the second time base must accept what it did the first time, custom must accept
-less (it has noise in a projection), and greedy texts stay the target's.
+less (it has noise in a projection), and greedy texts stay the target's. A server, because engines
+in this process are eager (serving/in_process.py).
 """
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.recipes.gpu_check.check import CheckFailed, Figures
 from outrider.recipes.gpu_check.inputs import (
@@ -18,7 +18,7 @@ from outrider.recipes.gpu_check.inputs import (
 )
 
 if TYPE_CHECKING:
-    from outrider.serving.engine import Engine
+    from outrider.serving.server import Server
 
 
 def on_gpu(folder: Path) -> Figures:
@@ -27,24 +27,23 @@ def on_gpu(folder: Path) -> Figures:
 
 
 def on_cpu(folder: Path) -> Figures:
-    """An eager engine, where the same weights give the same counts."""
+    """An eager engine and one request at a time: the same weights give the same counts."""
     return _swapped(folder, gpu=False, prompts=3, tokens=24, allowed=0.0)
 
 
 def _swapped(folder: Path, gpu: bool, prompts: int, tokens: int, allowed: float) -> Figures:
-    from outrider.serving.engine import DRAFTER_EXTENSION, open_engine
+    from outrider.serving.config import ServingConfig
+    from outrider.serving.server import Server
 
     custom = weakened_speculator(folder / "custom")
     base, asked = TARGET.directory(), logged_prompts(prompts)
+    serving = ServingConfig(engine=engine_config(gpu))
     runs, swap_s = [], []
-    with open_engine(
-        TARGET, engine_config(gpu), base, K, scratch=folder, extension=DRAFTER_EXTENSION
-    ) as engine:
+    with Server(TARGET, serving, base, K, log_path=folder / "server.log") as server:
         for directory in (base, custom, base):
-            began = time.monotonic()
-            engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
-            swap_s.append(time.monotonic() - began)
-            runs.append(_answered(engine, asked, tokens))
+            server.swap_drafter(directory)
+            swap_s.append(server.swap_seconds or 0.0)
+            runs.append(_answered(server, asked, tokens, prompts if gpu else 1))
     (texts, first), (other_texts, weaker), (again_texts, again) = runs
     same = sum(a == b == c for a, b, c in zip(texts, other_texts, again_texts, strict=True))
     figures = {
@@ -66,22 +65,14 @@ def _swapped(folder: Path, gpu: bool, prompts: int, tokens: int, allowed: float)
 
 
 def _answered(
-    engine: "Engine", prompts: list[list[int]], tokens: int
+    server: "Server", prompts: list[list[int]], tokens: int, concurrency: int
 ) -> tuple[list[list[int]], float]:
     """Greedy texts, and the acceptance length while they were written."""
-    from outrider.serving.engine import AskedRow
+    from outrider.serving.client import Sampling, complete
 
-    rows = [AskedRow(str(n), ids, 0.0, 1.0, tokens) for n, ids in enumerate(prompts)]
-    before = counts(engine.llm)
-    texts = engine.answer(rows)
-    drafts, accepted = (now - then for now, then in zip(counts(engine.llm), before, strict=True))
-    return texts, 1 + accepted / drafts
-
-
-def counts(llm: Any) -> tuple[float, float]:
-    """The engine's drafts and accepted tokens since its start."""
-    sums = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    return (
-        sums.get("vllm:spec_decode_num_drafts", 0),
-        sums.get("vllm:spec_decode_num_accepted_tokens", 0),
+    before = server.counters()
+    completions = complete(
+        server.url, server.model_name, prompts, Sampling(0.0, 1.0), tokens, concurrency
     )
+    texts = [completion.token_ids for completion in completions]
+    return texts, (server.counters() - before).acceptance_length

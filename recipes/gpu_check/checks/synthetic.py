@@ -7,9 +7,9 @@ compared with a literal loop over steps.
 
 import time
 from pathlib import Path
+from typing import Any
 
 from outrider.recipes.gpu_check.check import CheckFailed, Figures
-from outrider.recipes.gpu_check.checks.swaps import counts
 from outrider.recipes.gpu_check.inputs import TARGET, K, engine_config, logged_prompts
 
 PROFILES = {"high": [0.9, 0.8, 0.7, 0.6], "low": [0.5, 0.25, 0.12, 0.06]}
@@ -65,13 +65,13 @@ def _served(rates: list[float]) -> list[tuple[int, float]]:
         for size in CONCURRENCY:
             prompts = [TokensPrompt(prompt_token_ids=ids) for ids in logged_prompts(size)]
             llm.generate(prompts, sampling, use_tqdm=False)  # warm-up
-            before = counts(llm)
+            before = _counts(llm)
             seconds = 0.0
             for _ in range(REPEATS):
                 began = time.monotonic()
                 llm.generate(prompts, sampling, use_tqdm=False)
                 seconds += (time.monotonic() - began) / REPEATS
-            drafts, accepted = (n - t for n, t in zip(counts(llm), before, strict=True))
+            drafts, accepted = (n - t for n, t in zip(_counts(llm), before, strict=True))
             counted, chosen = 1 + accepted / drafts, 1 + sum(rates)
             if abs(counted / chosen - 1) > LARGEST_COUNT:
                 raise CheckFailed(f"acceptance length {counted:.3f} counted, {chosen:.3f} chosen")
@@ -79,6 +79,15 @@ def _served(rates: list[float]) -> list[tuple[int, float]]:
     finally:
         llm.llm_engine.engine_core.shutdown(timeout=20.0)
     return found
+
+
+def _counts(llm: Any) -> tuple[float, float]:
+    """The engine's drafts and accepted tokens since its start."""
+    sums = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return (
+        sums.get("vllm:spec_decode_num_drafts", 0),
+        sums.get("vllm:spec_decode_num_accepted_tokens", 0),
+    )
 
 
 def on_cpu(folder: Path) -> Figures:
