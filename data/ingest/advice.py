@@ -1,6 +1,6 @@
 """Advice on a log before anything is computed: what its split, size and token ids will cost.
 
-    for text in [*split_advice(summary, split), *fidelity_advice(summary)]: print(text)
+    for text in advise(ingested, divided, split): print(text)
 
 Each text names what was found, what it costs and the key or the setting that changes it.
 """
@@ -24,6 +24,17 @@ SMALL_TRAFFIC = 200
 RETOKENIZED_LOSS = (0.31, 0.18)
 """Shares of 644 responses without token ids to prompts of other kinds than nano R1's: those of
 another length than the engine counted, and those that capture quarantined."""
+
+
+def advise(
+    ingested: Mapping[str, Any], divided: Mapping[str, Any] | None, split: SplitConfig
+) -> list[str]:
+    """All advice on an ingest's summary and a split's, which is None where none is possible."""
+    return [
+        *sessions_advice(ingested),
+        *(split_advice(divided, split) if divided else []),
+        *fidelity_advice(ingested),
+    ]
 
 
 def split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:

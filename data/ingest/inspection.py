@@ -16,7 +16,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.data.ingest.advice import fidelity_advice, sessions_advice, split_advice
+from outrider.data.ingest.advice import advise
 from outrider.data.ingest.ingest import check, put_together, read_log
 from outrider.data.sequences import load_sequences
 from outrider.data.split.near_duplicates import SimilarPrompts
@@ -74,11 +74,7 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
         "duplicates": {**summary["duplicates"], "near": near},
         "split": predicted,
         "problems": problems,
-        "advice": [
-            *sessions_advice(summary),
-            *(split_advice(predicted, split) if predicted else []),
-            *fidelity_advice(summary),
-        ],
+        "advice": advise(summary, predicted, split),
     }
 
 

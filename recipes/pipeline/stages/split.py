@@ -12,14 +12,13 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     from rich.console import Console
 
     from outrider.common.files import read_json
-    from outrider.data.ingest.advice import fidelity_advice, sessions_advice, split_advice
+    from outrider.data.ingest.advice import advise
     from outrider.data.split.split import split
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
     parts = split(run.sequences, recipe.split, run.split, general)
     ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
-    advice = split_advice(parts["summary"], recipe.split)
-    for text in [*sessions_advice(ingested), *advice, *fidelity_advice(ingested)]:
+    for text in advise(ingested, parts["summary"], recipe.split):
         console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]
 
