@@ -15,9 +15,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.serving.base_copy import served_base
+from outrider.recipes.pipeline.stages.sources import served_base_of
 from outrider.serving.speculator import Speculator
-from outrider.speculators.kinds import base_directory
 
 FILE = "parity.json"
 
@@ -26,9 +25,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     """Compares trainer and engine on prompts of the validation part, once a run."""
     from outrider.eval.replay.draft_parity import complaint, engine_parity
 
-    target_dir = recipe.target.directory()
-    base_dir = base_directory(recipe.speculator.base, target_dir)
-    base = Speculator.named(served_base(base_dir, target_dir, run.shared))
+    base = Speculator.named(served_base_of(run, recipe))
     if base.directory is None or not base.abilities.draft_parity:
         return
     path, parity = run.training / FILE, recipe.speculator.parity

@@ -6,7 +6,12 @@ from typing import Any
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
-from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
+from outrider.recipes.pipeline.stages.sources import (
+    parts_in_use,
+    section,
+    served_base_of,
+    target_and_base_digests,
+)
 
 
 def _evaluate(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -24,17 +29,13 @@ def _measure(
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
     from outrider.eval.evaluate import evaluate
-    from outrider.serving.base_copy import served_base
     from outrider.serving.speculator import Speculator
-    from outrider.speculators.kinds import base_directory
 
     parts = parts_in_use(run)
     data = EvaluationData(
         run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
     )
-    target_dir = recipe.target.directory()
-    base = base_directory(recipe.speculator.base, target_dir)
-    base = served_base(base, target_dir, run.shared)
+    base = served_base_of(run, recipe)
     context = EvaluationContext(
         recipe=recipe.name,
         target=recipe.target,

@@ -55,6 +55,15 @@ def log_digest(source: str) -> str:
     return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
 
 
+def served_base_of(run: RunDirectory, recipe: Recipe) -> Path:
+    """The directory from which engines load the speculator in use."""
+    from outrider.serving.base_copy import served_base
+    from outrider.speculators.kinds import base_directory
+
+    target_dir = recipe.target.directory()
+    return served_base(base_directory(recipe.speculator.base, target_dir), target_dir, run.shared)
+
+
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
