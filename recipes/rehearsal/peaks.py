@@ -13,7 +13,6 @@ import dataclasses
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -57,12 +56,7 @@ class Peaks(threading.Thread):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.join()
 
