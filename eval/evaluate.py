@@ -25,7 +25,7 @@ from outrider.eval.bench.counted import (
     verification_passes,
 )
 from outrider.eval.bench.measure import Measured, serve
-from outrider.eval.bench.metrics import Noise, noise_of, same_k_variant, summarise
+from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_variant, summarise
 from outrider.eval.bench.open_loop import summarise_rates
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.scenarios import select
@@ -233,7 +233,7 @@ def served_stage(
     return {
         mode: Served(
             speed=summarise(blocks, settings, noise, same_k),
-            repeats=len({block["repeat"] for block in blocks}),
+            repeats=repeats_of(blocks),
             acceptance=counted_acceptance(counted_passes(blocks), speculators, k),
         )
         for mode, blocks in measured.blocks.items()

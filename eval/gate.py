@@ -7,16 +7,13 @@ Every check is listed with what was measured, as passed, failed or undecided. On
 first such check, or what was gained.
 """
 
-import math
-from typing import Literal
-
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.acceptance import OnPolicy, Replay
 from outrider.eval.results.parts import ClusteredEstimate, Drafters
-from outrider.eval.results.report import Check, Findings, Verdict
+from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
     Greedy,
@@ -27,6 +24,7 @@ from outrider.eval.results.verification import (
     SampledText,
 )
 from outrider.eval.speed_checks import speed_checks
+from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.config import ParityConfig
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -82,7 +80,7 @@ def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     )
 
 
-def _outcome(passed: bool) -> Literal["passed", "failed"]:
+def _outcome(passed: bool) -> Outcome:
     return "passed" if passed else "failed"
 
 
@@ -128,9 +126,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
         )
     undecided = ratio.low <= least < ratio.high
     if undecided and ratio.value > least:
-        # The log ratio's error falls with the root of the number of clusters.
-        margin = math.log(ratio.high / ratio.low) / 2
-        needed = math.ceil(ratio.clusters * (margin / math.log(ratio.value / least)) ** 2)
+        needed = units_needed(ratio.value, ratio.low, ratio.high, least, ratio.clusters)
         demand += f" (undecided: about {needed:,} would be needed)"
     elif undecided:
         demand += " (undecided)"

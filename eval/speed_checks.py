@@ -11,14 +11,12 @@ drafter still reads every token. There it is enough that the engine recorded no 
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate
-from outrider.eval.results.report import Check, Findings
+from outrider.eval.results.report import Check, Findings, Outcome
 from outrider.eval.results.speed import Served, SpeedRow
-
-Outcome = Literal["passed", "failed", "undecided"]
+from outrider.eval.stats.intervals import units_needed
 
 MOST_REPEATS = 1000
 """More are not named."""
@@ -123,15 +121,10 @@ def _outcome(ratio: Estimate, threshold: float) -> Outcome:
 
 
 def _what_decides(ratio: Estimate, threshold: float, repeats: int | None) -> str:
-    """How many repeats would decide it, if the ratio stays what it is.
-
-    An interval's width falls with the square root of the repeats.
-    """
-    half_width = math.log(ratio.high / ratio.low) / 2
-    distance = abs(math.log(ratio.value / threshold))
+    """How many repeats would decide it, if the ratio stays what it is."""
     needed = math.inf
-    if repeats is not None and distance:
-        needed = math.ceil(repeats * (half_width / distance) ** 2)
+    if repeats is not None:
+        needed = units_needed(ratio.value, ratio.low, ratio.high, threshold, repeats)
     if needed > MOST_REPEATS:
         return f"more than {MOST_REPEATS:,} eval.repeats would decide it"
     return f"about {needed} eval.repeats would decide it, {repeats} were measured"

@@ -113,7 +113,7 @@ def _shown_better(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) 
         return p_above(lambda level: ratio(blocks, size, name, settings, noise, level), 1.0)
 
     p_values = [p_better(size) for size in others]
-    alpha = 1 - level_after(_repeats(blocks), settings)
+    alpha = 1 - level_after(repeats_of(blocks), settings)
     shown = dict(zip(others, holm(p_values, alpha), strict=True))
     return shown | {main: ratio(blocks, main, name, settings, noise).low > 1}
 
@@ -177,14 +177,15 @@ def ratio(
     """One of COMPARED; by default with the level that is valid after these repeats."""
     variants = COMPARED[name]
     pairs = _pairs(blocks, concurrency, *variants)
-    level = level or level_after(_repeats(blocks), settings)
+    level = level or level_after(repeats_of(blocks), settings)
     if _alternated(blocks, concurrency, *variants):
         return alternated_ratio(np.concatenate(pairs), level)
     samples, seed = settings.bootstrap_samples, settings.seed
     return speed_ratio(pairs, noise[name], samples=samples, seed=seed, level=level)
 
 
-def _repeats(blocks: Sequence[Record]) -> int:
+def repeats_of(blocks: Sequence[Record]) -> int:
+    """Number of repeats that were measured."""
     return len({block["repeat"] for block in blocks})
 
 

@@ -28,12 +28,15 @@ CONVERTED = (7, 8)
 """Older versions, which `Results.read` converts."""
 
 
+Outcome = Literal["passed", "failed", "undecided"]
+
+
 class Check(Part):
     """A condition of the verdict."""
 
     name: str
     """What was checked"""
-    outcome: Literal["passed", "failed", "undecided"]
+    outcome: Outcome
     """`undecided`: the measurement shows neither that the condition holds nor that it fails"""
     needed: bool = True
     """Whether `ship` needs it to pass; otherwise it must only not fail"""

@@ -3,6 +3,7 @@
 share_interval(24, 24)      # [0.86, 1.0]
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -36,6 +37,16 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+
+def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
+    """How many units would take the interval of a ratio off the threshold, if it stays.
+
+    The width of a log ratio's interval falls with the root of the number of units. Infinite where
+    the ratio is the threshold.
+    """
+    half_width, distance = math.log(high / low) / 2, abs(math.log(value / threshold))
+    return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
 
 
 def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
