@@ -94,6 +94,8 @@ class EvaluationFolders:
     """report.html, report.md and report.json."""
     logs: Path
     """Logs of servers and load generators."""
+    trained: Path | None = None
+    """What the custom speculator's training left, its metrics.jsonl; None: the run's directory."""
 
 
 @dataclass(frozen=True)

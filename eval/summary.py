@@ -25,7 +25,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
         verdict=judge(findings, settings.gate, settings.parity),
     )
     results.write(folders.out / "results.json")
-    page = write_report(folders.run, folders.out, folders.report)
+    page = write_report(folders.run, folders.out, folders.report, folders.trained)
     return {**summary(results), "report": str(page), "bundle": None}
 
 
@@ -35,6 +35,7 @@ def summary(results: Results) -> dict[str, Any]:
     return {
         "recipe": results.recipe,
         "run_dir": results.run_dir,
+        "kind": results.speculator.kind,
         "verdict": results.verdict.verdict,
         "reason": results.verdict.reason,
         "k": {name: results.k.of(name) for name in DRAFTERS},

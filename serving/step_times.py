@@ -13,7 +13,7 @@ Shapes: B batch sizes, K depth.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -119,11 +119,15 @@ def summarise_steps(
                 f"decodes with {k} drafts each; are the held-out responses only a few tokens long? "
                 "Set eval.k"
             )
-        step_s[size] = [_trimmed_mean(row) for row in rows]
+        step_s[size] = [trimmed_mean(row) for row in rows]
     numbers = range(first, depth + 1)
+    times = StepTimes(step_s, (0.0, 0.0))
     return StepTimes(
         step_s,
-        (_prompt_token_s(plain, step_s), _prompt_token_s(drafting, step_s)),
+        (
+            prompt_token_s(itertools.chain.from_iterable(plain.values()), times.of),
+            prompt_token_s(itertools.chain.from_iterable(drafting.values()), times.of),
+        ),
         {size: rounds_of(steps, size, numbers) for size, steps in drafting.items()},
     )
 
@@ -227,17 +231,21 @@ def settled(steps: Sequence[Step], size: int, k: int) -> list[float]:
     ]
 
 
-def _prompt_token_s(found: Mapping[int, Sequence[Step]], step_s: dict[int, list[float]]) -> float:
-    """Seconds that a prompt token adds, over all steps with prompts."""
-    times, excess, tokens = StepTimes(step_s, (0.0, 0.0)), 0.0, 0
-    for step in itertools.chain.from_iterable(found.values()):
+def prompt_token_s(steps: Iterable[Step], costs_of: Callable[[int], StepCosts]) -> float:
+    """Seconds that a prompt token adds, over all steps with prompts.
+
+    `costs_of` gives the costs of steps with so many drafts.
+    """
+    excess, tokens = 0.0, 0
+    for step in steps:
         if step.prompt_tokens and step.lasting:
-            excess += step.seconds - times.of(step.drafts).seconds(step.requests)
+            excess += step.seconds - costs_of(step.drafts).seconds(step.requests)
             tokens += step.prompt_tokens
     return max(excess / tokens, 0.0) if tokens else 0.0
 
 
-def _trimmed_mean(values: Sequence[float]) -> float:
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the fastest and the slowest TRIMMED of the values."""
     ordered = np.sort(values)
     left_out = int(len(ordered) * TRIMMED)
     return float(ordered[left_out : len(ordered) - left_out].mean())

@@ -3,18 +3,36 @@
 SpeculatorConfig(depth=4)
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_names
 
+AUTO = "auto"
+"""`speculator.kind` that stands for every kind that trains and that the target supports."""
 
-def _trainable(name: str) -> str:
-    if name not in trainable_names():
-        known = "can be evaluated, but not trained" if name in KINDS else "is not known"
-        raise ValueError(f"{name!r} {known}; kinds that train: {', '.join(trainable_names())}")
-    return name
+
+def _trainable(named: str | list[str]) -> str | list[str]:
+    """The kinds as they are kept: one by its name, several as a list."""
+    if named == AUTO:
+        return AUTO
+    names = [named] if isinstance(named, str) else named
+    if not names:
+        raise ValueError(f"names no kind; kinds that train: {', '.join(trainable_names())}")
+    for name in names:
+        if name == AUTO:
+            raise ValueError(f"{AUTO} is not one of a list; write {AUTO} alone, or the kinds")
+        if name not in trainable_names():
+            known = "can be evaluated, but not trained" if name in KINDS else "is not known"
+            raise ValueError(
+                f"{name!r} {known}; kinds that train: {', '.join(trainable_names())}; {AUTO} takes"
+                " all of them that the target supports"
+            )
+    if len(set(names)) < len(names):
+        raise ValueError(f"names a kind twice: {', '.join(names)}; leave one out")
+    return names[0] if len(names) == 1 else names
 
 
 class ParityConfig(BaseModel):
@@ -53,9 +71,11 @@ class SpeculatorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    kind: Annotated[str, AfterValidator(_trainable)] = DEFAULT_KIND
+    kind: Annotated[str | list[str], AfterValidator(_trainable)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
-    behind its last layer."""
+    behind its last layer. A list, such as `[mtp, eagle3]`: each is trained on the same captured
+    states, and the one that serves this traffic fastest is shipped. `auto`: the list of all kinds
+    that the target supports."""
 
     base: str | None = None
     """Directory of the speculator in use today: training starts from it, evaluation compares with
@@ -84,3 +104,21 @@ class SpeculatorConfig(BaseModel):
 
     parity: ParityConfig = ParityConfig()
     """How closely trainer and engine must agree on drafts, before training and in evaluation."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds that are trained; `auto` must have been replaced by them."""
+        if self.kind == AUTO:
+            raise ValueError("speculator.kind: auto was not replaced by the target's kinds")
+        return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
+
+    def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
+        """The section for these kinds alone."""
+        kind = names[0] if len(names) == 1 else list(names)
+        return self.model_copy(update={"kind": kind})
+
+    @property
+    def only_kind(self) -> str:
+        """Name of the kind, where there is one."""
+        (name,) = self.kinds
+        return name

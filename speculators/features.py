@@ -12,6 +12,7 @@ Shapes: T tokens, H width of a stream, X sum of the widths. No torch is imported
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +69,12 @@ class FeatureSpec:
         """What a feature store holds for this drafter: the teacher's stream, then the others."""
         others = tuple(stream for stream in self.streams if stream.name != FINAL_NORM)
         return FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *others))
+
+    @classmethod
+    def union(cls, specs: "Iterable[FeatureSpec]") -> "FeatureSpec":
+        """Every stream of the specs once, in the order in which they first appear."""
+        streams = itertools.chain.from_iterable(spec.streams for spec in specs)
+        return cls(tuple(dict.fromkeys(streams)))
 
     def inputs(self, states: SequenceStates) -> "Tensor":
         """The drafter's inputs [T, X]; the stored tensor itself where there is one stream."""

@@ -53,7 +53,7 @@ class Trainer:
     def __init__(self, spec: TrainingSpec, store: Store):
         self.spec, self.store, self.config = spec, store, spec.training
         self.depth = spec.speculator.depth
-        self.kind = trainable_kind(spec.speculator.kind)
+        self.kind = trainable_kind(spec.speculator.only_kind)
         self.origin = self._origin()
         target_config = read_json(spec.target_dir / "config.json")
         self.features = self.kind.features(target_config)

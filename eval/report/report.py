@@ -42,17 +42,20 @@ class Tile(NamedTuple):
     note: str
 
 
-def write_report(run_dir: Path, out_dir: Path, report_dir: Path) -> Path:
+def write_report(
+    run_dir: Path, out_dir: Path, report_dir: Path, trained_dir: Path | None = None
+) -> Path:
     """Renders `out_dir`/results.json into `report_dir` and prints the table; returns the page.
 
-    Writes report.html, report.md and report.json.
+    Writes report.html, report.md and report.json. `trained_dir` has the training's metrics.jsonl;
+    None: `run_dir`.
     """
     run_dir, report_dir = Path(run_dir), Path(report_dir)
     report = load(run_dir, Results.read(Path(out_dir) / "results.json"))
     page = report_dir / "report.html"
     private = report.samples is not None  # customer text
     for path, text in (
-        (page, render_html(report, training_metrics(run_dir))),
+        (page, render_html(report, training_metrics(trained_dir or run_dir))),
         (report_dir / "report.md", markdown(report)),
     ):
         with publish(path) as temporary:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.kinds import Kinds
 from outrider.eval.results.parts import Drafters, Part
 from outrider.eval.results.prediction import Choice, Cost, PredictedRow
 from outrider.eval.results.speed import RateRow, Scenario, Served
@@ -238,6 +239,8 @@ class Results(Findings):
     """Engine mode -> concurrency -> money; null without eval.cost"""
     verdict: Verdict
     """The verdict"""
+    kinds: Kinds | None = None
+    """The choice of the speculator's kind; null where the recipe names one kind"""
 
     @classmethod
     def read(cls, path: Path) -> "Results":

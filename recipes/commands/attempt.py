@@ -8,6 +8,7 @@ Imports are inside the functions here and in the commands: `--help` needs none o
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ Results = dict[str, dict[str, Any]]
 """Results of stages by name."""
 
 SUMMARY_KEYS = (
+    "kind",
     "verdict",
     "k",
     "acceptance_length",
@@ -44,6 +46,7 @@ def open_run(
     from rich.console import Console
 
     from outrider.recipes.config.load import load_recipe
+    from outrider.recipes.pipeline.kinds import with_kinds
     from outrider.recipes.pipeline.preflight import check
     from outrider.recipes.pipeline.run_dir import RunDirectory
 
@@ -60,6 +63,7 @@ def open_run(
             Console(stderr=True).print(
                 f"serve command: {note}", highlight=False, markup=False, soft_wrap=True
             )
+    loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
     check(loaded.recipe, dry_run)
     return loaded, RunDirectory.of(loaded.recipe, runs)
 

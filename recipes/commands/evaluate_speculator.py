@@ -64,8 +64,13 @@ def evaluate_speculator(
     if endpoint is not None:
         return _endpoint(loaded, run, endpoint)
     if speculator is None:
+        from outrider.recipes.pipeline.stages.registry import stages_of
+
+        measured = [
+            name for name in ("choose_kind", "evaluate") if name in stages_of(loaded.recipe)
+        ]
         with attempt(loaded, run) as go:
-            return print_summary(loaded, run, go(["evaluate"], {}))
+            return print_summary(loaded, run, go(measured, {}))
     options = _named_speculator(speculator, loaded.recipe)
     with attempt(loaded, run) as go:
         results = go(["ingest", "split", "capture", "evaluate_other"], options)

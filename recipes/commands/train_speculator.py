@@ -45,7 +45,8 @@ def train_speculator(
         With --dry-run: memory of one GPU in GB. Default: that of the GPUs here, else this machine's
         memory, else 141; the output says which.
     stages
-        Run only these, separated by commas: ingest, split, capture, train, evaluate, export.
+        Run only these, separated by commas: ingest, split, capture, train, choose_kind (with
+        several kinds), evaluate, export.
     force
         Export even a speculator that is not better than the base.
     rehearse
@@ -64,7 +65,7 @@ def train_speculator(
     if rehearse:
         return _rehearse(recipe, overrides, runs, dry_run, stages)
     loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
-    wanted, options = stage_names(stages), {"force": force}
+    wanted, options = stage_names(stages, loaded.recipe), {"force": force}
     if dry_run:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
         return _plan(loaded, run, wanted, options, gpu_bytes, as_json)

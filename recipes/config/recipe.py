@@ -7,6 +7,7 @@ of them are checked. docs/recipes.md is generated from the docstrings (`make ref
 """
 
 import re
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -91,6 +92,10 @@ class Recipe(BaseModel):
     def evaluation(self) -> EvalConfig:
         """`eval`, and how closely trainer and engine must agree on drafts."""
         return EvalConfig(**dict(self.eval), parity=self.speculator.parity)
+
+    def of_kinds(self, names: Sequence[str]) -> "Recipe":
+        """The recipe for these kinds of drafter alone."""
+        return self.model_copy(update={"speculator": self.speculator.of_kinds(names)})
 
     @field_validator("name")
     @classmethod

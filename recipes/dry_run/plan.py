@@ -20,7 +20,7 @@ from outrider.recipes.dry_run.estimates import (
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options
-from outrider.recipes.pipeline.stages.registry import STAGES
+from outrider.recipes.pipeline.stages.registry import stage_of
 from outrider.serving.config import EMBEDDED_TARGETS
 
 ENGINE_START_S = {"eager": 35, "compiled": 90}
@@ -66,7 +66,7 @@ def _why_it_runs(
     will_run: set[str],
 ) -> str | None:
     """Why a stage would run; None if it would be skipped."""
-    stage = STAGES[name]
+    stage = stage_of(name, recipe)
     after = [needed for needed in stage.needs if needed in will_run]
     if after:
         return f"would run after {', '.join(after)}"
@@ -91,6 +91,8 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
         return f"{about}{cost}{too_long_text(run, recipe)}"
     if stage == "train":
         return _training_text(tokens, recipe)
+    if stage == "choose_kind":
+        return _choice_text(recipe)
     if stage == "evaluate":
         return _evaluation_text(recipe)
     if stage == "export":
@@ -102,13 +104,26 @@ def _training_text(tokens: int, recipe: Recipe) -> str:
     cost = training_cost(tokens, recipe)
     epochs = f"{cost.epochs} epoch{'s' if cost.epochs > 1 else ''}"
     text = f"one engine start for parity, {epochs} at depth {recipe.speculator.depth}"
-    return text + (time_text(cost.seconds, cost.tokens_per_s) if tokens else "")
+    text += time_text(cost.seconds, cost.tokens_per_s) if tokens else ""
+    kinds = recipe.speculator.kinds
+    return text if len(kinds) == 1 else f"{text}; for each of {', '.join(kinds)}, in turn"
+
+
+def _choice_text(recipe: Recipe) -> str:
+    servers = len(recipe.speculator.kinds) + 1
+    sizes = ", ".join(map(str, recipe.eval.concurrency))
+    return (
+        f"replay of the validation part for each kind, steps of {servers} servers"
+        f" ({recipe.eval.engine_modes[0]}) at concurrency {sizes}"
+    )
 
 
 def _evaluation_text(recipe: Recipe) -> str:
     measured, modes = recipe.eval, recipe.eval.engine_modes
     blocks = len(modes) * len(measured.concurrency) * measured.repeats * 3
     text = f"{blocks} measured blocks in {' and '.join(modes)} mode"
+    if len(recipe.speculator.kinds) > 1:
+        text = f"for each of the two kinds that choose_kind names: {text}"
     if measured.rates:
         workloads = len(measured.rates) * max(len(measured.scenarios), 1)
         timed = len(modes) * workloads * measured.rate_repeats * 3

@@ -2,6 +2,9 @@
 
     price(run, recipe, gpu_bytes=None)      # one JSON object; training_cost_page.py prints it
 
+Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
+those that all of them read together.
+
 Memory (training/sizing/memory.py) is computed for the largest row of the ingested traffic; before
 the ingest, for one sequence that fills a row. It is compared with the GPUs of this machine or the
 size that `--gpu-memory` gives. Without a GPU, it is compared with this machine's memory, and if
@@ -70,9 +73,42 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "target": {"model": recipe.target.model, "config": None, "weights_here": False},
             "missing": source,
         }
-    kind = trainable_kind(recipe.speculator.kind)
-    size = kind.size(config, source)
     tokens, counted = traffic_tokens(run, recipe)
+    capture = capture_cost(tokens, recipe, config)
+    training = training_cost(tokens, recipe)
+    kinds = {
+        name: _of_kind(name, run, recipe, config, source, gpu_bytes)
+        for name in recipe.speculator.kinds
+    }
+    return {
+        "target": {
+            "model": recipe.target.model,
+            "config": str(source),
+            "weights_here": target is not None and has_weights(target),
+        },
+        "features": {
+            "dtype": recipe.capture.dtype,
+            "bytes_per_token": capture.bytes_per_token,
+            "tokens": tokens,
+            "tokens_counted": counted,
+            "bytes": capture.bytes,
+        },
+        "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
+        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
+        **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
+    }
+
+
+def _of_kind(
+    name: str,
+    run: RunDirectory,
+    recipe: Recipe,
+    config: dict[str, Any],
+    source: object,
+    gpu_bytes: int | None,
+) -> dict[str, Any]:
+    """Parameters, memory and checkpoint of one kind's training."""
+    size = trainable_kind(name).size(config, source)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
         size,
@@ -87,14 +123,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
     )
-    capture = capture_cost(tokens, recipe, config)
-    training = training_cost(tokens, recipe)
     return {
-        "target": {
-            "model": recipe.target.model,
-            "config": str(source),
-            "weights_here": target is not None and has_weights(target),
-        },
         "parameters": {
             "total": size.total,
             "trained": plan.trained,
@@ -102,15 +131,6 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
-        "features": {
-            "dtype": recipe.capture.dtype,
-            "bytes_per_token": capture.bytes_per_token,
-            "tokens": tokens,
-            "tokens_counted": counted,
-            "bytes": capture.bytes,
-        },
-        "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
-        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
         "row": dataclasses.asdict(row)
         | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
         "checkpoint_bytes": plan.checkpoint_bytes(),

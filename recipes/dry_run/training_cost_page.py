@@ -14,20 +14,17 @@ from outrider.recipes.dry_run.estimates import bytes_text, duration
 
 def print_price(found: dict[str, Any], console: Console) -> None:
     """Prints parameters, disk and time, then memory for each device it was compared with."""
-    if "parameters" not in found:
+    if "features" not in found:
         console.print(f"no price: {found['missing']}", markup=False, highlight=False)
         return
+    kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
     table = Table(title="cost", title_justify="left", show_header=False, width=80)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    parameters, features = found["parameters"], found["features"]
-    parts = ", ".join(
-        f"{_count(value)} {name.replace('_', ' ')}"
-        for name, value in parameters["parts"].items()
-        if value
-    )
-    frozen = f", {_count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
-    table.add_row("trained", f"{_count(parameters['trained'])} parameters{frozen} (layer: {parts})")
+    features = found["features"]
+    for name, kind in kinds.items():
+        parameters = kind["parameters"]
+        table.add_row(f"trained, {name}" if name else "trained", _parameters(parameters))
     table.add_row(
         "read, not trained",
         f"{_count(parameters['target_ends_frozen'])} parameters of the target's embedding and head",
@@ -44,19 +41,36 @@ def print_price(found: dict[str, Any], console: Console) -> None:
             "states on disk", f"{per_token}; the number of tokens is unknown before the ingest"
         )
     for stage in ("capture", "training"):
-        spent = found[stage]
+        spent, each = found[stage], ""
+        if stage == "training" and len(kinds) > 1:
+            each = f" for each of {len(kinds)} kinds, one after another"
         if spent["seconds"]:
             table.add_row(
-                stage, f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s"
+                stage,
+                f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s{each}",
             )
         else:
             table.add_row(stage, f"time unknown: {stage}.tokens_per_s gives no rate")
     console.print(table)
-    *before, last = found["memory"]
-    for judged in before:
-        short = f"it does not fit {judged['device']}: {bytes_text(judged['short_by_bytes'])} short"
-        console.print(short, markup=False, highlight=False, width=80)
-    _print_memory(last, found["row"], console)
+    for name, kind in kinds.items():
+        if name:
+            console.print(f"training of {name}:", markup=False, highlight=False)
+        *before, last = kind["memory"]
+        for judged in before:
+            lacking = bytes_text(judged["short_by_bytes"])
+            short = f"it does not fit {judged['device']}: {lacking} short"
+            console.print(short, markup=False, highlight=False, width=80)
+        _print_memory(last, kind["row"], console)
+
+
+def _parameters(parameters: dict[str, Any]) -> str:
+    parts = ", ".join(
+        f"{_count(value)} {name.replace('_', ' ')}"
+        for name, value in parameters["parts"].items()
+        if value
+    )
+    frozen = f", {_count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
+    return f"{_count(parameters['trained'])} parameters{frozen} (layer: {parts})"
 
 
 def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:

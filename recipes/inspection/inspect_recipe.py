@@ -22,6 +22,7 @@ from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.mask_view import marked
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.estimates import capture_cost
+from outrider.recipes.pipeline.kinds import with_kinds
 from outrider.recipes.pipeline.preflight import check_traffic, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.registry import STAGES
@@ -64,7 +65,7 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
     """Cost of the capture: of what the split keeps, or of everything without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
-    cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
+    cost = capture_cost(tokens, with_kinds(recipe, target), read_json(target / "config.json"))
     return {
         "tokens": cost.tokens,
         "hidden_size": cost.hidden_size,

@@ -19,7 +19,7 @@ from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import trainable_kind, warm_start
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -103,14 +103,14 @@ def _warn_of_untried_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """A speculator of the recipe's kind can be trained from this target and base.
+    """Speculators of the recipe's kinds can be trained from this target and base.
 
     A dry run needs config.json only.
     """
     speculator = speculator or SpeculatorConfig()
-    kind = trainable_kind(speculator.kind)
     base = Path(speculator.base).expanduser() if speculator.base else None
-    warm_start = base if base is not None and kind_of(base) is kind else None
-    kind.check_target(target, warm_start, dry_run)
+    for name in speculator.kinds:
+        kind = trainable_kind(name)
+        kind.check_target(target, warm_start(kind, base), dry_run)
     if base is not None and (not dry_run or has_weights(target)):
         check_speculator(base, target)

@@ -57,14 +57,14 @@ def _text(path: Path) -> list[Path]:
 def _held(run: RunDirectory, retention: str) -> list[Path]:
     if retention == "keep":
         return []
-    states = [
-        run.features,
-        *(out / "verification_states" for out in (run.evaluation, run.other_evaluation)),
-    ]
+    # An evaluation of several kinds has a folder for each.
+    of_kinds = [path.parent for path in sorted(run.evaluation.glob("*/steps"))]
+    outs = [run.evaluation, *of_kinds, run.other_evaluation]
+    states = [run.features, *(out / "verification_states" for out in outs)]
     if retention == "delete_features":
         return states
     traffic = sorted(run.traffic.glob("*"))
-    return [*states, *traffic, run.evaluation / "steps", run.other_evaluation / "steps"]
+    return [*states, *traffic, *(out / "steps" for out in outs)]
 
 
 def _note(run: RunDirectory) -> Path:

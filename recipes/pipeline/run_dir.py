@@ -12,6 +12,13 @@ runs/NAME/
     retention.json         what was deleted after the export
     traffic/ split/ features/ training/ speculator/ evaluation/ bundle/    the artifacts
     metrics.jsonl  report.html  report.json  report.md
+
+A run of several kinds (`speculator.kind: [mtp, eagle3]`) has for each kind
+
+    speculators/KIND/          training/ speculator/ metrics.jsonl
+    evaluation/KIND/           for the two that are served
+
+and `speculator`, `metrics.jsonl`, `evaluation/results.json` and the report are the chosen kind's.
 """
 
 import contextlib
@@ -37,6 +44,12 @@ class RunDirectory:
     """Paths of one run. Everything below `root` may be deleted; the next run writes it again."""
 
     root: Path
+    kind: str | None = None
+    """The kind whose training, speculator and evaluation the paths are, in a run of several"""
+
+    def of_kind(self, kind: str) -> "RunDirectory":
+        """The same run with the paths of one of its several kinds."""
+        return dataclasses.replace(self, kind=kind)
 
     @classmethod
     def of(cls, recipe: Recipe, runs: Path) -> "RunDirectory":
@@ -80,19 +93,34 @@ class RunDirectory:
         return self.root / "features"
 
     @property
+    def trained(self) -> Path:
+        """What training writes: `training`, `speculator`, metrics.jsonl, train.log."""
+        return self.root / "speculators" / self.kind if self.kind else self.root
+
+    @property
     def training(self) -> Path:
         """Checkpoints with optimizer state, for resuming."""
-        return self.root / "training"
+        return self.trained / "training"
 
     @property
     def speculator(self) -> Path:
         """The trained speculator: config.json, model.safetensors."""
-        return self.root / "speculator"
+        return self.trained / "speculator"
+
+    @property
+    def metrics(self) -> Path:
+        """The training's measurements, a line each."""
+        return self.trained / "metrics.jsonl"
 
     @property
     def evaluation(self) -> Path:
         """Output of evaluate and the logs of its servers."""
-        return self.root / "evaluation"
+        return self.root / "evaluation" / (self.kind or "")
+
+    @property
+    def kind_choice(self) -> Path:
+        """Output of choose_kind."""
+        return self.root / "evaluation" / "kinds.json"
 
     @property
     def other_evaluation(self) -> Path:

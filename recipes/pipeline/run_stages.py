@@ -2,7 +2,7 @@
 
 with run.locked():
     run.begin_attempt(loaded.recipe, loaded.files, sys.argv)
-    run_stages(run, loaded.recipe, stage_names(None), {}, console)
+    run_stages(run, loaded.recipe, stage_names(None, recipe), {}, console)
 """
 
 import contextlib
@@ -62,9 +62,9 @@ def run_stages(
     results: Results = {}
     with contextlib.ExitStack() as background:
         for name in wanted:
-            stage = stage_of(name)
+            stage = stage_of(name, recipe)
             _require_needed(stage, run, results)
-            if name == "evaluate":
+            if stage.measures_speed:
                 background.close()
             elif not results and "evaluate" in wanted and "compiled" in recipe.eval.engine_modes:
                 background.enter_context(_compiling(run, recipe, wanted, options))
@@ -80,8 +80,9 @@ def _compiling(
     run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options
 ) -> AbstractContextManager[None]:
     """Compiles for the evaluation in the background, if a stage before it has work to do."""
-    earlier = itertools.takewhile(lambda name: name != "evaluate", wanted)
-    if all(stage_of(name).state(run, recipe, options).done for name in earlier):
+    stages = (stage_of(name, recipe) for name in wanted)
+    earlier = itertools.takewhile(lambda stage: not stage.measures_speed, stages)
+    if all(stage.state(run, recipe, options).done for stage in earlier):
         return contextlib.nullcontext()
     from outrider.serving.compile_cache import compiling
 
@@ -110,20 +111,21 @@ def _bring_up_to_date(
     stage.require_readable(run, state.reasons)
     _print_step(console, "[cyan]▸[/]", stage.name, "; ".join(state.reasons))
     begin = time.monotonic()
-    _run_in_process(stage.name, run, options)
+    _run_in_process(stage, run, options)
     _print_step(console, "[green]✓[/]", stage.name, f"{time.monotonic() - begin:.0f} s")
 
 
 def _print_step(console: Console, sign: str, name: str, text: str) -> None:
-    console.print(f"{sign} [bold]{name:<9}[/] {text}", highlight=False, soft_wrap=True)
+    console.print(f"{sign} [bold]{name:<11}[/] {text}", highlight=False, soft_wrap=True)
 
 
-def _run_in_process(name: str, run: RunDirectory, options: Options) -> None:
+def _run_in_process(stage: Stage, run: RunDirectory, options: Options) -> None:
+    name = stage.name
     log = run.attempt() / f"{name}.log"
     module = "outrider.recipes.pipeline.stage_process"
     argv = [sys.executable, "-m", module, name, str(run.root), json.dumps(options)]
     environment = dict(os.environ) | STAGE_ENVIRONMENT
-    if stage_of(name).starts_engines:
+    if stage.starts_engines:
         environment |= forking_environment()
     status = run_supervised(argv, log, environment)
     if status == 0:

@@ -1,7 +1,7 @@
 """A stage of a run: whether it is done, why it runs, and the record that it leaves.
 
-    stage_of("capture").state(run, recipe, {})      # done, or why it runs
-    stage_of("capture").perform(run, recipe, {})    # in its own process: stage_process.py
+    stage_of("capture", recipe).state(run, recipe, {})      # done, or why it runs
+    stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
 
 A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
 the artifacts of the stages it needs, the target, the log, and the version of its code.
@@ -61,6 +61,8 @@ class Stage:
     handles_text: bool = False
     """Whether its errors may quote customer text."""
     starts_engines: bool = False
+    measures_speed: bool = False
+    """Whether other work on the machine would disturb it."""
 
     def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         """Everything that the result depends on, as digests and values."""

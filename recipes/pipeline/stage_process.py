@@ -84,4 +84,6 @@ def _write_to(streams: tuple[TextIO, TextIO]) -> None:
 
 if __name__ == "__main__":
     name, root, *rest = sys.argv[1:]
-    sys.exit(main(stage_of(name), RunDirectory(Path(root)), json.loads(rest[0]) if rest else {}))
+    run_dir = RunDirectory(Path(root))
+    stage = stage_of(name, run_dir.read_resolved())
+    sys.exit(main(stage, run_dir, json.loads(rest[0]) if rest else {}))

@@ -89,7 +89,7 @@ def cut_to_fit(
 
 
 def _training_bytes(config: Mapping[str, Any], recipe: Recipe) -> int:
-    size = trainable_kind(recipe.speculator.kind).size(config, "config.json")
+    size = trainable_kind(recipe.speculator.only_kind).size(config, "config.json")
     training = recipe.training
     plan = MemoryPlan(
         size,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.recipes.commands.attempt import attempt
 from outrider.recipes.config.load import LoadedRecipe, load_recipe
@@ -27,6 +28,8 @@ from outrider.recipes.rehearsal.cut import R1_CONFIG, cut_to_fit
 from outrider.recipes.rehearsal.peaks import Peaks
 from outrider.recipes.rehearsal.settings import rehearsal_words
 from outrider.recipes.rehearsal.target import random_target
+from outrider.speculators.config import AUTO
+from outrider.speculators.kinds import DEFAULT_KIND
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +53,11 @@ def rehearsal(
     words = [*rehearsal_words(original), *overrides]
     # Any local target will do until the cut is known.
     planned = load_recipe(recipe, [*words, "target.model=nano_r1"]).recipe
+    if not isinstance(planned.speculator.kind, str) or planned.speculator.kind == AUTO:
+        raise OutriderError(
+            f"--rehearse: speculator.kind = {planned.speculator.kind}, but a rehearsal trains one"
+            f" kind; name it, such as speculator.kind={DEFAULT_KIND}, and rehearse each"
+        )
     target = local_target(original)
     config = read_json(target / "config.json" if target else R1_CONFIG)
     if started := _target_of(RunDirectory.of(planned, runs)):

@@ -60,6 +60,11 @@ class TensorHeader:
     begin: int
     end: int
 
+    @property
+    def floats(self) -> int:
+        """Number of values of a floating-point tensor; 0 for integers and truth values."""
+        return math.prod(self.shape) if "F" in self.dtype else 0
+
 
 def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[str, TensorHeader]:
     """Every tensor of a checkpoint by name, from the headers of its files, or `only` of these.

@@ -209,8 +209,9 @@ def work(run, recipe, options):
         int("Kanarienvogel")
     except ValueError as error:
         raise KeyError("Kanarienvogel") from error
-broken = dataclasses.replace(stage.stage_of(sys.argv[1]), work=work)
-sys.exit(stage.main(broken, RunDirectory(Path(sys.argv[2])), {}))
+directory = RunDirectory(Path(sys.argv[2]))
+broken = stage.stage_of(sys.argv[1], directory.read_resolved())
+sys.exit(stage.main(dataclasses.replace(broken, work=work), directory, {}))
 """
 
 

@@ -1,6 +1,6 @@
 """Export: writes the bundle of an evaluated speculator and verifies it in vLLM before publishing.
 
-stage_of("export").perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
+EXPORT.perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
 copy_bundle(run, recipe, "s3://bucket/prefix")              # the same where an endpoint finds it
 """
 

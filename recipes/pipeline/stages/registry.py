@@ -1,36 +1,55 @@
 """All stages in the order in which they run.
 
-STAGES["capture"].needs      # ("ingest", "split")
+STAGES["capture"].needs                 # ("ingest", "split")
+stage_of("train", recipe)               # in a run of several kinds: the training of each
 """
 
 from outrider.common.errors import OutriderError
+from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.stage import Stage
 from outrider.recipes.pipeline.stages.capture import CAPTURE
-from outrider.recipes.pipeline.stages.evaluate import EVALUATE, EVALUATE_OTHER
+from outrider.recipes.pipeline.stages.choose_kind import CHOOSE_KIND
+from outrider.recipes.pipeline.stages.evaluate import EVALUATE, EVALUATE_KINDS, EVALUATE_OTHER
 from outrider.recipes.pipeline.stages.export import EXPORT
 from outrider.recipes.pipeline.stages.ingest import INGEST
 from outrider.recipes.pipeline.stages.split import SPLIT
-from outrider.recipes.pipeline.stages.train import TRAIN
+from outrider.recipes.pipeline.stages.train import TRAIN, TRAIN_KINDS
 
 STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (INGEST, SPLIT, CAPTURE, TRAIN, EVALUATE, EXPORT)
 }
-"""The stages of `train-speculator`."""
+"""The stages of `train-speculator` for one kind of drafter."""
+
+STAGES_OF_KINDS: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (INGEST, SPLIT, CAPTURE, TRAIN_KINDS, CHOOSE_KIND, EVALUATE_KINDS, EXPORT)
+}
+"""The same for several kinds."""
 
 
-def stage_of(name: str) -> Stage:
-    """The stage of that name."""
-    return EVALUATE_OTHER if name == EVALUATE_OTHER.name else STAGES[name]
+def stages_of(recipe: Recipe) -> dict[str, Stage]:
+    """The stages of the recipe's run."""
+    return STAGES if len(recipe.speculator.kinds) == 1 else STAGES_OF_KINDS
 
 
-def stage_names(text: str | None) -> list[str]:
+def stage_of(name: str, recipe: Recipe) -> Stage:
+    """The stage of that name in the recipe's run."""
+    return EVALUATE_OTHER if name == EVALUATE_OTHER.name else stages_of(recipe)[name]
+
+
+def stage_names(text: str | None, recipe: Recipe) -> list[str]:
     """The stages that `--stages a,b` names, in the order in which they run; None means all."""
+    stages = stages_of(recipe)
     if text is None:
-        return list(STAGES)
+        return list(stages)
     named = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in named if name not in STAGES]
+    unknown = [name for name in named if name not in stages]
     if unknown or not named:
+        kinds = ""
+        if CHOOSE_KIND.name in unknown:
+            kinds = f" ({CHOOSE_KIND.name} needs several kinds in speculator.kind)"
         raise OutriderError(
-            f"--stages {text}: no stage `{', '.join(unknown)}`; the stages are {', '.join(STAGES)}"
+            f"--stages {text}: no stage `{', '.join(unknown)}`{kinds}; the stages are"
+            f" {', '.join(stages)}"
         )
-    return [name for name in STAGES if name in named]
+    return [name for name in stages if name in named]

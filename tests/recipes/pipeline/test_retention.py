@@ -61,7 +61,7 @@ def started(monkeypatch):
     """The stages that a run starts, none of which does anything."""
     names = []
     monkeypatch.setattr(pipeline, "_compiling", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(pipeline, "_run_in_process", lambda name, run, options: names.append(name))
+    monkeypatch.setattr(pipeline, "_run_in_process", lambda stage, *_: names.append(stage.name))
     return names
 
 
