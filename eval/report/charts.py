@@ -17,12 +17,14 @@ from scipy.stats import norm
 
 from outrider.eval.report.drift import Point
 from outrider.eval.results.acceptance import Slice
+from outrider.eval.results.kinds import Kinds
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters
 from outrider.eval.results.report import Results
 from outrider.eval.results.speed import RateRow, SpeedRow
 
 ORDER = list(VARIANTS)
 COLOURS = {variant: f"var(--{variant})" for variant in VARIANTS}
+NO_SPECULATION = "no speculation"
 INK, LINE = "var(--soft)", "var(--line)"
 FONT = "system-ui, sans-serif"
 
@@ -154,6 +156,58 @@ def length_chart(by_k: Drafters[list[float]], k: Drafters[int]) -> str:
     marks = [{"k": each} for each in sorted({k.base, k.custom})]
     chosen = alt.Chart(_data(marks)).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
     return _svg((chosen + lines).properties(width=340, height=210))
+
+
+def kind_lines(kinds: Kinds, served: Mapping[str, SpeedRow]) -> list[dict[str, Any]]:
+    """A row for each line and concurrency of `kind_chart`.
+
+    `served` are the chosen kind's speeds in the engine mode of the forecast.
+    """
+    mode = kinds.choice.mode
+    forecasts = {NO_SPECULATION: kinds.choice.none.tokens_per_s}
+    forecasts |= {each.kind: each.tokens_per_s for each in kinds.choice.kinds}
+    rows = []
+    for name, speeds in forecasts.items():
+        for concurrency, speed in speeds.items():
+            low, high = speed.low or speed.value, speed.high or speed.value
+            row = {"concurrency": concurrency, "kind": name, "served": False}
+            rows.append({**row, "speed": speed.value, "low": low, "high": high})
+    for concurrency, row_ in served.items():
+        for name, speed in ((NO_SPECULATION, row_.none), ("base", row_.base)):
+            value = speed.tokens_per_s
+            row = {"concurrency": concurrency, "kind": name, "served": True}
+            rows.append({**row, "speed": value, "low": value, "high": value})
+    for kind, found in kinds.served.items():
+        for concurrency, measured in found.tokens_per_s[mode].items():
+            row = {"concurrency": concurrency, "kind": kind, "served": True}
+            figures = {"speed": measured.value, "low": measured.low, "high": measured.high}
+            rows.append({**row, **figures})
+    return rows
+
+
+def kind_chart(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> str:
+    """Tokens/s over concurrency by kind: forecasts as lines, served speeds as diamonds."""
+    order = list(dict.fromkeys(row["concurrency"] for row in rows))
+    domain = list(colours)
+    colour = alt.Color(
+        "kind:N",
+        legend=None,
+        scale=alt.Scale(domain=domain, range=[f"var(--{colours[name]})" for name in domain]),
+    )
+    x = alt.X("concurrency:N", title="concurrent requests", sort=order, axis=alt.Axis(labelAngle=0))
+    base = alt.Chart(_data(rows)).encode(
+        x=x, y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)), color=colour
+    )
+    offset = alt.XOffset("kind:N", sort=domain)
+    spans = base.mark_rule(strokeWidth=2).encode(
+        xOffset=offset, y=alt.Y("low:Q", title=None), y2="high:Q"
+    )
+    forecast = base.transform_filter("!datum.served")
+    lines = forecast.mark_line(strokeWidth=2.5).encode(xOffset=offset)
+    points = forecast.mark_point(filled=True, size=40, opacity=1).encode(xOffset=offset)
+    served = base.transform_filter("datum.served")
+    diamonds = served.mark_point(shape="diamond", size=90, strokeWidth=2).encode(xOffset=offset)
+    return _svg((spans + lines + points + diamonds).properties(width=340, height=210))
 
 
 def slice_chart(slices: Mapping[str, Sequence[Slice]]) -> str:

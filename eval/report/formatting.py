@@ -61,6 +61,14 @@ def signed(value: float) -> str:
     return f"{value:+.2%}"
 
 
+def count(value: int) -> str:
+    """A large number with three digits and a unit."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return str(value)
+
+
 def interval(estimate: Interval) -> str:
     """An estimate with its interval, if it has one."""
     if estimate.low is None or estimate.high is None:

@@ -11,6 +11,7 @@ from outrider.data.on_policy.check import two_lines
 from outrider.eval.replay.example_traces import markdown_lines
 from outrider.eval.report.formatting import interval, number
 from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
+from outrider.eval.report.kinds_section import kinds_lines
 from outrider.eval.report.prediction_section import predicted_lines
 from outrider.eval.report.rates_section import rates_lines
 from outrider.eval.report.results_table import HEAD, table_rows
@@ -30,6 +31,8 @@ def markdown(report: Report) -> str:
         outcome = check.outcome if check.outcome == "passed" else f"**{check.outcome}**"
         lines.append(f"- {outcome}: {check.name}: {check.seen}; {check.demand}")
     lines += [f"- not checked: {what}: {why}" for what, why in report.not_measured.items()]
+    if report.kinds:
+        lines += ["", *kinds_lines(report.kinds)]
     lines += ["", *rates_lines(report)]
     lines += ["", *predicted_lines(report.predicted)]
     if report.slices:

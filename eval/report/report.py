@@ -17,6 +17,7 @@ from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import Interval, environment
 from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
+from outrider.eval.report.kinds_section import kinds_page
 from outrider.eval.report.markdown import markdown
 from outrider.eval.report.prediction_section import HEAD, predicted_rows
 from outrider.eval.report.rates_section import rates_page
@@ -86,6 +87,7 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
             predicted_head=HEAD,
             predicted=predicted_rows(report.predicted),
             rates=rates_page(report),
+            kinds=kinds_page(report),
             slices=charts.slice_chart(report.slices) if report.slices else None,
             samples=report.samples,
             training=charts.training_chart(metrics),

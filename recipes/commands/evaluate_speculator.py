@@ -67,7 +67,7 @@ def evaluate_speculator(
         from outrider.recipes.pipeline.stages.registry import stages_of
 
         measured = [
-            name for name in ("choose_kind", "evaluate") if name in stages_of(loaded.recipe)
+            name for name in stages_of(loaded.recipe) if name in ("choose_kind", "evaluate")
         ]
         with attempt(loaded, run) as go:
             return print_summary(loaded, run, go(measured, {}))

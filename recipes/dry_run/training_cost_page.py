@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from outrider.eval.report.formatting import count
 from outrider.recipes.dry_run.estimates import bytes_text, duration
 
 
@@ -27,7 +28,7 @@ def print_price(found: dict[str, Any], console: Console) -> None:
         table.add_row(f"trained, {name}" if name else "trained", _parameters(parameters))
     table.add_row(
         "read, not trained",
-        f"{_count(parameters['target_ends_frozen'])} parameters of the target's embedding and head",
+        f"{count(parameters['target_ends_frozen'])} parameters of the target's embedding and head",
     )
     about = "" if features["tokens_counted"] else "about "
     per_token = f"{features['bytes_per_token']:,} bytes a token in {features['dtype']}"
@@ -65,12 +66,12 @@ def print_price(found: dict[str, Any], console: Console) -> None:
 
 def _parameters(parameters: dict[str, Any]) -> str:
     parts = ", ".join(
-        f"{_count(value)} {name.replace('_', ' ')}"
+        f"{count(value)} {name.replace('_', ' ')}"
         for name, value in parameters["parts"].items()
         if value
     )
-    frozen = f", {_count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
-    return f"{_count(parameters['trained'])} parameters{frozen} (layer: {parts})"
+    frozen = f", {count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
+    return f"{count(parameters['trained'])} parameters{frozen} (layer: {parts})"
 
 
 def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
@@ -120,10 +121,3 @@ def _print_memory(judged: dict[str, Any], row: dict[str, Any], console: Console)
             f" for {judged['processes']} processes on one node"
         )
     console.print("\n".join(say), markup=False, highlight=False, width=80)
-
-
-def _count(value: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return str(value)

@@ -16,6 +16,7 @@ from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.report import write_report
 from outrider.eval.results.acceptance import Mixture
+from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import (
     BOTH_K,
     EVALUATION,
@@ -105,6 +106,7 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
             "general": general,
             "interpolation": [Mixture.model_validate(row) for row in mixtures],
             "samples": sample_examples(text),
+            "kinds": sample_kinds(results),
         }
     )
     files = {

@@ -47,7 +47,7 @@ def report(tmp_path_factory):
 def test_the_report_is_readable(browser, report, size, dark):
     page = Page(browser, report.as_uri(), size, dark)
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
-    assert page.evaluate("document.querySelectorAll('main svg').length") == 13
+    assert page.evaluate("document.querySelectorAll('main svg').length") == 14
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) == dark
     name = f"{'phone' if size is PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
