@@ -30,12 +30,13 @@ Shapes: T tokens, N anchors, K depths.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FeatureSpec
+from outrider.speculators.head_config import HeadConfig
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,11 @@ class Origin:
     target_dir: Path
     base_dir: Path | None
     """Directory of a speculator of the same kind to start from; None: training from scratch."""
+    head: HeadConfig = HeadConfig()
+    """Shape of a head from scratch."""
+    token_counts: "Callable[[], Tensor] | None" = None
+    """How often each token of the target's vocabulary occurs in the responses that are trained
+    on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
 
 
 class TrainedParts(Protocol):
