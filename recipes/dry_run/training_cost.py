@@ -27,8 +27,8 @@ from outrider.recipes.dry_run.estimates import capture_cost, traffic_tokens, tra
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import planned
 from outrider.speculators.kinds.protocol import DrafterSize, RowShape
+from outrider.speculators.planned import planned
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 

@@ -31,7 +31,8 @@ class EagleActivations:
         """Bytes kept for backward, all depths."""
         first = self.row.tokens * (self._states() + self._project())
         deeper = sum(self.row.anchors * self._deeper_input(s) for s in range(1, self.depth))
-        return first + deeper + self.depth * self.last_depth_bytes()
+        residual = self.row.anchors * sum(self._residual(s) for s in range(self.depth))
+        return first + deeper + residual + self.depth * self.last_depth_bytes()
 
     def last_depth_bytes(self) -> int:
         """Part of one depth's attention over the prefix and MLP: what backward frees first."""
@@ -79,6 +80,20 @@ class EagleActivations:
         found += 4 * rope
         return found + self._keys + b * s.heads * (s.nope_dim + s.value_dim)
 
+    def _residual(self, depth: int) -> int:
+        """The state's norm once more, where the residual stream starts at it.
+
+        In float32 it reads the layer's input: at depth 0 a copy for the anchors, then one that is
+        kept anyway.
+        """
+        s = self.shape
+        if not s.norm_before_residual:
+            return 0
+        kept = self._norm(s.hidden)
+        if self.b == 4:
+            kept += 4 * s.hidden if depth == 0 else -4 * s.hidden
+        return kept
+
     def _deeper_input(self, depth: int) -> int:
         """An anchor at depth 1 and beyond: attention over its own chain besides the projections."""
         b = self.b
@@ -95,7 +110,5 @@ class EagleActivations:
         """An anchor at a depth: scaled query, log-sum-exp, o_proj's input, norms, MLP."""
         s, b = self.shape, self.b
         found = self._keys + 4 * s.heads + self._values * (2 if self.device == "cuda" else 1)
-        if s.norm_before_residual:
-            found += self._norm(s.hidden)
         mlp = 4 * b * s.intermediate
         return found + self._norm(s.hidden) + b * s.hidden + mlp + self._norm(s.hidden)

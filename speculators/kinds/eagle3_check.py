@@ -13,7 +13,6 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_header_shape,
-    check_same_rows,
     check_vocabulary_size,
     foreign,
     header_named,
@@ -22,6 +21,7 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import (
     TensorHeader,
     integers,
+    rows_that_differ,
     tensor_headers,
 )
 from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, auxiliary_layers, layer_config
@@ -71,8 +71,6 @@ def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> No
     if embedding := header_named(found, EMBEDDING):
         shape = (target.config["vocab_size"], own_hidden)
         check_header_shape(found, embedding.name, shape, path, in_words)
-        if own_hidden == hidden:
-            _check_embedding(embedding, target)
     if vocabulary != target.config["vocab_size"]:
         offsets = check_header_shape(found, D2T, (vocabulary,), path, in_words)
         _check_map(offsets, header_named(found, T2D), target)
@@ -105,12 +103,21 @@ def _check_layers(path: Path, layers: tuple[int, ...] | None, target: Checkpoint
         )
 
 
-def _check_embedding(embedding: TensorHeader, target: CheckpointLayout) -> None:
-    """vLLM keeps an embedding that differs from the target's; training here reads the target's."""
-    name, _ = target.ends
-    if name in target.weight_map:
-        own = tensor_headers(target.directory, target.files([name]))
-        check_same_rows(embedding, own[name])
+def check_embedding(directory: Path, target: CheckpointLayout) -> None:
+    """A copy of the target's embedding equals it, since the unroll reads the target's.
+
+    vLLM keeps an embedding that differs from the target's, so such a head is served as it is.
+    """
+    embedding, (name, _) = header_named(tensor_headers(directory), EMBEDDING), target.ends
+    if embedding is None:
+        return
+    own = tensor_headers(target.directory, target.files([name]))[name]
+    if embedding.shape != own.shape or rows_that_differ(embedding, own):
+        raise OutriderError(
+            f"{embedding.file}: {embedding.name} is an embedding of its own, which differs from"
+            f" the target's ({own.file}). vLLM serves such a head, but Outrider neither trains nor"
+            " replays it: heads here read the target's embedding"
+        )
 
 
 def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
-from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
+from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
+from outrider.speculators.kinds.eagle3_check import check_embedding
 from outrider.speculators.kinds.eagle3_layer import EagleHead
 from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
 from outrider.speculators.kinds.eagle3_tensors import D2T, MAPS, T2D, checkpoint_names
@@ -44,6 +45,12 @@ def load_eagle3(
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
     shape = EagleShape.read(stored.layout.config, read_json(target_dir / "config.json"), path)
+    if shape.hidden != shape.target_hidden:
+        raise OutriderError(
+            f"{path}: hidden_size {shape.hidden}, the target's {shape.target_hidden}: such a head"
+            " has an embedding of its own, and Outrider neither trains nor replays it"
+        )
+    check_embedding(directory, read_layout(target_dir))
     names = checkpoint_names(stored.layout.weight_map)
     ids_D = _target_ids(stored, names, shape)
     with torch.device("meta"):
@@ -177,7 +184,8 @@ def _over_base(
         if new is None:
             written[of_base] = value
         elif name in MAPS:
-            if not torch.equal(new.to(value.dtype).cpu(), value):
+            # As numbers: an average of two maps is no map, even where rounding would make it one.
+            if not torch.equal(new.cpu().double(), value.double()):
                 raise OutriderError(
                     f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays"
                     " that of the base, since rows of lm_head have no meaning without it. Train"

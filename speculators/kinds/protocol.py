@@ -76,7 +76,7 @@ class Origin:
     target_dir: Path
     base_dir: Path | None
     """Directory of a speculator of the same kind to start from; None: training from scratch."""
-    head: HeadConfig = HeadConfig()
+    head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """Shape of a head from scratch."""
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained

@@ -15,10 +15,10 @@ from outrider.eval.replay.example_traces import walks
 from outrider.eval.replay.replay import replay
 from outrider.recipes.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
+from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
-from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import TrainingConfig
