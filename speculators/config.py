@@ -6,9 +6,18 @@ SpeculatorConfig(depth=4)
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_names
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_kind, trainable_names
 
 AUTO = "auto"
 """`speculator.kind` that stands for every kind that trains and that the target supports."""
@@ -73,13 +82,20 @@ class SpeculatorConfig(BaseModel):
 
     kind: Annotated[str | list[str], AfterValidator(_trainable)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
-    behind its last layer. A list, such as `[mtp, eagle3]`: each is trained on the same captured
-    states, and the one that serves this traffic fastest is shipped. `auto`: the list of all kinds
-    that the target supports."""
+    behind its last layer. `eagle3`: a one-layer head over three states of the target, with a
+    vocabulary of its own, trained from scratch or from such a head. docs/training.md compares
+    them. A list, such as `[mtp, eagle3]`: each is trained on the same captured states, and the one
+    that serves this traffic fastest is shipped. `auto`: the list of all kinds that the target
+    supports."""
 
     base: str | None = None
-    """Directory of the speculator in use today: training starts from it, evaluation compares with
-    it, and `training.base_kl` holds the custom one near it. null: the target's own."""
+    """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
+    target's own layer), `ngram` or `none` (no speculation). null: the target's own. Where it is a
+    directory of the trained kind, or the target's own layer, training starts from it, and
+    `training.base_kl` can hold the custom one near it; otherwise training starts from scratch."""
+
+    head: HeadConfig = HeadConfig()
+    """Shape of a head from scratch. `mtp` has the target's and takes none of these keys."""
 
     depth: int = Field(default=4, ge=1, le=16)
     """Draft tokens that the speculator is unrolled to in training and replay; serving may choose
@@ -105,6 +121,30 @@ class SpeculatorConfig(BaseModel):
     parity: ParityConfig = ParityConfig()
     """How closely trainer and engine must agree on drafts, before training and in evaluation."""
 
+    @model_validator(mode="after")
+    def _kind_reads_what_is_set(self) -> "SpeculatorConfig":
+        names = trainable_names() if self.kind == AUTO else self.kinds
+        kinds = [trainable_kind(name) for name in names]
+        words = " and ".join(kind.in_words for kind in kinds)
+        default = HeadConfig()
+        unread = [
+            key
+            for key in HeadConfig.model_fields
+            if not any(key in kind.head_keys for kind in kinds)
+            and getattr(self.head, key) != getattr(default, key)
+        ]
+        if unread:
+            raise ValueError(
+                f"speculator.head.{unread[0]}: {words} has no such setting; leave"
+                f" {', '.join(unread)} out, or choose another speculator.kind"
+            )
+        if not any(self.train in kind.trains for kind in kinds):
+            raise ValueError(
+                f"speculator.train = {self.train}: {words} has no routed experts to freeze;"
+                " leave the key out"
+            )
+        return self
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds that are trained; `auto` must have been replaced by them."""
@@ -112,13 +152,17 @@ class SpeculatorConfig(BaseModel):
             raise ValueError("speculator.kind: auto was not replaced by the target's kinds")
         return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
 
-    def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
-        """The section for these kinds alone."""
-        kind = names[0] if len(names) == 1 else list(names)
-        return self.model_copy(update={"kind": kind})
-
     @property
     def only_kind(self) -> str:
         """Name of the kind, where there is one."""
         (name,) = self.kinds
         return name
+
+    def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
+        """The section for these kinds alone, without settings that none of them reads."""
+        kinds = [trainable_kind(name) for name in names]
+        read = frozenset().union(*(kind.head_keys for kind in kinds))
+        head = HeadConfig(**{key: value for key, value in self.head if key in read})
+        train = self.train if any(self.train in kind.trains for kind in kinds) else "all"
+        kind = names[0] if len(names) == 1 else list(names)
+        return self.model_copy(update={"kind": kind, "head": head, "train": train})

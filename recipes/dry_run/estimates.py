@@ -18,7 +18,7 @@ from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EMBEDDED_TARGETS
-from outrider.speculators.kinds import stored_features
+from outrider.speculators.planned import stored_features
 
 LOG_BYTES_PER_TOKEN = 6
 """Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
@@ -77,7 +77,7 @@ class TrainingCost:
 def capture_cost(tokens: int, recipe: Recipe, target_config: Mapping[str, Any]) -> CaptureCost:
     """Disk and time of capturing `tokens` tokens with the states that the speculators read."""
     rate = recipe.capture.tokens_per_s or _measured(recipe, CAPTURE_TOKENS_PER_S)
-    spec = stored_features(recipe.speculator.kinds, target_config)
+    spec = stored_features(recipe.speculator, target_config)
     each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     return CaptureCost(tokens, target_config["hidden_size"], each, rate)
 

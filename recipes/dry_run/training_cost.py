@@ -31,6 +31,7 @@ from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import DrafterSize, RowShape
+from outrider.speculators.planned import planned
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
@@ -108,7 +109,8 @@ def _of_kind(
     gpu_bytes: int | None,
 ) -> dict[str, Any]:
     """Parameters, memory and checkpoint of one kind's training."""
-    size = trainable_kind(name).size(config, source)
+    recipe = recipe.of_kinds([name])
+    size = trainable_kind(name).size(planned(recipe.speculator, config), config, source)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
         size,

@@ -14,8 +14,9 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.preflight import local_target
+from outrider.speculators.base import supported_kinds
 from outrider.speculators.config import AUTO
-from outrider.speculators.kinds import DEFAULT_KIND, supported_kinds
+from outrider.speculators.kinds import DEFAULT_KIND
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
@@ -38,8 +39,7 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
 
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
-    base = recipe.speculator.base
-    names, others = supported_kinds(target_dir, Path(base).expanduser() if base else None)
+    names, others = supported_kinds(recipe.speculator.base, target_dir)
     if not names:
         reasons = "; ".join(f"{name}: {why}" for name, why in others.items())
         raise OutriderError(

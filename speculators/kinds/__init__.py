@@ -6,14 +6,13 @@
 No torch is imported here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds.eagle3 import Eagle3
 from outrider.speculators.kinds.mtp import MTP
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
@@ -91,49 +90,6 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
         for kind in KINDS.values()
         if isinstance(kind, TrainableKind) and kind.native(target_config)
     ]
-
-
-def supported_kinds(target_dir: Path, base: Path | None = None) -> tuple[list[str], dict[str, str]]:
-    """The kinds that can be trained for a target, and why the others cannot.
-
-    Reads the target's config.json, and that of `base`, the speculator in use, where it is given.
-    """
-    supported: list[str] = []
-    others: dict[str, str] = {}
-    for name in trainable_names():
-        kind = trainable_kind(name)
-        try:
-            kind.check_target(target_dir, warm_start(kind, base), config_only=True)
-        except OutriderError as error:
-            others[name] = str(error)
-        else:
-            supported.append(name)
-    return supported, others
-
-
-def warm_start(kind: DrafterKind, base: Path | None) -> Path | None:
-    """The directory from which training of a kind starts; None where `base` is of another kind."""
-    return base if base is not None and kind_of(base) is kind else None
-
-
-def base_directory(base: str | Path | None, target_dir: Path) -> Path:
-    """The directory of the speculator in use (`speculator.base`); None: the target's own."""
-    if base is not None:
-        return Path(base).expanduser()
-    config = Path(target_dir) / "config.json"
-    if not native_kinds(read_json(config)):
-        raise OutriderError(
-            f"{config}: this target ships no speculator of its own; name the directory of the"
-            " speculator in use as speculator.base"
-        )
-    return Path(target_dir)
-
-
-def stored_features(names: Sequence[str], target_config: Mapping[str, Any]) -> FeatureSpec:
-    """What one feature store holds for drafters of all these kinds."""
-    hidden_size = target_config["hidden_size"]
-    specs = (trainable_kind(name).features(target_config) for name in names)
-    return FeatureSpec.union(spec.stored(hidden_size) for spec in specs)
 
 
 def target_tensors(target: CheckpointLayout) -> list[str]:

@@ -31,7 +31,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
-        kind=recipe.speculator.kind,
+        kind=recipe.speculator.only_kind,
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}

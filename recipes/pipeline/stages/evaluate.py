@@ -104,7 +104,7 @@ def evaluation_context(
         serving=recipe.speculative_serving(),
         settings=recipe.evaluation(),
         depth=recipe.speculator.depth,
-        speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
+        speculators={"base": base, "custom": Speculator.named(speculator)},
         data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt(), run.trained),
         show_samples=recipe.report.samples,
