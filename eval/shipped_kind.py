@@ -54,25 +54,23 @@ def _better(
     main = str(choice.main_concurrency)
     ratios = {kind: served[kind].over_none for kind in (first, second)}
     found = {
-        kind: ", ".join(f"{_interval(row[main])} {mode}" for mode, row in ratios[kind].items())
+        kind: " and ".join(f"{_interval(row[main])} ({mode})" for mode, row in ratios[kind].items())
         for kind in ratios
     }
-    measured = (
-        f"served at concurrency {main}, {first} is {found[first]} times as fast as no speculation"
-        f" and {second} {found[second]}"
-    )
     verdict = served[first].verdict
-    passed = "both pass the gate" if verdict == SHIP else f"the verdict of both is `{verdict}`"
+    passed = "Both pass the gate" if verdict == SHIP else f"The verdict of both is `{verdict}`"
+    measured = (
+        f"Served at concurrency {main}, {first} is {found[first]} times as fast as no speculation,"
+        f" {second} {found[second]}"
+    )
     for one, other in ((first, second), (second, first)):
-        if all(row[main].low > ratios[other][mode][main].high for mode, row in ratios[one].items()):
-            return (
-                one,
-                f"{one} is chosen because it is measured to be faster: {measured}; {passed}.",
-            )
+        slower = ratios[other]
+        if all(row[main].low > slower[mode][main].high for mode, row in ratios[one].items()):
+            return one, f"{one} is chosen: it is measured to be faster. {measured}. {passed}."
     speeds = [choice.of(kind).tokens_per_s[main].value for kind in (first, second)]
     return first, (
-        f"{first} is chosen by its forecast of {speeds[0]:.0f} tokens/s, {second}'s is"
-        f" {speeds[1]:.0f}: {measured}, whose intervals overlap; {passed}."
+        f"{first} is chosen by its forecast, {speeds[0]:.0f} tokens/s against {speeds[1]:.0f} of"
+        f" {second}. {measured}: the intervals overlap. {passed}."
     )
 
 

@@ -127,7 +127,7 @@ def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, star
     monkeypatch.setattr(
         pipeline,
         "_run_in_process",
-        lambda name, run, options: (started.append(name), again(run, name)),
+        lambda stage, run, options: (started.append(stage.name), again(run, stage.name)),
     )
 
     def again(run, name):
