@@ -7,6 +7,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.sources import section, target_digest
+from outrider.speculators.kinds import trainable_kind
 
 SPEED_ONLY = {
     "mode",
@@ -24,6 +25,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     from outrider.data.features.capture import capture
     from outrider.data.on_policy.check import check_traffic
 
+    target_config = read_json(recipe.target.directory() / "config.json")
     captured = capture(
         target=recipe.target,
         sequences_dir=run.tables,
@@ -31,7 +33,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
-        kind=recipe.speculator.kind,
+        features=trainable_kind(recipe.speculator.kind).features(target_config),
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}
