@@ -16,9 +16,10 @@ import altair as alt
 from scipy.stats import norm
 
 from outrider.eval.report.drift import Point
+from outrider.eval.report.formatting import Interval
 from outrider.eval.results.acceptance import Slice
 from outrider.eval.results.kinds import Kinds
-from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, SliceEstimate
 from outrider.eval.results.report import Results
 from outrider.eval.results.speed import RateRow, SpeedRow
 
@@ -163,25 +164,28 @@ def kind_lines(kinds: Kinds, served: Mapping[str, SpeedRow]) -> list[dict[str, A
 
     `served` are the chosen kind's speeds in the engine mode of the forecast.
     """
-    mode = kinds.choice.mode
-    forecasts = {NO_SPECULATION: kinds.choice.none.tokens_per_s}
-    forecasts |= {each.kind: each.tokens_per_s for each in kinds.choice.kinds}
-    rows = []
-    for name, speeds in forecasts.items():
-        for concurrency, speed in speeds.items():
-            low, high = speed.low or speed.value, speed.high or speed.value
-            row = {"concurrency": concurrency, "kind": name, "served": False}
-            rows.append({**row, "speed": speed.value, "low": low, "high": high})
-    for concurrency, row_ in served.items():
-        for name, speed in ((NO_SPECULATION, row_.none), ("base", row_.base)):
-            value = speed.tokens_per_s
-            row = {"concurrency": concurrency, "kind": name, "served": True}
-            rows.append({**row, "speed": value, "low": value, "high": value})
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, concurrency: str, speed: Interval, served: bool) -> None:
+        figures = {"speed": speed.value, "low": speed.low, "high": speed.high}
+        rows.append({"kind": name, "concurrency": concurrency, "served": served, **figures})
+
+    for concurrency, alone in kinds.choice.none.tokens_per_s.items():
+        add(NO_SPECULATION, concurrency, alone, False)
+    for each in kinds.choice.kinds:
+        for concurrency, forecast in each.tokens_per_s.items():
+            add(each.kind, concurrency, forecast, False)
+    for concurrency, row in served.items():
+        for name, block in ((NO_SPECULATION, row.none), ("base", row.base)):
+            add(
+                name,
+                concurrency,
+                SliceEstimate(value=block.tokens_per_s, low=None, high=None),
+                True,
+            )
     for kind, found in kinds.served.items():
-        for concurrency, measured in found.tokens_per_s[mode].items():
-            row = {"concurrency": concurrency, "kind": kind, "served": True}
-            figures = {"speed": measured.value, "low": measured.low, "high": measured.high}
-            rows.append({**row, **figures})
+        for concurrency, measured in found.tokens_per_s[kinds.choice.mode].items():
+            add(kind, concurrency, measured, True)
     return rows
 
 

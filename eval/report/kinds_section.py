@@ -68,7 +68,7 @@ def head(kinds: Kinds) -> list[str]:
 def table(kinds: Kinds) -> list[KindRow]:
     """The rows: no speculation, then each kind, the fastest by forecast first."""
     none, modes = kinds.choice.none, _modes(kinds)
-    rows = []
+    rows: list[KindRow] = []
     for size, speed in none.tokens_per_s.items():
         first = kinds.served[kinds.chosen].none_tokens_per_s
         served = [f"{first[mode][size]:.0f}" for mode in modes]
@@ -95,7 +95,7 @@ def kinds_lines(kinds: Kinds) -> list[str]:
 def _rows_of(
     each: KindForecast, served: KindServed | None, modes: list[str], chosen: bool
 ) -> list[KindRow]:
-    rows = []
+    rows: list[KindRow] = []
     for size, speed in each.tokens_per_s.items():
         cells = ["-"] * len(modes)
         if served is not None:

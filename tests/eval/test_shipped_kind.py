@@ -45,7 +45,12 @@ FAST, SLOW, WIDE = (2.4, 2.3, 2.5), (2.0, 1.9, 2.1), (2.1, 1.8, 2.6)
         ),
         (("undecided", both(FAST)), ("ship", both(SLOW)), "mtp", "it alone passes the gate"),
         (("do not ship", both(FAST)), ("undecided", both(SLOW)), "mtp", "No kind passes"),
-        (("undecided", both(SLOW)), ("undecided", both(FAST)), "mtp", "verdict of both is `undecided`"),
+        (
+            ("undecided", both(SLOW)),
+            ("undecided", both(FAST)),
+            "mtp",
+            "verdict of both is `undecided`",
+        ),
     ],
 )
 def test_the_fastest_that_passes_is_chosen_and_the_reason_says_why(

@@ -7,6 +7,8 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.sources import section, target_digest
+from outrider.speculators.features import FeatureSpec
+from outrider.speculators.planned import stored_features
 
 SPEED_ONLY = {
     "mode",
@@ -31,10 +33,23 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
-        kind=recipe.speculator.only_kind,
+        features=_features(recipe),
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}
+
+
+def _features(recipe: Recipe) -> FeatureSpec:
+    """The states that the recipe's kinds of drafter read together."""
+    config = read_json(recipe.target.training_directory() / "config.json")
+    return stored_features(recipe.speculator, config)
+
+
+def _reads(recipe: Recipe) -> dict[str, Any]:
+    """The kinds and, where they read more than the final state, their streams."""
+    kinds: dict[str, Any] = {"kind": recipe.speculator.kind}
+    streams = _features(recipe).names
+    return kinds if len(streams) == 1 else kinds | {"streams": list(streams)}
 
 
 CAPTURE = Stage(
@@ -44,7 +59,7 @@ CAPTURE = Stage(
     settings=lambda recipe: {
         "target": section(recipe.target),
         "capture": section(recipe.capture, {"tokens_per_s"}),
-        "speculator": {"kind": recipe.speculator.kind},
+        "speculator": _reads(recipe),
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
     },
     sources=target_digest,
