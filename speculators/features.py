@@ -14,7 +14,6 @@ Shapes: T tokens, H width of a stream, X sum of the widths. No torch is imported
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,12 +99,6 @@ class FeatureSpec:
     def union(cls, specs: "Iterable[FeatureSpec]") -> "FeatureSpec":
         """The streams of several drafters, each once: one capture then serves them all."""
         return cls(tuple(dict.fromkeys(stream for spec in specs for stream in spec.streams)))
-
-    @classmethod
-    def union(cls, specs: "Iterable[FeatureSpec]") -> "FeatureSpec":
-        """Every stream of the specs once, in the order in which they first appear."""
-        streams = itertools.chain.from_iterable(spec.streams for spec in specs)
-        return cls(tuple(dict.fromkeys(streams)))
 
     def inputs(self, states: SequenceStates) -> "Tensor":
         """The drafter's inputs [T, X]; the stored tensor itself where there is one stream."""
