@@ -24,7 +24,15 @@ def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> M
 
 def warm_directory(speculator: SpeculatorConfig) -> Path | None:
     """The directory that `speculator.base` names, if it is of the trained kind."""
-    if speculator.base is None or not is_directory(speculator.base):
+    if not is_directory(speculator.base):
         return None
-    directory = Path(speculator.base).expanduser()
+    directory = Path(str(speculator.base)).expanduser()
     return directory if kind_of(directory).name == speculator.kind else None
+
+
+def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
+    """Whether training starts from a base: a directory of the kind, or the target's own."""
+    if is_directory(speculator.base):
+        return warm_directory(speculator) is not None
+    native = trainable_kind(speculator.kind).native(target_config)
+    return native and speculator.base in (None, speculator.kind)

@@ -21,7 +21,11 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3_check import check_eagle3, check_eagle3_target
+from outrider.speculators.kinds.eagle3_check import (
+    check_eagle3,
+    check_eagle3_target,
+    same_head,
+)
 from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
 from outrider.speculators.kinds.eagle3_size import EagleSize
 from outrider.speculators.kinds.eagle3_tensors import EMBEDDING, T2D, checkpoint_names
@@ -183,6 +187,10 @@ class Eagle3:
         from outrider.speculators.kinds.eagle3_checkpoint import stored_eagle3_tensors
 
         return stored_eagle3_tensors(directory)
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
+        return same_head(one, other)
 
     def stays_with_target(self, name: str) -> bool:
         """The embedding."""

@@ -173,6 +173,10 @@ class MTP:
 
         return stored_mtp_tensors(directory)
 
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """Every layer of a target has the same shapes."""
+        return True
+
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""
         return is_shared(name) or name.endswith(CACHE_SCALES)

@@ -204,7 +204,7 @@ def test_a_stale_mark_is_found_in_the_files(target: Path, tmp_path: Path) -> Non
     def marked(tensors: dict[str, Tensor]) -> None:
         tensors["t2d"] = tensors["t2d"].roll(1)
 
-    with pytest.raises(OutriderError, match="t2d marks .* stale"):
+    with pytest.raises(OutriderError, match=r"t2d marks .* stale"):
         check_speculator(rewritten(base, marked, tmp_path / "other"), target)
 
 
