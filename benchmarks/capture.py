@@ -1,16 +1,18 @@
 """Capture against plain prefill: tokens/s of the same prompts.
 
     python benchmarks/capture.py [--run runs/resume_screening] [--sequences 200] [--repeats 6]
-        [--batch-tokens 8192] [--disk 2]
+        [--batch-tokens 8192] [--disk 2] [--layers 2 8 13]
 
 Blocks alternate in one engine, because separately started engines differ by more than the effect.
 "captured" includes everything: states out of the worker, into checksummed shards on disk. With
 `--disk N` a shard takes as long as a disk with N times the needed rate would: bytes / (N x bytes a
-token x tokens/s of plain prefill). "plain" gets its prompts in the same batches.
+token x tokens/s of plain prefill). "plain" gets its prompts in the same batches. With `--layers`,
+"layers" captures the states before these layers too; its disk is the same.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,6 +24,7 @@ from outrider.data.features.feature_store import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import _batches, open_engine
+from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 
 write_private = FeatureWriter._write_private
 
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--shard-megabytes", type=float, default=0.1)
     parser.add_argument("--disk", type=float, help="rate of the disk, times the needed one")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
     args = parser.parse_args()
     settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=args.shard_megabytes)
     table = load_sequences(args.run / "traffic" / "sequences").select(range(args.sequences))
@@ -65,28 +69,37 @@ def main() -> None:
                 prompts = [{"prompt_token_ids": ids} for _, ids, _ in batch]
                 engine.llm.generate(prompts, once, use_tqdm=False)
 
-        def captured() -> None:
-            if args.disk and seconds["plain"]:
-                needed = bytes_per_token(
-                    engine.llm.llm_engine.model_config.get_hidden_size(), "bf16"
-                )
-                slow_disk(args.disk * needed * tokens / statistics.median(seconds["plain"]))
-            capture_ids(engine, rows, Path(folder) / str(time.monotonic_ns()), settings)
+        hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
+        layers = FeatureSpec(
+            tuple(FeatureStream(layer_name(index), hidden_size) for index in args.layers)
+        )
 
+        def captured(features: FeatureSpec) -> None:
+            if args.disk and seconds["plain"]:
+                needed = bytes_per_token(hidden_size, "bf16")
+                slow_disk(args.disk * needed * tokens / statistics.median(seconds["plain"]))
+            store = Path(folder) / str(time.monotonic_ns())
+            capture_ids(engine, rows, store, settings, features)
+            shutil.rmtree(store)
+
+        blocks = {"plain": plain, "captured": lambda: captured(FeatureSpec(()))}
+        if args.layers:
+            blocks["layers"], seconds["layers"] = lambda: captured(layers), []
         for repeat in range(args.repeats + 1):
-            for name, block in (("plain", plain), ("captured", captured)):
+            for name, block in blocks.items():
                 start = time.monotonic()
                 block()
                 if repeat:  # the first round warms up
                     seconds[name].append(time.monotonic() - start)
-    ratios = [p / c for p, c in zip(seconds["plain"], seconds["captured"], strict=True)]
-    result = {
-        "tokens_a_block": tokens,
-        "plain_tokens_per_s": round(tokens / statistics.median(seconds["plain"])),
-        "captured_tokens_per_s": round(tokens / statistics.median(seconds["captured"])),
-        "captured_over_plain": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-    }
+    result: dict[str, object] = {"tokens_a_block": tokens}
+    for name, found in seconds.items():
+        result[f"{name}_tokens_per_s"] = round(tokens / statistics.median(found))
+    for name, other in (("captured", "plain"), ("layers", "plain"), ("layers", "captured")):
+        if name in seconds:
+            pairs = zip(seconds[other], seconds[name], strict=True)
+            ratios = [reference / own for reference, own in pairs]
+            result[f"{name}_over_{other}"] = round(statistics.median(ratios), 3)
+            result[f"{name}_over_{other}_ratios"] = [round(ratio, 3) for ratio in ratios]
     print(json.dumps(result))
 
 

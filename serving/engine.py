@@ -35,6 +35,7 @@ from outrider.serving.vllm_hooks.process_start import (
     preloading,
 )
 from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,17 +206,37 @@ class Engine:
         caller has the states of the one before. Larger batches use the engine better and hold more
         states in memory.
         """
+        return (
+            (row_id, states[FINAL_NORM])
+            for row_id, states in self.prefill_streams(rows, (FINAL_NORM,), batch_tokens)
+        )
+
+    def prefill_streams(
+        self,
+        rows: Iterable[tuple[str, Sequence[int]]],
+        streams: Sequence[str],
+        batch_tokens: int = 65536,
+    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"]]]:
+        """As `prefill`, with the states [T, H] of each of `streams` by name.
+
+        Other streams than `final_norm` need an engine without a drafter, or one whose drafter
+        reads them (vllm_hooks/auxiliary_states.py).
+        """
         unclaimed = ((row_id, token_ids, None) for row_id, token_ids in rows)
         return (
-            (row_id, hidden_TH) for row_id, hidden_TH, _ in self._states(unclaimed, batch_tokens)
+            (row_id, states) for row_id, states, _ in self._states(unclaimed, streams, batch_tokens)
         )
 
     def prefill_logged(
-        self, rows: Iterable[LoggedRow], positions: int, batch_tokens: int = 65536
-    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
-        """As `prefill`, with the summed scores [2, C] of each row's completion (logged_text.py).
+        self,
+        rows: Iterable[LoggedRow],
+        streams: Sequence[str],
+        positions: int,
+        batch_tokens: int = 65536,
+    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"], list[list[float]] | None]]:
+        """As `prefill_streams`, with the summed scores [2, C] of each row's completion.
 
-        At most about `positions` tokens of a completion are scored.
+        At most about `positions` tokens of a completion are scored (logged_text.py).
         """
         from outrider.serving.logged_text import Claim
 
@@ -223,16 +244,22 @@ class Engine:
             (row_id, token_ids, Claim(start, temperature, top_p, positions).as_request_argument())
             for row_id, token_ids, start, temperature, top_p in rows
         )
-        return self._states(claimed, batch_tokens)
+        return self._states(claimed, streams, batch_tokens)
 
     def _states(
-        self, rows: Iterable[tuple[str, Sequence[int], dict[str, Any] | None]], batch_tokens: int
-    ) -> Iterator[tuple[str, "torch.Tensor", list[list[float]] | None]]:
+        self,
+        rows: Iterable[tuple[str, Sequence[int], dict[str, Any] | None]],
+        streams: Sequence[str],
+        batch_tokens: int,
+    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"], list[list[float]] | None]]:
         from outrider.serving.vllm_hooks.capture_extension import read_states
+
+        layers = sorted({layer_index(name) for name in streams if name != FINAL_NORM})
+        captured = [FINAL_NORM, *map(layer_name, layers)]
 
         def prefill(batch: list[Row]) -> tuple[list[Any], list[Any]]:
             self._check_lengths(batch)
-            self.llm.collective_rpc("capture_start")
+            self.llm.collective_rpc("capture_start", args=(layers,))
             outputs = self._generate(
                 batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
             )
@@ -254,7 +281,9 @@ class Engine:
             self._ahead = _in_thread(prefill, following) if following else None
             states = read_states(index, check)
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
-                yield row_id, *states.take(output.request_id, token_ids)
+                states_STH, sums = states.take(output.request_id, token_ids)
+                by_name = dict(zip(captured, states_STH, strict=True))
+                yield row_id, {name: by_name[name] for name in streams}, sums
             batch = following
 
     def _settle(self) -> None:

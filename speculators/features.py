@@ -5,8 +5,10 @@
 
 A stream is one state of the target at every position. `final_norm` is the state after the last
 norm, which the language-model head reads. Every other stream is the residual stream before a
-layer, named `layer_{index}`. The teacher always reads `final_norm`. A drafter reads what its spec
-lists: an MTP layer reads `final_norm` too, an EAGLE-3 head reads three auxiliary layers.
+layer, named `layer_{index}`: `layer_1` is the output of the first layer, and `layer_{L}` of a
+target with L layers is the state before the final norm. The teacher always reads `final_norm`. A
+drafter reads what its spec lists: an MTP layer reads `final_norm` too, an EAGLE-3 head reads three
+auxiliary layers.
 
 Shapes: T tokens, H width of a stream, X sum of the widths. No torch is imported here.
 """
@@ -22,6 +24,25 @@ if TYPE_CHECKING:
 
 FINAL_NORM = "final_norm"
 """The state after the target's final norm."""
+
+LAYER = "layer_"
+"""Prefix of the name of every other stream; the layer's index follows."""
+
+
+def layer_name(index: int) -> str:
+    """Name of the residual stream before layer `index`."""
+    return f"{LAYER}{index}"
+
+
+def layer_index(name: str) -> int:
+    """The layer before which the stream of that name is read; an `OutriderError` for no layer."""
+    index = name.removeprefix(LAYER)
+    if not (name.startswith(LAYER) and index.isascii() and index.isdigit()):
+        raise OutriderError(
+            f"stream {name!r}: not a state of the target; these are {FINAL_NORM} and {LAYER}1,"
+            f" {LAYER}2 and so on"
+        )
+    return int(index)
 
 
 class SequenceStates(Protocol):
@@ -64,10 +85,20 @@ class FeatureSpec:
         """X: values of one token over all streams."""
         return sum(stream.width for stream in self.streams)
 
+    @property
+    def auxiliary(self) -> tuple[FeatureStream, ...]:
+        """The streams other than `final_norm`, each once, by their layers."""
+        others = {stream for stream in self.streams if stream.name != FINAL_NORM}
+        return tuple(sorted(others, key=lambda stream: layer_index(stream.name)))
+
     def stored(self, hidden_size: int) -> "FeatureSpec":
         """What a feature store holds for this drafter: the teacher's stream, then the others."""
-        others = tuple(stream for stream in self.streams if stream.name != FINAL_NORM)
-        return FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *others))
+        return FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *self.auxiliary))
+
+    @classmethod
+    def union(cls, specs: "Iterable[FeatureSpec]") -> "FeatureSpec":
+        """The streams of several drafters, each once: one capture then serves them all."""
+        return cls(tuple(dict.fromkeys(stream for spec in specs for stream in spec.streams)))
 
     def inputs(self, states: SequenceStates) -> "Tensor":
         """The drafter's inputs [T, X]; the stored tensor itself where there is one stream."""

@@ -1,10 +1,10 @@
 """Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
 
 First come checks that the disk holds the states and that every sequence fits the engine
-(lengths.py), then a check of the states themselves (self_check.py). An interrupted capture resumes
-after its last whole shard; another target or other sequences restart it. Responses to be
-regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
-completion under the target, for the check that it is on-policy (on_policy/).
+(lengths.py), then checks of the states themselves (self_check.py, layer_check.py). An interrupted
+capture resumes after its last whole shard; another target or other sequences restart it. Responses
+to be regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores
+every completion under the target, for the check that it is on-policy (on_policy/).
 
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
@@ -28,6 +28,8 @@ from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.features.layer_check import layer_check, norm_and_layers
+from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.lengths import Lengths, fit, longest
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.data.features.state_dtype import STORED_AS
@@ -39,17 +41,17 @@ from outrider.serving.engine import Engine, LoggedRow, open_engine
 from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FINAL_NORM, FeatureSpec
-from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
 REPORT_S = 1.0
 """Time between two updates of the progress bar."""
 SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
-State = tuple[str, torch.Tensor, list[list[float]] | None]
-"""(sequence id, hidden [T, H], scores)"""
+State = tuple[str, dict[str, torch.Tensor], list[list[float]] | None]
+"""(sequence id, states [T, H] of each stream, scores)"""
+ONLY_FINAL = FeatureSpec(())
+"""No stream besides the teacher's."""
 
 
 def capture(
@@ -59,18 +61,17 @@ def capture(
     capture: CaptureConfig,
     engine: EngineConfig,
     out_dir: Path,
-    kind: str = DEFAULT_KIND,
+    features: FeatureSpec = ONLY_FINAL,
 ) -> dict[str, Any]:
-    """Captures every sequence of every part, with the states that a drafter of `kind` reads.
+    """Captures every sequence of every part: the final state, and the streams of `features`.
 
-    Returns counts, speed and the self-check, which summary.json holds too.
+    For drafters of several kinds, `features` is the union of what they read. Returns counts, speed
+    and the checks, which summary.json holds too.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
-    drafter = trainable_kind(kind)
-    reads = drafter.features(drafter.config(target_config, HeadConfig(), None), target_config)
-    spec = reads.stored(target_config["hidden_size"])
-    _check_streams(spec, kind)
+    spec = features.stored(target_config["hidden_size"])
+    _check_streams(spec, target_config, engine)
     table, lengths = fit(
         load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len, capture.too_long
     )
@@ -85,7 +86,7 @@ def capture(
     if lengths.cut or lengths.dropped:
         source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
-    if (out_dir / SUMMARY).exists() and _finished(out_dir, source, capture.dtype):
+    if (out_dir / SUMMARY).exists() and _finished(out_dir, source, spec, capture.dtype):
         return read_json(out_dir / SUMMARY)
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
@@ -94,7 +95,7 @@ def capture(
     _check_disk(out_dir, tokens, spec, capture.dtype)
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths)
+        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
 
 
 def capture_table(
@@ -105,6 +106,7 @@ def capture_table(
     capture: CaptureConfig,
     out_dir: Path,
     lengths: Lengths | None = None,
+    features: FeatureSpec = ONLY_FINAL,
 ) -> dict[str, Any]:
     """Regenerates responses that the table marks, checks a spread sample, captures the table.
 
@@ -115,19 +117,28 @@ def capture_table(
     sample = np.linspace(
         0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
     )
-    check = self_check(
-        engine, [row[:3] for row in _rows(table.select(sample), limit, answers)], lm_head_VH
-    )
+    checked = [row[:3] for row in _rows(table.select(sample), limit, answers)]
+    check = self_check(engine, checked, lm_head_VH)
     console.print(check.describe(), highlight=False, soft_wrap=True)
     require(check, capture)
+    checks: dict[str, Any] = {"self_check": check.as_dict()}
+    model = engine.llm.llm_engine.model_config
+    spec = features.stored(model.get_hidden_size())
+    if spec.auxiliary:
+        of_layers = layer_check(engine, checked, spec, *norm_and_layers(Path(model.model)))
+        console.print(of_layers.describe(), highlight=False, soft_wrap=True)
+        require_layers(of_layers)
+        checks["layer_check"] = of_layers.as_dict()
     tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
     began = time.monotonic()
 
     def states(rows: Iterator[LoggedRow]) -> Iterator[State]:
-        return engine.prefill_logged(rows, capture.on_policy_positions, capture.batch_tokens)
+        return engine.prefill_logged(
+            rows, spec.names, capture.on_policy_positions, capture.batch_tokens
+        )
 
     rows = _rows(table, limit, answers)
-    captured = _write(engine, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
+    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
@@ -139,7 +150,7 @@ def capture_table(
         "tokens_captured_now": captured,
         "seconds": round(seconds, 3),
         "tokens_per_s": round(captured / seconds, 1),
-        "self_check": check.as_dict(),
+        **checks,
         "too_long": lengths._asdict() if lengths else None,
     }
     write_json(out_dir / SUMMARY, summary, private=True)
@@ -147,29 +158,34 @@ def capture_table(
 
 
 def capture_ids(
-    engine: Engine, rows: Sequence[Row], out_dir: Path, capture: CaptureConfig | None = None
+    engine: Engine,
+    rows: Sequence[Row],
+    out_dir: Path,
+    capture: CaptureConfig | None = None,
+    features: FeatureSpec = ONLY_FINAL,
 ) -> FeatureStore:
     """Captures rows of (sequence id, token ids, completion start) with a running engine.
 
-    No self-check and no scores. A finished store of the same rows at `out_dir` is reused.
+    No checks and no scores. A finished store of the same rows at `out_dir` is reused.
     """
     source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
+    spec = features.stored(engine.llm.llm_engine.model_config.get_hidden_size())
 
     def states(rows: Iterator[Row]) -> Iterator[State]:
         prompts = ((row_id, token_ids) for row_id, token_ids, _ in rows)
         return (
-            (row_id, hidden_TH, None)
-            for row_id, hidden_TH in engine.prefill(prompts, capture.batch_tokens)
+            (row_id, by_name, None)
+            for row_id, by_name in engine.prefill_streams(prompts, spec.names, capture.batch_tokens)
         )
 
-    if not _finished(out_dir, source, capture.dtype):
+    if not _finished(out_dir, source, spec, capture.dtype):
         tokens = sum(len(token_ids) for _, token_ids, _ in rows)
-        _write(engine, states, rows, tokens, out_dir, source, capture, Console(stderr=True))
+        _write(spec, states, rows, tokens, out_dir, source, capture, Console(stderr=True))
     return FeatureStore.open(out_dir)
 
 
 def _write(
-    engine: Engine,
+    spec: FeatureSpec,
     states: Callable[[Iterator[Any]], Iterator[State]],
     rows: Iterable[Row | LoggedRow],
     tokens: int,
@@ -184,7 +200,7 @@ def _write(
     `states` yields the states (and scores) of rows in order. The writer may be one batch behind,
     so that the engine waits neither for the disk nor for the copy.
     """
-    hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
+    final, *auxiliary = spec.streams
     captured = 0
     columns = (
         TextColumn("capture"),
@@ -198,12 +214,13 @@ def _write(
     with (
         FeatureWriter(
             out_dir,
-            hidden_size,
+            final.width,
             source,
             capture.shard_megabytes,
             score_columns,
             capture.dtype,
-            queue_bytes=capture.batch_tokens * bytes_per_token(hidden_size, capture.dtype),
+            auxiliary,
+            capture.batch_tokens * bytes_per_token(spec.width, capture.dtype, len(spec.streams)),
         ) as writer,
         Progress(*columns, console=console, transient=True) as progress,
     ):
@@ -220,10 +237,11 @@ def _write(
         began, done = time.monotonic(), frozenset(writer.done)
         missing, sent = itertools.tee(row for row in rows if row[0] not in done)
         reported = 0.0
-        for (row_id, token_ids, completion_start, *_), (_, hidden_TH, scores) in zip(
+        for (row_id, token_ids, completion_start, *_), (_, by_name, scores) in zip(
             missing, states(sent), strict=True
         ):
-            writer.write(row_id, token_ids, hidden_TH, completion_start, scores)
+            hidden_TH = by_name.pop(FINAL_NORM)
+            writer.write(row_id, token_ids, hidden_TH, completion_start, scores, by_name)
             captured += len(token_ids)
             if (seconds := time.monotonic() - began) > reported + REPORT_S:
                 progress.update(task, completed=writer.tokens, rate=captured / seconds)
@@ -245,20 +263,34 @@ def _rows(
         yield logged._replace(token_ids=logged.token_ids[:limit])
 
 
-def _finished(out_dir: Path, source: dict[str, Any], dtype: StateDtype) -> bool:
+def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:
+    """Whether a whole store of the same source is there, with these streams or more."""
     if not (Path(out_dir) / MANIFEST).exists():
         return False
-    manifest = FeatureStore.open(out_dir).manifest
-    return manifest["source"] == source and manifest["dtype"] == STORED_AS[dtype]
+    store = FeatureStore.open(out_dir)
+    return (
+        store.manifest["source"] == source
+        and store.manifest["dtype"] == STORED_AS[dtype]
+        and set(spec.streams) <= set(store.spec.streams)
+    )
 
 
-def _check_streams(spec: FeatureSpec, kind: str) -> None:
-    """The worker extension takes the state after the final norm and no other yet."""
-    others = [name for name in spec.names if name != FINAL_NORM]
-    if others:
+def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
+    """Raises an `OutriderError` for a stream that this target or this engine does not have."""
+    hidden_size, layers = target_config["hidden_size"], target_config["num_hidden_layers"]
+    for stream in spec.auxiliary:
+        if not 1 <= layer_index(stream.name) <= layers or stream.width != hidden_size:
+            raise OutriderError(
+                f"the speculator reads {stream.name} ({stream.width} values) of the target, which"
+                f" has layer_1 to layer_{layers} ({hidden_size} values each); choose a speculator"
+                " that was made for this target"
+            )
+    if spec.auxiliary and engine.pipeline_parallel > 1:
         raise OutriderError(
-            f"speculator.kind = {kind}: it reads {', '.join(others)} of the target, and capture"
-            f" takes {FINAL_NORM} only; choose a kind that reads no other state"
+            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: the speculator reads"
+            f" {', '.join(spec.names[1:])} of the target, and in vLLM 0.32 the last pipeline stage"
+            " has its own layers only; use tensor_parallel, or train a kind that reads"
+            f" {FINAL_NORM} only"
         )
 
 

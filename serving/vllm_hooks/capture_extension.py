@@ -1,8 +1,9 @@
-"""Captures hidden states in vLLM: the target's state after its final norm at every prompt token.
+"""Captures hidden states in vLLM at every prompt token: after the final norm, and before layers.
 
-The state is the model's output, read from the model runner after each step. So no layer needs a
-hook, and torch.compile and CUDA graphs stay on. The scheduler's output has the number of tokens of
-each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
+The states are the model's outputs, read from the model runner after each step. So no layer needs a
+hook. After the final norm they are there in every mode; before layers, the model of an eager
+engine is made to return them (auxiliary_states.py). The scheduler's output has the number of tokens
+of each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
 preempted, or batched with others are attributed correctly. Prefix caching must be off: a cached
 position is never computed. With tensor parallelism every rank of the last pipeline stage holds the
 same states and its first one keeps them. Written against vLLM 0.32, both model runners.
@@ -13,9 +14,13 @@ completion are summed with the engine's head, on the device of the states (logge
 vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by
 `collective_rpc`:
 
-    llm.collective_rpc("capture_start"); llm.generate(...); llm.collective_rpc("capture_stop")
+    llm.collective_rpc("capture_start", args=([2, 8, 13],))
+    llm.generate(...); llm.collective_rpc("capture_stop")
     states = read_states(llm.collective_rpc("capture_write", args=(folder,)))
-    hidden_TH, sums_PC = states.take(request_id, token_ids)
+    states_STH, sums_PC = states.take(request_id, token_ids)
+
+Shapes: S streams, the final norm's first and then by layer, T tokens of a prompt, N of a step, H
+hidden, C columns of scores in P parts of a completion.
 """
 
 import contextlib
@@ -33,6 +38,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
+from outrider.serving.vllm_hooks.auxiliary_states import AuxiliaryStates
 from outrider.serving.vllm_hooks.host_copies import HostCopies, Piece
 
 PART, FAILED = ".part", ".failed"
@@ -45,18 +51,24 @@ POLL_S = 0.005
 class _Prompt:
     """One request's states while its prompt is being prefilled."""
 
-    def __init__(self, token_ids: Sequence[int], hidden_size: int) -> None:
+    def __init__(self, token_ids: Sequence[int], streams: int, hidden_size: int) -> None:
         self.digest = _digest(token_ids)
-        self.hidden_TH = torch.empty(len(token_ids), hidden_size, dtype=torch.bfloat16)
+        shape = (streams, len(token_ids), hidden_size)
+        self.states_STH = torch.empty(shape, dtype=torch.bfloat16)
         self.filled = 0
 
-    def put(self, start: int, hidden_NH: torch.Tensor) -> None:
+    def __len__(self) -> int:
+        return self.states_STH.shape[1]
+
+    def put(self, start: int, rows: Sequence[torch.Tensor]) -> None:
+        """Takes the rows [N, H] of each stream from position `start` on."""
         if start > self.filled:
             raise RuntimeError(
                 f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
             )
-        end = min(start + len(hidden_NH), len(self.hidden_TH))
-        self.hidden_TH[start:end] = hidden_NH[: end - start]
+        end = min(start + len(rows[0]), len(self))
+        for state_TH, rows_NH in zip(self.states_STH, rows, strict=True):
+            state_TH[start:end] = rows_NH[: end - start]
         self.filled = max(self.filled, end)
 
 
@@ -67,8 +79,8 @@ class CaptureExtension:
     model_config: Any
     is_driver_worker: bool
 
-    def capture_start(self) -> None:
-        """Keeps the states of every prompt prefilled from now on."""
+    def capture_start(self, layers: Sequence[int] = ()) -> None:
+        """Keeps the states of every prompt prefilled from now on, those before `layers` too."""
         runner = self.model_runner
         if getattr(runner, "pcp_manager", None) is not None:
             raise RuntimeError(
@@ -78,12 +90,15 @@ class CaptureExtension:
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
         self._capture_copies = HostCopies()
+        self._capture_auxiliary = AuxiliaryStates(runner, layers)
+        self._capture_auxiliary.switch_on()
         self._capture_wrapped = runner.execute_model
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self) -> None:
         """Ends the capture; the states stay until `capture_write`."""
         self.model_runner.execute_model = self._capture_wrapped
+        self._capture_auxiliary.switch_off()
         self._capture_copies.finish()
 
     def capture_write(self, folder: str) -> dict[str, Any] | None:
@@ -97,12 +112,13 @@ class CaptureExtension:
             return None
         index: dict[str, Any] = {
             "path": str(Path(folder) / f"{uuid.uuid4().hex}.bf16"),
+            "streams": 0,
             "hidden_size": 0,
             "requests": {},
         }
         offset = 0
         for request_id, prompt in prompts.items():
-            tokens, index["hidden_size"] = prompt.hidden_TH.shape
+            index["streams"], tokens, index["hidden_size"] = prompt.states_STH.shape
             if prompt.filled < tokens:
                 raise RuntimeError(
                     f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
@@ -110,7 +126,7 @@ class CaptureExtension:
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
             index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
             offset += tokens
-        states = [prompt.hidden_TH for prompt in prompts.values()]
+        states = [prompt.states_STH for prompt in prompts.values()]
         threading.Thread(
             target=write_states, args=(Path(index["path"]), states), name="states"
         ).start()
@@ -123,11 +139,12 @@ class CaptureExtension:
         # the state has no hidden states.
         if state is None or state.hidden_states is None:
             return result
+        states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request in scheduler_output.scheduled_new_reqs:
             starts[request.req_id] = request.num_computed_tokens
-            self._capture_expect(request, state.hidden_states.shape[-1])
+            self._capture_expect(request, len(states_NH), state.hidden_states.shape[-1])
         keep = self.is_driver_worker
         steps: list[Step] = []
         pieces: list[Piece] = []
@@ -135,12 +152,12 @@ class CaptureExtension:
         for request_id in _batch_order(self.model_runner, state):
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if prompt and start < len(prompt.hidden_TH):
+            if prompt is not None and start < len(prompt):
                 pieces.append(Piece(prompt.put, start, row, tokens))
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
-        self._capture_copies.add(state.hidden_states, pieces)
+        self._capture_copies.add(states_NH, pieces)
         head, vocabulary = (
             self.model_runner.model.compute_logits,
             self.model_config.get_vocab_size(),
@@ -148,9 +165,11 @@ class CaptureExtension:
         score_step(steps, state.hidden_states, head, vocabulary, keep)
         return result
 
-    def _capture_expect(self, request: Any, hidden_size: int) -> None:
+    def _capture_expect(self, request: Any, streams: int, hidden_size: int) -> None:
         if self.is_driver_worker and request.req_id not in self._capture_prompts:
-            self._capture_prompts[request.req_id] = _Prompt(request.prompt_token_ids, hidden_size)
+            self._capture_prompts[request.req_id] = _Prompt(
+                request.prompt_token_ids, streams, hidden_size
+            )
         claim = Claim.from_request_argument(request.sampling_params.extra_args)
         if claim is not None and request.req_id not in self._capture_texts:
             self._capture_texts[request.req_id] = LoggedText(request.prompt_token_ids, claim)
@@ -182,13 +201,14 @@ class States:
         self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
         # Private pages, which torch may take as its own: the file is open for reading alone.
         mapped = np.memmap(index["path"], np.int16, mode="c")
-        self._hidden_NH = torch.from_numpy(mapped).view(torch.bfloat16)
-        self._hidden_NH = self._hidden_NH.view(-1, index["hidden_size"])
+        self._streams = index["streams"]
+        self._states_NH = torch.from_numpy(mapped).view(torch.bfloat16)
+        self._states_NH = self._states_NH.view(-1, index["hidden_size"])
 
     def take(
         self, request_id: str, token_ids: Sequence[int]
     ) -> tuple[torch.Tensor, list[list[float]] | None]:
-        """hidden [T, H] of a request of `LLM.generate`, and the sums of its claim [2, C] if any.
+        """States [S, T, H] of a request of `LLM.generate`, and its claim's sums [2, C] if any.
 
         An `OutriderError` where the request had other tokens than `token_ids`.
         """
@@ -198,7 +218,8 @@ class States:
                 f"captured request {request_id}: the engine prefilled other tokens than it was"
                 " given; this vLLM numbers its requests in a way that Outrider does not know"
             )
-        return self._hidden_NH[offset : offset + tokens], sums
+        rows_NH = self._states_NH[self._streams * offset : self._streams * (offset + tokens)]
+        return rows_NH.view(self._streams, tokens, -1), sums
 
 
 def read_states(

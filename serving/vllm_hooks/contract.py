@@ -33,6 +33,7 @@ V2_CHAIN = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
 SCHEDULED = "vllm.v1.core.sched.output"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 RELOAD = "vllm.model_executor.model_loader.reload"
+DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
 
 _EXTENSION: list[Check] = [
     Attribute(WORKER_BASE, "WorkerBase", "model_runner"),
@@ -134,6 +135,68 @@ _CAPTURE: list[Check] = [
     ),
 ]
 """capture_extension.py"""
+
+_AUXILIARY: list[Check] = [
+    Name("vllm.model_executor.models.interfaces", "supports_eagle3"),
+    Attribute("vllm.config.model", "ModelConfig", "enforce_eager"),
+    Attribute("vllm.config.model", "ModelConfig", "model"),
+    Signature("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", called=True),
+    Attribute("vllm.config.parallel", "ParallelConfig", "pipeline_parallel_size"),
+    Attribute(DEEPSEEK, "DeepseekV2Model", "aux_hidden_state_layers"),
+    Signature(
+        DEEPSEEK, "DeepseekV2ForCausalLM.set_aux_hidden_state_layers", ("layers",), called=True
+    ),
+    Inherits(DEEPSEEK, "DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"),
+    Order(  # before layer idx, the residual added, in the order of the layers
+        DEEPSEEK,
+        "DeepseekV2Model.forward",
+        (
+            "aux_hidden_states = []",
+            "start=self.start_layer",
+            "if idx in self.aux_hidden_state_layers:",
+            "aux_hidden_state = hidden_states + residual",
+            "aux_hidden_states.append(aux_hidden_state)",
+            "hidden_states, residual = layer(positions",
+            "if not get_pp_group().is_last_rank:",
+            "if self.end_layer in self.aux_hidden_state_layers:",
+            "aux_hidden_states.append(hidden_states + residual)",
+            "self.norm(hidden_states, residual)",
+            "return (hidden_states, aux_hidden_states)",
+        ),
+    ),
+    *(
+        check
+        for runner in (V1, V2)
+        for check in (
+            Attribute(runner, "GPUModelRunner", "use_aux_hidden_state_outputs"),
+            Attribute(runner, "GPUModelRunner", "speculative_config"),
+            Attribute(runner, "GPUModelRunner", "vllm_config"),
+            Attribute(runner, "ExecuteModelState", "aux_hidden_states"),
+            Signature(runner, "GPUModelRunner.get_model", called=True),
+        )
+    ),
+    Order(
+        V1,
+        "GPUModelRunner.execute_model",
+        (
+            "if self.use_aux_hidden_state_outputs:",
+            "hidden_states, aux_hidden_states = model_output",
+            "self.execute_model_state = ExecuteModelState(",
+            "aux_hidden_states",
+        ),
+    ),
+    Order(
+        V2,
+        "GPUModelRunner.execute_model",
+        (
+            "if self.use_aux_hidden_state_outputs:",
+            "hidden_states, aux_hidden_states = model_output",
+            "self.execute_model_state = ExecuteModelState(",
+            "aux_hidden_states=aux_hidden_states",
+        ),
+    ),
+]
+"""auxiliary_states.py"""
 
 _DRAFTS: list[Check] = [
     # V1
@@ -400,6 +463,7 @@ _ENGINE: list[Check] = [
 CONTRACT: dict[str, list[Check]] = {
     "worker extensions": _EXTENSION,
     "capture_extension.py": _CAPTURE,
+    "auxiliary_states.py": _AUXILIARY,
     "draft_recorder.py": _DRAFTS,
     "drafter_swap.py": _SWAP,
     "step_recorder.py": _STEPS,

@@ -20,10 +20,13 @@ from outrider.data.split.split import split
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.logs import pair, screenings, write_log
 
 ENGINE = EngineConfig(max_num_batched_tokens=512)  # prompts are prefilled in chunks and together
 SMALL_SHARDS = CaptureConfig(shard_megabytes=0.5, batch_tokens=2000)
+LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13, 2, 8)))
+"""What an EAGLE-3 head reads of nano R1."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +66,13 @@ def test_every_sequence_is_captured_and_the_states_check_out(
 ):
     table = load_sequences(traffic / "sequences")
     head = load_target_ends(nano_r1).lm_head_VH
-    summary = capture_table(engine, table, head, {"target": "nano"}, SMALL_SHARDS, tmp_path)
+    summary = capture_table(
+        engine, table, head, {"target": "nano"}, SMALL_SHARDS, tmp_path, features=LAYERS
+    )
     store = FeatureStore.open(tmp_path)
+    assert store.spec.names == ("final_norm", "layer_2", "layer_8", "layer_13")
+    for name, found in summary["layer_check"]["streams"].items():
+        assert found["nearest"] > 0.99 and found["error"] < found["neighbour_error"] / 4, name
     store.verify()
     assert store.sequence_ids == [row_id for row_id, _, _ in rows]
     assert summary["sequences"] == len(rows) and summary["shards"] > 1
@@ -75,6 +83,8 @@ def test_every_sequence_is_captured_and_the_states_check_out(
             completion_start,
         )
         assert features.hidden.isfinite().all()
+        assert LAYERS.inputs(features).shape == (len(token_ids), 3 * 192)
+        assert LAYERS.inputs(features).isfinite().all()
     assert summary["self_check"]["p99_difference"] < 0.1
     others = {path.name for path in tmp_path.iterdir() if not path.name.startswith("shard-")}
     assert others == {"manifest.json", "summary.json"}
@@ -141,34 +151,55 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped(choic
     assert (found.cut, found.cut_tokens, found.dropped) == counts
 
 
+@pytest.mark.parametrize(
+    ("update", "stream", "width", "message"),
+    [
+        ({}, "layer_17", 192, r"reads layer_17 \(192 values\) .* has layer_1 to layer_16 \(192"),
+        ({}, "layer_0", 192, "reads layer_0"),
+        ({}, "layer_8", 64, r"reads layer_8 \(64 values\)"),
+        ({}, "middle", 192, "stream 'middle': not a state of the target"),
+        ({"pipeline_parallel": 2}, "layer_8", 192, "pipeline_parallel = 2: the speculator reads"),
+    ],
+)
+def test_streams_that_cannot_be_captured_are_refused_before_an_engine_starts(
+    nano_r1, traffic, tmp_path, update, stream, width, message
+):
+    parts = json.loads((traffic / "parts.json").read_text())
+    target, engine = TargetConfig(model=str(nano_r1)), ENGINE.model_copy(update=update)
+    features = FeatureSpec((FeatureStream(stream, width),))
+    with pytest.raises(OutriderError, match=message):
+        capture(target, traffic / "sequences", parts, SMALL_SHARDS, engine, tmp_path, features)
+
+
 class Interrupted:
     """The engine, stopped by the user when `batches` batches have been taken."""
 
     def __init__(self, engine, batches):
         self.llm, self.engine, self.batches = engine.llm, engine, batches
 
-    def prefill(self, rows, batch_tokens):
+    def prefill_streams(self, rows, streams, batch_tokens):
         taken = 0
-        for row_id, hidden_TH in self.engine.prefill(rows, batch_tokens):
-            taken += len(hidden_TH)
+        for row_id, states in self.engine.prefill_streams(rows, streams, batch_tokens):
+            taken += len(states["final_norm"])
             if taken > self.batches * batch_tokens:
                 raise KeyboardInterrupt
-            yield row_id, hidden_TH
+            yield row_id, states
 
 
 @pytest.mark.engine
 def test_an_interrupted_capture_goes_on_and_ends_the_same(engine, rows, tmp_path):
-    whole = capture_ids(engine, rows, tmp_path / "whole", SMALL_SHARDS)
+    whole = capture_ids(engine, rows, tmp_path / "whole", SMALL_SHARDS, LAYERS)
     with pytest.raises(KeyboardInterrupt):
-        capture_ids(Interrupted(engine, 3), rows, tmp_path / "features", SMALL_SHARDS)
+        capture_ids(Interrupted(engine, 3), rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
     assert kept
-    store = capture_ids(engine, rows, tmp_path / "features", SMALL_SHARDS)
+    store = capture_ids(engine, rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
     for name, written in kept.items():
         assert (tmp_path / "features" / name).stat().st_mtime_ns == written
     assert store.sequence_ids == whole.sequence_ids == [row_id for row_id, _, _ in rows]
+    stored = LAYERS.stored(192)
     for row_id in store.sequence_ids:
-        resumed, at_once = store.read(row_id).hidden.float(), whole.read(row_id).hidden.float()
+        resumed, at_once = (stored.inputs(each.read(row_id)).float() for each in (store, whole))
         cosine = torch.nn.functional.cosine_similarity(resumed, at_once, dim=-1)
         assert cosine.mean() > 0.999  # another batch, another rounding; a router flips now and then
 

@@ -27,6 +27,7 @@ from types import SimpleNamespace
 import torch
 from outrider.data.features.capture import capture_ids
 from outrider.data.config import CaptureConfig
+from outrider.speculators.features import FeatureSpec, FeatureStream
 
 directory, asked = map(Path, sys.argv[1:])
 rows = [
@@ -38,14 +39,16 @@ class Engine:
     config = SimpleNamespace(get_hidden_size=lambda: 8)
     llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
 
-    def prefill(self, batch, batch_tokens):
+    def prefill_streams(self, batch, streams, batch_tokens):
         for row_id, token_ids in batch:
             with asked.open("a") as log:
                 log.write(row_id + "\\n")
             time.sleep(0.002)
-            yield row_id, torch.tensor(token_ids).float()[:, None].expand(-1, 8).bfloat16()
+            state = torch.tensor(token_ids).float()[:, None].expand(-1, 8).bfloat16()
+            yield row_id, {{name: state + index for index, name in enumerate(streams)}}
 
-capture_ids(Engine(), rows, directory, CaptureConfig(shard_megabytes=600 / 2**20, batch_tokens=64))
+settings = CaptureConfig(shard_megabytes=1200 / 2**20, batch_tokens=64)
+capture_ids(Engine(), rows, directory, settings, FeatureSpec((FeatureStream("layer_2", 8),)))
 """
 
 

@@ -10,6 +10,7 @@ from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_store import FeatureStore, FeatureWriter
 from outrider.data.features.state_dtype import decode, encode
+from outrider.speculators.features import FeatureSpec, FeatureStream
 
 SOURCE = {"target": "t"}
 
@@ -76,6 +77,9 @@ def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(tmp_p
 
 def test_r1_takes_14_3_kilobytes_a_token_or_half():
     assert bytes_per_token(7168, "bf16") == pytest.approx(14_340)
+    # R1 with three layers for an EAGLE-3 head
+    assert bytes_per_token(4 * 7168, "bf16", 4) == 57_348
+    assert bytes_per_token(4 * 7168, "fp8", 4) == 28_692
     assert bytes_per_token(7168, "fp8") / bytes_per_token(7168, "bf16") == pytest.approx(
         0.5, abs=0.001
     )
@@ -92,15 +96,25 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
                 class model_config:
                     get_hidden_size = staticmethod(lambda: 256)
 
-        def prefill(self, prompts, batch_tokens):
+        def prefill_streams(self, prompts, streams, batch_tokens):
             self.prefills += 1
-            return ((name, states(len(ids), 256)) for name, ids in prompts)
+            return (
+                (name, {stream: states(len(ids), 256) for stream in streams})
+                for name, ids in prompts
+            )
 
     engine, rows = FakeEngine(), [("a", [1, 2, 3, 4], 2)]
     for dtype, prefills in (("bf16", 1), ("bf16", 1), ("fp8", 2), ("fp8", 2)):
         store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
         assert engine.prefills == prefills
         assert store.manifest["dtype"] == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
+    more = FeatureSpec((FeatureStream("layer_2", 256),))
+    for features, prefills in ((more, 3), (more, 3), (FeatureSpec(()), 3)):
+        store = capture_ids(
+            engine, rows, tmp_path / "features", CaptureConfig(dtype="fp8"), features
+        )
+        assert engine.prefills == prefills  # a store with more streams serves a drafter of fewer
+        assert store.spec.names == ("final_norm", "layer_2")
     assert math.isclose(
         store.read("a").hidden.float().norm(), states(4, 256).float().norm(), rel_tol=0.03
     )

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from outrider.eval.replay.draft_parity import complaint
 from outrider.speculators.config import ParityConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-RUN = "tests.serving.vllm_hooks.v2_parity"
+RUN, STREAMS = "tests.serving.vllm_hooks.v2_parity", "tests.serving.vllm_hooks.v2_streams"
+ON_CPU = "outrider.serving.vllm_hooks.v2_on_cpu"
 
 
 def run(words: list[str], arguments: list[str]) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps(prompts))
     arguments = [str(nano_r1), str(file)]
-    v2 = run(["outrider.serving.vllm_hooks.v2_on_cpu", RUN], arguments)
+    v2 = run([ON_CPU, RUN], arguments)
     v1 = run([RUN], arguments)
     assert (v1["v2"], v2["v2"]) == (False, True)
     assert complaint(v2["found"], ParityConfig()) is None
@@ -46,6 +48,21 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(
     shared = drafts_v1.keys() & drafts_v2.keys()
     assert len(shared) > 40
     assert sum(drafts_v1[at] == drafts_v2[at] for at in shared) >= 0.8 * len(shared)
+
+
+def test_v2_captures_the_streams_of_layers_as_v1_does(
+    nano_r1: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps(prompts[:4]))
+    found = {}
+    for v2, words in ((True, [ON_CPU, STREAMS]), (False, [STREAMS])):
+        out = tmp_path / f"{v2}.safetensors"
+        assert run(words, [str(nano_r1), str(file), str(out)]) == {"v2": v2}
+        found[v2] = load_file(out)
+    assert len(found[True]) == 4 * 4
+    for name, state_TH in found[False].items():
+        torch.testing.assert_close(found[True][name], state_TH, msg=name)
 
 
 def text(step: dict[str, Any]) -> tuple[int, ...]:
