@@ -11,7 +11,7 @@ from typing import Any
 from outrider.common.files import read_json
 from outrider.speculators.base import is_directory
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import DEFAULT_KIND, kind_of, trainable_kind
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,9 +30,15 @@ def warm_directory(speculator: SpeculatorConfig) -> Path | None:
     return directory if kind_of(directory).name == speculator.kind else None
 
 
-def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
-    """Whether training starts from a base: a directory of the kind, or the target's own."""
+def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any] | None) -> bool:
+    """Whether training starts from a base: a directory of the kind, or the target's own.
+
+    A target that is not known is taken for one that ships the default kind.
+    """
     if is_directory(speculator.base):
         return warm_directory(speculator) is not None
-    native = trainable_kind(speculator.kind).native(target_config)
+    if target_config is None:
+        native = speculator.kind == DEFAULT_KIND
+    else:
+        native = trainable_kind(speculator.kind).native(target_config)
     return native and speculator.base in (None, speculator.kind)

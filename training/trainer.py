@@ -64,6 +64,8 @@ class Trainer:
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.kind)
         target_config = read_json(spec.target_dir / "config.json")
+        self.origin = self._origin(target_config["vocab_size"])
+        self.config = spec.training.started(self.origin.base_dir is not None)
         config = planned(spec.speculator, target_config)
         self.features = self.kind.features(config, target_config)
         self.features.require(store.spec, spec.features_dir)
@@ -81,7 +83,6 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.origin = self._origin(target_config["vocab_size"])
         self.steps: list[list[Row]] = []
         for epoch in range(self.config.epochs):
             self.steps += plan_epoch(

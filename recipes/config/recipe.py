@@ -6,18 +6,14 @@ Each section is defined in the room that reads it. Here they are combined, and r
 of them are checked. docs/recipes.md is generated from the docstrings (`make reference`).
 """
 
-import contextlib
 import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
 from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import warm_directory
 from outrider.training.config import TrainingConfig
 
 
@@ -96,18 +92,6 @@ class Recipe(BaseModel):
         """`eval`, and how closely trainer and engine must agree on drafts."""
         return EvalConfig(**dict(self.eval), parity=self.speculator.parity)
 
-    def with_training_defaults(self) -> "Recipe":
-        """The recipe with the kind's values for keys of `training` that it does not name.
-
-        A head from scratch needs a larger learning rate and more epochs than a warm start.
-        """
-        warm = False
-        with contextlib.suppress(OutriderError):  # preflight says what is wrong with the base
-            warm = warm_directory(self.speculator) is not None
-        defaults = trainable_kind(self.speculator.kind).training_defaults(warm)
-        left = {key: defaults[key] for key in defaults.keys() - self.training.model_fields_set}
-        return self.model_copy(update={"training": self.training.model_copy(update=left)})
-
     @field_validator("name")
     @classmethod
     def _is_a_directory_name(cls, name: str) -> str:
@@ -116,11 +100,6 @@ class Recipe(BaseModel):
                 "it names a directory: letters, digits, `.`, `_` and `-`, first a letter or digit"
             )
         return name
-
-    @model_validator(mode="after")
-    def _trains_as_its_kind_does(self) -> "Recipe":
-        self.training = self.with_training_defaults().training
-        return self
 
     @model_validator(mode="after")
     def _drafts_what_it_was_trained_for(self) -> "Recipe":

@@ -90,7 +90,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         warm=warms_up(recipe.speculator, config),
     )
     capture = capture_cost(tokens, recipe, config)
-    training = training_cost(tokens, recipe)
+    training = training_cost(tokens, recipe, config)
     return {
         "target": {
             "model": recipe.target.model,

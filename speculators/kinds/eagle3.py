@@ -84,14 +84,6 @@ class Eagle3:
         """vLLM's method `eagle3`."""
         return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """From scratch: a larger rate, more epochs, and later drafts weigh more.
-
-        With 400 sequences of nano R1, ten epochs at 2e-3 reached the acceptance of the custom MTP
-        layer, which starts from a trained one.
-        """
-        return {} if warm else {"learning_rate": 2e-3, "epochs": 10, "depth_decay": 0.8}
-
     def config(
         self,
         target_config: Mapping[str, Any],

@@ -78,10 +78,6 @@ class MTP:
     head_keys: frozenset[str] = frozenset()
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """The section's own: training always starts from a layer that drafts well."""
-        return {}
-
     def config(
         self,
         target_config: Mapping[str, Any],

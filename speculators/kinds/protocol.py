@@ -249,12 +249,6 @@ class TrainableKind(DrafterKind, Protocol):
     def trains(self) -> frozenset[TrainedParameters]:
         """Values of `speculator.train` that the kind can do."""
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """Values of the `training` section that the recipe need not name, from a base or scratch.
-
-        Keys that are absent keep the section's own defaults.
-        """
-
     def config(
         self,
         target_config: Mapping[str, Any],

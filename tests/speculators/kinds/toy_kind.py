@@ -143,9 +143,6 @@ class Toy:
     head_keys: frozenset[str] = frozenset()
     trains: frozenset[TrainedParameters] = frozenset(("all",))
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        return {}
-
     def config(
         self,
         target_config: Mapping[str, Any],
