@@ -12,7 +12,7 @@ from outrider.common.files import read_json
 from outrider.speculators.base import is_directory
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import DEFAULT_KIND, kind_of, trainable_kind
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,7 +34,21 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
 
 def warm_directory(speculator: SpeculatorConfig) -> Path | None:
     """The directory that `speculator.base` names, if it is of the trained kind."""
-    if speculator.base is None or not is_directory(speculator.base):
+    if not is_directory(speculator.base):
         return None
-    directory = Path(speculator.base).expanduser()
+    directory = Path(str(speculator.base)).expanduser()
     return directory if kind_of(directory).name == speculator.only_kind else None
+
+
+def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any] | None) -> bool:
+    """Whether training starts from a base: a directory of the kind, or the target's own.
+
+    A target that is not known is taken for one that ships the default kind.
+    """
+    if is_directory(speculator.base):
+        return warm_directory(speculator) is not None
+    if target_config is None:
+        native = speculator.only_kind == DEFAULT_KIND
+    else:
+        native = trainable_kind(speculator.only_kind).native(target_config)
+    return native and speculator.base in (None, speculator.only_kind)

@@ -26,7 +26,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.draft_vocabulary import token_counts
+from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
@@ -41,7 +41,13 @@ from outrider.training.distributed.accelerator import (
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
-from outrider.training.metrics import Metrics, step_line, step_values, validation_line
+from outrider.training.metrics import (
+    Metrics,
+    step_line,
+    step_values,
+    validation_line,
+    vocabulary_line,
+)
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
@@ -58,6 +64,8 @@ class Trainer:
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
+        self.origin = self._origin(target_config["vocab_size"])
+        self.config = spec.training.started(self.origin.base_dir is not None)
         config = planned(spec.speculator, target_config)
         self.features = self.kind.features(config, target_config)
         self.features.require(store.spec, spec.features_dir)
@@ -75,7 +83,6 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.origin = self._origin(target_config["vocab_size"])
         self.steps: list[list[Row]] = []
         for epoch in range(self.config.epochs):
             self.steps += plan_epoch(
@@ -139,6 +146,8 @@ class Trainer:
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
+        if drafts := self._draft_vocabulary():
+            self._say(vocabulary_line(drafts["draft_vocabulary"]))
         self.guard = Guard(self.config)
         self.rollbacks = Rollbacks(self.spec.out_dir / "rollbacks.json", self.digest, self.config)
         self.metrics = Metrics(
@@ -172,6 +181,7 @@ class Trainer:
             "best_step": state["best_step"],
             "rollbacks": self.rollbacks.list,
             "exported": exported,
+            **self._draft_vocabulary(),
         }
         if self.accelerator.is_main_process:
             with publish(self.spec.publish_dir) as temporary:
@@ -179,6 +189,20 @@ class Trainer:
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result
+
+    def _draft_vocabulary(self) -> dict[str, Any]:
+        """Size of a draft vocabulary, and the share of the parts' response tokens that it has."""
+        ids_D = self.unroll.speculator.head(self.unroll.ends).target_ids_D
+        if ids_D is None:
+            return {}
+        parts = {"train": self.samples, "validation": self.validation.samples}
+        covered = {
+            part: coverage(
+                token_counts(responses(self.store, samples), self.size.vocab), ids_D.cpu()
+            )
+            for part, samples in parts.items()
+        }
+        return {"draft_vocabulary": {"tokens": len(ids_D), "coverage": covered}}
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""

@@ -18,7 +18,7 @@ from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EMBEDDED_TARGETS
-from outrider.speculators.planned import stored_features
+from outrider.speculators.planned import stored_features, warms_up
 
 LOG_BYTES_PER_TOKEN = 6
 """Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
@@ -82,9 +82,12 @@ def capture_cost(tokens: int, recipe: Recipe, target_config: Mapping[str, Any]) 
     return CaptureCost(tokens, target_config["hidden_size"], each, rate)
 
 
-def training_cost(tokens: int, recipe: Recipe) -> TrainingCost:
-    """Time of training on the training part of `tokens` tokens."""
-    epochs = recipe.training.epochs
+def training_cost(
+    tokens: int, recipe: Recipe, target_config: Mapping[str, Any] | None
+) -> TrainingCost:
+    """Time of training on the training part of `tokens` tokens; the target may be unknown."""
+    warm = warms_up(recipe.speculator, target_config)
+    epochs = recipe.training.started(warm).epochs
     share = 1 - recipe.split.validation_fraction - recipe.split.heldout_fraction
     rate = recipe.training.tokens_per_s or _measured(recipe, TRAIN_TOKENS_PER_S)
     return TrainingCost(int(tokens * share * epochs), epochs, rate)

@@ -31,7 +31,7 @@ from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import DrafterSize, RowShape
-from outrider.speculators.planned import planned
+from outrider.speculators.planned import planned, warms_up
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
@@ -76,9 +76,8 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         }
     tokens, counted = traffic_tokens(run, recipe)
     capture = capture_cost(tokens, recipe, config)
-    training = training_cost(tokens, recipe)
     kinds = {
-        name: _of_kind(name, run, recipe, config, source, gpu_bytes)
+        name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes, tokens)
         for name in recipe.speculator.kinds
     }
     return {
@@ -95,22 +94,22 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "bytes": capture.bytes,
         },
         "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
-        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
 
 
 def _of_kind(
-    name: str,
     run: RunDirectory,
     recipe: Recipe,
     config: dict[str, Any],
     source: object,
     gpu_bytes: int | None,
+    tokens: int,
 ) -> dict[str, Any]:
-    """Parameters, memory and checkpoint of one kind's training."""
-    recipe = recipe.of_kinds([name])
-    size = trainable_kind(name).size(planned(recipe.speculator, config), config, source)
+    """Parameters, time, memory and checkpoint of the training of the recipe's only kind."""
+    size = trainable_kind(recipe.speculator.only_kind).size(
+        planned(recipe.speculator, config), config, source
+    )
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
         size,
@@ -124,7 +123,9 @@ def _of_kind(
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
+        warm=warms_up(recipe.speculator, config),
     )
+    training = training_cost(tokens, recipe, config)
     return {
         "parameters": {
             "total": size.total,
@@ -133,6 +134,7 @@ def _of_kind(
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
+        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
         "row": dataclasses.asdict(row)
         | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
         "checkpoint_bytes": plan.checkpoint_bytes(),

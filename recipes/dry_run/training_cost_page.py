@@ -41,17 +41,20 @@ def print_price(found: dict[str, Any], console: Console) -> None:
         table.add_row(
             "states on disk", f"{per_token}; the number of tokens is unknown before the ingest"
         )
-    for stage in ("capture", "training"):
-        spent, each = found[stage], ""
-        if stage == "training" and len(kinds) > 1:
-            each = f" for each of {len(kinds)} kinds, one after another"
+    spent_on = [("capture", found["capture"])]
+    spent_on += [
+        (f"training, {name}".rstrip(", "), kind["training"]) for name, kind in kinds.items()
+    ]
+    for stage, spent in spent_on:
         if spent["seconds"]:
             table.add_row(
                 stage,
-                f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s{each}",
+                f"{about}{duration(spent['seconds'])} at {spent['tokens_per_s']:,g} tokens/s",
             )
         else:
-            table.add_row(stage, f"time unknown: {stage}.tokens_per_s gives no rate")
+            table.add_row(
+                stage, f"time unknown: {stage.partition(',')[0]}.tokens_per_s gives no rate"
+            )
     console.print(table)
     for name, kind in kinds.items():
         if name:

@@ -27,6 +27,8 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     base = served_base_of(run, recipe)
     if base.directory is None or not base.abilities.draft_parity:
         return
+    if base.kind != recipe.speculator.only_kind:
+        return  # training starts from scratch: the evaluation compares what it ends with
     path, parity = run.training / FILE, recipe.speculator.parity
     asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
     kept = read_json(path) if path.is_file() else {}

@@ -21,7 +21,11 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3_check import check_eagle3, check_eagle3_target
+from outrider.speculators.kinds.eagle3_check import (
+    check_eagle3,
+    check_eagle3_target,
+    same_head,
+)
 from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
 from outrider.speculators.kinds.eagle3_size import EagleSize
 from outrider.speculators.kinds.eagle3_tensors import EMBEDDING, T2D, checkpoint_names
@@ -79,14 +83,6 @@ class Eagle3:
     ) -> dict[str, Any] | None:
         """vLLM's method `eagle3`."""
         return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
-
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """From scratch: a larger rate, more epochs, and later drafts weigh more.
-
-        With 400 sequences of nano R1, ten epochs at 2e-3 reached the acceptance of the custom MTP
-        layer, which starts from a trained one.
-        """
-        return {} if warm else {"learning_rate": 2e-3, "epochs": 10, "depth_decay": 0.8}
 
     def config(
         self,
@@ -183,6 +179,10 @@ class Eagle3:
         from outrider.speculators.kinds.eagle3_checkpoint import stored_eagle3_tensors
 
         return stored_eagle3_tensors(directory)
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
+        return same_head(one, other)
 
     def stays_with_target(self, name: str) -> bool:
         """The embedding."""

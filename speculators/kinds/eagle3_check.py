@@ -25,7 +25,7 @@ from outrider.speculators.checkpoints.safetensors_headers import (
     tensor_headers,
 )
 from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, auxiliary_layers, layer_config
-from outrider.speculators.kinds.eagle3_tensors import D2T, EMBEDDING, T2D
+from outrider.speculators.kinds.eagle3_tensors import D2T, EMBEDDING, T2D, checkpoint_names
 
 DEFAULT_AUX_STATES = 3
 """States of the target that a head reads where its config.json does not name the layers."""
@@ -34,6 +34,20 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 """`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
 
 vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
+
+ENGINE_KEYS = (
+    "norm_before_residual",
+    "norm_before_fc",
+    "norm_output",
+    "fc_norm",
+    "speculators_model_type",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rms_norm_eps",
+    "num_attention_heads",
+)
+"""Keys that decide how the engine computes a head, besides the shapes of its tensors."""
 
 NEEDED = (
     "vocab_size",
@@ -141,3 +155,16 @@ def _check_map(header: TensorHeader, marks: TensorHeader | None, target: Checkpo
                 " those that d2t maps to: the two are of different vocabularies, one of them is"
                 " stale. Make both again from the target's tokenizer"
             )
+
+
+def same_head(one: Path, other: Path) -> bool:
+    """Whether two heads have equal tensors by name and shape, and read and norm the same states."""
+
+    def described(directory: Path) -> tuple[object, ...]:
+        config, headers = read_json(directory / "config.json"), tensor_headers(directory)
+        options = {key: config.get(key) for key in ENGINE_KEYS}
+        names = checkpoint_names(headers)
+        shapes = {name: headers[stored].shape for name, stored in names.items() if name != T2D}
+        return options, auxiliary_layers(config), layer_config(config).get("model_type"), shapes
+
+    return described(Path(one)) == described(Path(other))

@@ -78,10 +78,6 @@ class MTP:
     head_keys: frozenset[str] = frozenset()
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """The section's own: training always starts from a layer that drafts well."""
-        return {}
-
     def config(
         self,
         target_config: Mapping[str, Any],
@@ -172,6 +168,10 @@ class MTP:
         from outrider.speculators.kinds.mtp_checkpoint import stored_mtp_tensors
 
         return stored_mtp_tensors(directory)
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """Every layer of a target has the same shapes."""
+        return True
 
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""

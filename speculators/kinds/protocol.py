@@ -162,6 +162,10 @@ class DrafterSize(Protocol):
         """Values of the target's embedding and head, which are read and never trained."""
 
     @property
+    def own_head(self) -> int:
+        """Values of a trained head of its own; 0 where it drafts with the target's."""
+
+    @property
     def state_values(self) -> int:
         """Stored values of one token in a training row: the teacher's state and the inputs."""
 
@@ -245,12 +249,6 @@ class TrainableKind(DrafterKind, Protocol):
     def trains(self) -> frozenset[TrainedParameters]:
         """Values of `speculator.train` that the kind can do."""
 
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        """Values of the `training` section that the recipe need not name, from a base or scratch.
-
-        Keys that are absent keep the section's own defaults.
-        """
-
     def config(
         self,
         target_config: Mapping[str, Any],
@@ -330,6 +328,9 @@ class TrainableKind(DrafterKind, Protocol):
 
     def exchanged(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """True where an engine that was started with one directory can load the other."""
 
     def stays_with_target(self, name: str) -> bool:
         """True for a parameter of the engine's drafter that is not exchanged: the target's own."""

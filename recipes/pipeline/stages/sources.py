@@ -35,8 +35,8 @@ def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the target and of the base speculator, where the recipe names another one."""
     digests = target_digest(recipe)
     base = recipe.speculator.base
-    if base is not None and is_directory(base):
-        digests["speculator.base"] = path_digest(Path(base).expanduser())
+    if is_directory(base):
+        digests["speculator.base"] = path_digest(Path(str(base)).expanduser())
     return digests
 
 

@@ -19,7 +19,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.eagle3 import Eagle3
 from outrider.speculators.kinds.eagle3_layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
@@ -255,4 +255,3 @@ def test_a_kind_refuses_keys_that_it_does_not_read() -> None:
         SpeculatorConfig(kind="mtp", head=HeadConfig(fc_norm=True))
     with pytest.raises(ValueError, match=r"speculator\.train = lora"):
         SpeculatorConfig(kind="eagle3", train="lora")
-    assert trainable_kind("eagle3").training_defaults(warm=True) == {}

@@ -80,6 +80,7 @@ class ToySize:
 
     parts: ClassVar[dict[str, int]] = {}
     total = 0
+    own_head = 0
     state_values = 0
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -141,9 +142,6 @@ class Toy:
 
     head_keys: frozenset[str] = frozenset()
     trains: frozenset[TrainedParameters] = frozenset(("all",))
-
-    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
-        return {}
 
     def config(
         self,
@@ -221,6 +219,9 @@ class Toy:
 
     def exchanged(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         return self.tensors(directory)
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        return True
 
     def stays_with_target(self, name: str) -> bool:
         return False
