@@ -19,9 +19,10 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.server_pool import PLAIN
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
-from outrider.eval.prediction.kind_forecast import Candidate, forecast
+from outrider.eval.prediction.kind_forecast import Candidate, forecast, step_times_of
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.results.kinds import KindChoice, KindFacts
+from outrider.serving.step_times import StepTimes
 
 Contexts = Mapping[str, EvaluationContext]
 """By kind."""
@@ -42,6 +43,9 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
     digests = {kind: context.cache.digest for kind, context in contexts.items()}
     cache = Steps(out_dir / "steps", digests)
     measured = cache.run("kind_steps", lambda: _timed(contexts).model_dump(mode="json"))
+    timed = KindSteps.model_validate(measured)
+    if first.settings.k == "auto" and not first.by_batch_size:
+        _keep_step_times(contexts, step_times_of(timed, first.settings.seed))
     validation = first.data.rows(first.data.parts["validation"])
     starts = validation["completion_start"]
     candidates = {
@@ -49,7 +53,7 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
         for kind, context in contexts.items()
     }
     choice = forecast(
-        KindSteps.model_validate(measured),
+        timed,
         candidates,
         first.settings,
         sum(starts) / len(starts),
@@ -64,6 +68,21 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
     return choice
 
 
+def _keep_step_times(contexts: Contexts, times: Mapping[str, StepTimes]) -> None:
+    """Puts the times into the caches of the kinds' evaluations, which then do not time again.
+
+    Base's are those of the kind that can take turns with it in one engine, if there is one.
+    """
+    for kind, context in contexts.items():
+        if kind not in times:
+            continue
+        context.cache.put("step_times", times[kind].as_dict())
+        for other, of_other in contexts.items():
+            custom, base = of_other.speculators["custom"], context.speculators["base"]
+            if other in times and not context.one_engine and custom.exchanges_with(base):
+                context.cache.put("step_times_base", times[other].as_dict())
+
+
 def _timed(contexts: Contexts) -> KindSteps:
     """The timed steps of the server without speculation and of each kind's."""
     first = next(iter(contexts.values()))
@@ -73,6 +92,7 @@ def _timed(contexts: Contexts) -> KindSteps:
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
     every = list(range(1, first.depth + 1)) if settings.k == "auto" else [settings.k]
     numbers = {PLAIN: [0], **dict.fromkeys(contexts, every)}
+    plan = None if settings.k == "auto" else dict.fromkeys(contexts, settings.k)
     first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
     servers = first.backends.servers(
         first.target,
@@ -84,7 +104,7 @@ def _timed(contexts: Contexts) -> KindSteps:
     )
     with servers as pool, first.open_load() as load:
         return time_kinds(
-            pool.fleet(mode),
+            pool.fleet(mode, plan),
             load,
             numbers,
             settings.concurrency,

@@ -74,8 +74,9 @@ def time_kinds(
     """Step times of each variant of the fleet at every batch size, for its `numbers` of drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. Servers
-    with several numbers rotate through them.
+    with several numbers rotate through them (`Fleet.draft` not yet called).
     """
+    fleet.rotate(max(numbers.values(), key=len))
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
     found: dict[str, dict[int, list[list[Step]]]] = {
         name: {size: [] for size in batch_sizes} for name in numbers

@@ -31,7 +31,7 @@ from outrider.eval.results.parts import Estimate, SliceEstimate
 from outrider.eval.results.prediction import KReason
 from outrider.eval.stats.clusters import clustered
 from outrider.eval.stats.intervals import percentile_interval
-from outrider.serving.step_times import StepCosts
+from outrider.serving.step_times import StepCosts, StepTimes
 
 FINALISTS = 2
 """Kinds that are served."""
@@ -85,6 +85,29 @@ def forecast(
         kinds=kinds,
         finalists=[each.kind for each in kinds[:FINALISTS]],
     )
+
+
+def step_times_of(timed: KindSteps, seed: int) -> dict[str, StepTimes]:
+    """Each kind's step times as its evaluation reads them, to choose the same K.
+
+    Levels are those of the forecast. Kinds that can make only one number of drafts are left out.
+    """
+    fits, found = _fits(timed, seed), {}
+    for name, numbers in timed.numbers.items():
+        if len(numbers) == 1:
+            continue
+        step_s, rounds = {}, {}
+        for size, turns in timed.tables(name).items():
+            rows_RK = np.concatenate(turns)
+            own = fit_steps({size: rows_RK}, 1, seed).step_s[size]
+            rows_RK *= np.array(fits[name].step_s[size]) / np.array(own)
+            step_s[size] = [fits[PLAIN].step_s[size][0], *fits[name].step_s[size]]
+            rounds[size] = [
+                [None if np.isnan(value) else float(value) for value in row] for row in rows_RK
+            ]
+        prompts = timed.prompt_token_s[PLAIN], timed.prompt_token_s[name]
+        found[name] = StepTimes(step_s, prompts, rounds)
+    return found
 
 
 def _fits(timed: KindSteps, seed: int) -> dict[str, StepFit]:

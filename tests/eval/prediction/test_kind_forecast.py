@@ -1,12 +1,17 @@
 """Kinds are ranked by tokens/s at the main concurrency, each at its own best K."""
 
+import json
+
 import numpy as np
 import pytest
 
 from outrider.eval.bench.kind_steps import KindSteps
+from outrider.eval.prediction.choose_k import RESAMPLES, choose_k, round_table
+from outrider.eval.prediction.kind_forecast import Candidate, forecast, step_times_of
+from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
-from outrider.serving.step_times import StepCosts
-from tests.eval.sample_kinds import STEPS_MS, sample_choice, sample_kind_steps
+from outrider.serving.step_times import StepCosts, StepTimes
+from tests.eval.sample_kinds import FACTS, STEPS_MS, sample_choice, sample_kind_steps
 from tests.eval.sample_results import EVALUATION, sample_replay
 
 
@@ -74,9 +79,22 @@ def test_servers_that_did_not_run_at_the_same_time_are_not_paired() -> None:
 def test_few_sessions_have_no_interval() -> None:
     replay = sample_replay(0.8)
     few = replay.__class__(**{**vars(replay), "sessions": ["s"] * 120})
-    from outrider.eval.prediction.kind_forecast import Candidate, forecast
-    from tests.eval.sample_kinds import FACTS
-
     steps = sample_kind_steps({name: STEPS_MS[name] for name in ("none", "mtp")})
     choice = forecast(steps, {"mtp": Candidate("x", few, FACTS)}, EVALUATION, 200, False)
     assert choice.kinds[0].tokens_per_s["1"].low is None and choice.finalists == ["mtp"]
+
+
+def test_a_kinds_evaluation_chooses_the_k_of_the_forecast() -> None:
+    """Its step times are those of the forecast, in the form in which it reads them."""
+    timed, choice = sample_kind_steps(), sample_choice()
+    found = step_times_of(timed, EVALUATION.seed)
+    assert set(found) == {"mtp", "eagle3"}  # p_eagle can make only one number of drafts
+    for kind, times in found.items():
+        assert StepTimes.from_dict(json.loads(json.dumps(times.as_dict()))) == times
+        lengths = sample_replay(0.8).acceptance_length()
+        fit = fit_steps(round_table(times), RESAMPLES, EVALUATION.seed)
+        own = choose_k({"base": lengths, "custom": lengths}, fit, {1: 0.01, 4: 0.01, 8: 0.01}, 1)
+        forecast_of_kind = choice.of(kind)
+        assert own.k.custom == forecast_of_kind.k
+        for size, step in forecast_of_kind.step_ms.items():
+            assert own.step_ms[size][forecast_of_kind.k] == pytest.approx(step.value, rel=1e-3)
