@@ -177,6 +177,11 @@ class EvaluationContext:
             speculator.has_unroll for speculator in self.speculators.values()
         )
 
+    @functools.cached_property
+    def one_engine(self) -> bool:
+        """Whether base and custom take turns in one engine, whose drafter's weights change."""
+        return self.speculators["custom"].exchanges_with(self.speculators["base"])
+
     @property
     def directories(self) -> dict[str, Path]:
         """Where the weights of base and custom are, of speculators that have some."""

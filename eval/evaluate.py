@@ -47,7 +47,7 @@ from outrider.eval.replay.heldout_replay import (
 )
 from outrider.eval.report.drift import heldout_time
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.parts import Drafters
+from outrider.eval.results.parts import Drafter, Drafters
 from outrider.eval.results.prediction import PredictedRow
 from outrider.eval.results.report import (
     VERSION,
@@ -277,7 +277,7 @@ def predict(
     measured: Measured,
     served: Mapping[str, Served],
     replays: Replays | None,
-    times: StepTimes | None,
+    times: Mapping[Drafter, StepTimes] | None,
 ) -> dict[str, dict[str, PredictedRow]]:
     """Predicted speed by engine mode and concurrency.
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import read_json
 from outrider.common.fingerprint import file_digest
+from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import NO_SPECULATION, kind_named, kind_of, weightless_names
-from outrider.speculators.kinds.protocol import Abilities, DrafterKind
+from outrider.speculators.kinds.protocol import Abilities, DrafterKind, TrainableKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,25 @@ class Speculator:
     def has_unroll(self) -> bool:
         """True where Outrider computes its drafts: it can be replayed, compared and exchanged."""
         return self.abilities.exact_replay
+
+    def exchanges_with(self, other: "Speculator") -> bool:
+        """True where one engine can serve both in turn, by exchanging the drafter's weights."""
+        kind = self._kind
+        if other.kind != self.kind or not self.abilities.live_exchange:
+            return False
+        if not isinstance(kind, TrainableKind) or None in (self.directory, other.directory):
+            return False
+        return kind.exchangeable(Path(str(self.directory)), Path(str(other.directory)))
+
+    def features(self, target_dir: Path) -> FeatureSpec:
+        """The target's states that its drafts are computed from; none for a kind without unroll."""
+        kind = self._kind
+        if not isinstance(kind, TrainableKind) or self.directory is None:
+            return FeatureSpec(())
+        config, target_config = (
+            read_json(Path(folder) / "config.json") for folder in (self.directory, target_dir)
+        )
+        return kind.features(config, target_config)
 
     @property
     def speculates(self) -> bool:

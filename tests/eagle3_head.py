@@ -10,7 +10,7 @@ target id = draft id + d2t[draft id]. The attention is Llama's or (`mla`) DeepSe
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,21 @@ Linear = Callable[[int, int], torch.Tensor]
 
 
 def write_eagle3_head(
-    target: Path, directory: Path, seed: int = 0, mla: bool = False, **changed
+    target: Path,
+    directory: Path,
+    seed: int = 0,
+    mla: bool = False,
+    layers: Sequence[int] | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    norm_before_fc: bool = False,
+    **changed: Any,
 ) -> Path:
     """Writes the head and returns its directory.
 
     The embedding is the target's. The draft vocabulary is every second token of the first half of
-    the target's. `changed` replace keys of config.json.
+    the target's. Without `layers` config.json names none, as many public heads do. `changed`
+    replace keys of config.json.
     """
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
@@ -38,20 +47,32 @@ def write_eagle3_head(
     )
     drafts = vocab // 4
 
+    states = 3 if layers is None else len(layers)
+
     def linear(out: int, into: int) -> torch.Tensor:
         return (torch.randn(out, into) / into**0.5).bfloat16()
 
+    def norm(width: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(width)).bfloat16()
+
     tensors = {
         "embed_tokens.weight": load_file(target / "model.safetensors")["model.embed_tokens.weight"],
-        "fc.weight": linear(hidden, 3 * hidden),
-        "norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+        "fc.weight": linear(hidden, states * hidden),
+        "norm.weight": norm(hidden),
         "lm_head.weight": linear(drafts, hidden),
         "d2t": torch.arange(drafts),  # draft token i is the target's 2 i
         "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill_(0, 2 * torch.arange(drafts), True),
     }
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-        tensors[f"midlayer.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    attention, form = (_mla if mla else _llama)(config, linear)
+        tensors[f"midlayer.{name}.weight"] = norm(hidden)
+    if changed.get("fc_norm"):
+        tensors |= {f"fc_norm.{n}.weight": norm(hidden) for n in range(states)}
+    if norm_before_fc:
+        tensors["input_norm.weight"] = norm(states * hidden)
+    if mla:
+        attention, form = _mla(config, linear, norm)
+    else:
+        attention, form = _llama(config, linear, heads, kv_heads)
     tensors |= {f"midlayer.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
     for name in ("gate_proj", "up_proj"):
         tensors[f"midlayer.mlp.{name}.weight"] = linear(intermediate, hidden)
@@ -72,27 +93,34 @@ def write_eagle3_head(
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
+    if layers is not None:
+        ids = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        settings["eagle_config"] = ids | ({"norm_before_fc": True} if norm_before_fc else {})
     (directory / "config.json").write_text(json.dumps(settings | form | changed, indent=2))
     return directory
 
 
 def _llama(
-    config: dict[str, Any], linear: Linear
+    config: dict[str, Any], linear: Linear, heads: int | None, kv_heads: int | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The attention's tensors, and what config.json says of it."""
     hidden = config["hidden_size"]
-    tensors = {name: linear(hidden, 2 * hidden) for name in ("q_proj", "k_proj", "v_proj")}
-    heads = hidden // HEAD_DIM
-    return tensors | {"o_proj": linear(hidden, hidden)}, {
+    heads = heads or hidden // HEAD_DIM
+    kv_heads = kv_heads or heads
+    tensors = {name: linear(kv_heads * HEAD_DIM, 2 * hidden) for name in ("k_proj", "v_proj")}
+    tensors["q_proj"] = linear(heads * HEAD_DIM, 2 * hidden)
+    return tensors | {"o_proj": linear(hidden, heads * HEAD_DIM)}, {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": HEAD_DIM,
     }
 
 
-def _mla(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _mla(
+    config: dict[str, Any], linear: Linear, norm: Callable[[int], torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     hidden, heads, q_rank, rank = (
         config[name]
         for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")
@@ -102,10 +130,10 @@ def _mla(config: dict[str, Any], linear: Linear) -> tuple[dict[str, torch.Tensor
     )
     tensors = {
         "q_a_proj": linear(q_rank, 2 * hidden),
-        "q_a_layernorm": torch.ones(q_rank, dtype=torch.bfloat16),
+        "q_a_layernorm": norm(q_rank),
         "q_b_proj": linear(heads * (nope + rope), q_rank),
         "kv_a_proj_with_mqa": linear(rank + rope, 2 * hidden),
-        "kv_a_layernorm": torch.ones(rank, dtype=torch.bfloat16),
+        "kv_a_layernorm": norm(rank),
         "kv_b_proj": linear(heads * (nope + value), rank),
         "o_proj": linear(hidden, heads * value),
     }

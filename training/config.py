@@ -16,6 +16,21 @@ FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
 
+class ScratchConfig(BaseModel):
+    """What a speculator that starts from scratch has in place of the section's own values."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    epochs: int = Field(default=10, ge=1)
+    """Passes over the training part."""
+
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak learning rate of AdamW."""
+
+    depth_decay: float = Field(default=0.8, gt=0, le=1)
+    """Base beta of `depth_weights: decay`."""
+
+
 class TrainingConfig(BaseModel):
     """Loss, optimizer, batches, distribution over GPUs, evaluations and checkpoints."""
 
@@ -47,6 +62,11 @@ class TrainingConfig(BaseModel):
 
     learning_rate: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth."""
+
+    scratch: ScratchConfig = ScratchConfig()
+    """What training from scratch has in place of `epochs`, `learning_rate` and `depth_decay`: it
+    needs more of each than a warm start. A head that starts from a base, and the target's own
+    layer, ignore it."""
 
     warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
     """Length of the warm-up, as a share of all steps."""
@@ -124,6 +144,10 @@ class TrainingConfig(BaseModel):
     wandb_project: str | None = "outrider"
     """Weights & Biases project. Runs are written offline below the log directory unless
     WANDB_API_KEY is set. null: no tracker."""
+
+    def started(self, warm: bool) -> "TrainingConfig":
+        """The section of a run that starts from a base, or from scratch."""
+        return self if warm else self.model_copy(update=dict(self.scratch))
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate of step `step` (from 0) of `steps`, a function of the step alone."""

@@ -23,12 +23,15 @@ from accelerate.utils import broadcast
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
+from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds import base_directory, kind_of, trainable_kind
+from outrider.speculators.draft_vocabulary import coverage, token_counts
+from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
-from outrider.training.batches import Batch, Prefetch, Store
+from outrider.speculators.planned import planned
+from outrider.training.batches import Batch, Prefetch, Store, responses
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
@@ -38,7 +41,13 @@ from outrider.training.distributed.accelerator import (
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
-from outrider.training.metrics import Metrics, step_line, step_values, validation_line
+from outrider.training.metrics import (
+    Metrics,
+    step_line,
+    step_values,
+    validation_line,
+    vocabulary_line,
+)
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
@@ -54,11 +63,12 @@ class Trainer:
         self.spec, self.store, self.config = spec, store, spec.training
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.kind)
-        self.origin = self._origin()
         target_config = read_json(spec.target_dir / "config.json")
-        self.features = self.kind.features(target_config)
+        self.origin = self._origin(target_config["vocab_size"])
+        self.config = spec.training.started(self.origin.base_dir is not None)
+        config = planned(spec.speculator, target_config)
+        self.features = self.kind.features(config, target_config)
         self.features.require(store.spec, spec.features_dir)
-        self.size = self.kind.size(target_config, spec.target_dir / "config.json")
         self.accelerator = make_accelerator(self.config, spec.log_dir)
         if self.config.rows_per_step % self.accelerator.num_processes:
             raise OutriderError(
@@ -93,6 +103,7 @@ class Trainer:
         speculator = self.kind.start(
             self.origin, spec.speculator, dtype, self.device, self.config.seed
         )
+        self.size = self.kind.size(config, target_config, spec.target_dir / "config.json")
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
@@ -111,11 +122,15 @@ class Trainer:
         self.digest = value_digest([spec.settings(), store.manifest])
         self.stop_requested = False
 
-    def _origin(self) -> Origin:
+    def _origin(self, vocab: int) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
-        base = base_directory(self.spec.speculator.base, self.spec.target_dir)
-        warm = kind_of(base) is self.kind
-        return Origin(self.spec.target_dir, base if warm else None)
+        base = base_of(self.spec.speculator.base, self.spec.target_dir)
+        return Origin(
+            self.spec.target_dir,
+            warm_start(self.kind, base),
+            self.spec.speculator.head,
+            lambda: token_counts(responses(self.store, self.samples), vocab),
+        )
 
     def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
         if self.origin.base_dir is None:
@@ -131,6 +146,8 @@ class Trainer:
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
+        if drafts := self._draft_vocabulary():
+            self._say(vocabulary_line(drafts["draft_vocabulary"]))
         self.guard = Guard(self.config)
         self.rollbacks = Rollbacks(self.spec.out_dir / "rollbacks.json", self.digest, self.config)
         self.metrics = Metrics(
@@ -164,6 +181,7 @@ class Trainer:
             "best_step": state["best_step"],
             "rollbacks": self.rollbacks.list,
             "exported": exported,
+            **self._draft_vocabulary(),
         }
         if self.accelerator.is_main_process:
             with publish(self.spec.publish_dir) as temporary:
@@ -171,6 +189,20 @@ class Trainer:
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result
+
+    def _draft_vocabulary(self) -> dict[str, Any]:
+        """Size of a draft vocabulary, and the share of the parts' response tokens that it has."""
+        ids_D = self.unroll.speculator.head(self.unroll.ends).target_ids_D
+        if ids_D is None:
+            return {}
+        parts = {"train": self.samples, "validation": self.validation.samples}
+        covered = {
+            part: coverage(
+                token_counts(responses(self.store, samples), self.size.vocab), ids_D.cpu()
+            )
+            for part, samples in parts.items()
+        }
+        return {"draft_vocabulary": {"tokens": len(ids_D), "coverage": covered}}
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""

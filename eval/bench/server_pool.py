@@ -7,9 +7,9 @@
 The same engine started twice can differ by a factor of two on a shared machine. So base and custom
 are compared in one engine, whose drafter weights are exchanged between blocks or requests in
 milliseconds; flags, compiled code and memory are the same for both. Only the comparison with no
-speculation crosses engines, as does that with a speculator whose weights cannot be exchanged (an
-EAGLE-3 head, n-grams). Where the machine holds them, all servers are up at once. A target that
-fills its GPUs leaves room for one, and the servers alternate.
+speculation crosses engines, as does that with a speculator whose weights cannot be exchanged: one
+of another kind or shape, or without weights. Where the machine holds them, all servers are up at
+once. A target that fills its GPUs leaves room for one, and the servers alternate.
 
 Variants of one engine may draft different numbers of tokens. The engine is then started with a
 schedule of drafts that has all of them, and `server` sets the variant's own before its requests
@@ -66,6 +66,7 @@ class Fleet:
             v: Speculator.of(each) for v, each in speculators.items()
         }
         self.variants = tuple(self._speculators)
+        self._exchanging = _exchanging(self._speculators)
         self._variants_of: dict[str, list[str]] = {}
         for variant in self.variants:
             self._variants_of.setdefault(self._name(variant), []).append(variant)
@@ -263,13 +264,22 @@ class Fleet:
         """Name of the variant's server.
 
         Variants without speculation share one, and those whose weights can be exchanged another.
+        Speculators of two kinds, or of two shapes, have a server each.
         """
         speculator = self._speculator(variant)
         if not speculator.speculates:
             return PLAIN
-        if speculator.has_unroll:
-            return SPECULATING
-        return "base" if variant in EXTRAS else variant
+        drafter = "base" if variant in EXTRAS else variant
+        return SPECULATING if drafter in self._exchanging else drafter
+
+
+def _exchanging(speculators: Mapping[str, Speculator]) -> set[str]:
+    """The variants that take turns in one engine: custom, and base if it can be exchanged."""
+    able = [name for name, each in speculators.items() if each.abilities.live_exchange]
+    if not able:
+        return set()
+    first = speculators[able[-1]]
+    return {able[-1]} | {name for name in able if first.exchanges_with(speculators[name])}
 
 
 def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:

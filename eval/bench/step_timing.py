@@ -27,7 +27,7 @@ round is not enough. After the least, batch sizes that have their steps are left
 most, the steps must do."""
 
 DRAFTING = "custom"
-"""Variant whose server is timed. Base and custom share it, and cost the same."""
+"""Variant whose server is timed. Where base shares it, base costs the same."""
 
 
 def time_steps(
@@ -39,15 +39,17 @@ def time_steps(
     sampling: Sampling,
     max_tokens: int,
     first: int = 1,
+    drafter: str = DRAFTING,
 ) -> StepTimes:
     """Step times at every batch size with 0..depth drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. The fleet's
-    speculating server rotates through `first`..depth drafts (`Fleet.draft` not yet called).
+    speculating servers rotate through `first`..depth drafts (`Fleet.draft` not yet called);
+    `drafter` is the one whose steps are timed.
     """
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
-    numbers = {PLAIN: range(1), DRAFTING: range(first, depth + 1)}
-    fleet.rotate(list(numbers[DRAFTING]))
+    numbers = {PLAIN: range(1), drafter: range(first, depth + 1)}
+    fleet.rotate(list(numbers[drafter]))
     found: dict[str, dict[int, list[Step]]] = {
         variant: {size: [] for size in batch_sizes} for variant in numbers
     }
@@ -71,6 +73,6 @@ def time_steps(
                 fleet.server(variant)
                 if fleet.is_fresh(variant):
                     run(variant, widest, widest, WARM_UP_TOKENS)
-                requests = size * (4 if variant == DRAFTING else 1)
+                requests = size * (4 if variant == drafter else 1)
                 found[variant][size] += run(variant, size, requests, max_tokens)
-    return summarise_steps(found[PLAIN], found[DRAFTING], depth, first)
+    return summarise_steps(found[PLAIN], found[drafter], depth, first)

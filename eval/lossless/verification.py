@@ -32,7 +32,7 @@ from outrider.eval.lossless.greedy_match import (
 from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded, Regime
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.token_frequency_test import same_text
-from outrider.eval.replay.draft_parity import compare_each, record_each
+from outrider.eval.replay.draft_parity import Recording, by_engine, compare_each, record_each
 from outrider.eval.replay.replay import StatesByToken, replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafter, Drafters, Variant, Variants
 from outrider.eval.results.verification import (
@@ -51,6 +51,7 @@ from outrider.eval.results.verification import (
     Verification,
 )
 from outrider.serving.config import TargetConfig
+from outrider.speculators.features import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
@@ -93,9 +94,11 @@ def examine(
 def ask_engine(
     context: EvaluationContext, prompts: Sequence[Prompt], outputs: Outputs, scratch: Path
 ) -> tuple[StatesByToken, Drafters[Parity] | None]:
-    """The states of every response and both speculators' draft parity, from one engine.
+    """The states of every response and both speculators' draft parity.
 
-    Both speculators draft `depth` tokens per step there, all of which are compared.
+    Both speculators draft `depth` tokens per step, all of which are compared; in one engine, if
+    their weights can be exchanged there. An engine captures the states that its drafter reads, so
+    where no drafter reads all of them, one without a drafter captures.
     """
     from outrider.data.features.capture import capture_ids
     from outrider.data.features.feature_store import FeatureStore
@@ -107,17 +110,33 @@ def ask_engine(
         with context.backends.engine(context.target, eager) as engine:
             capture_ids(engine, rows, scratch)
         return FeatureStore.open(scratch), None
-    parity = context.settings.parity
-    directories = context.directories
+    parity, target_dir = context.settings.parity, context.target.directory()
+    directories = {str(name): context.directories[name] for name in reversed(DRAFTERS)}
     asked = [prompt.token_ids for prompt in prompts[: parity.prompts]]
-    with context.backends.engine(
-        context.target, eager, directories["custom"], context.depth, extension=DRAFT_EXTENSION
-    ) as engine:
-        capture_ids(engine, rows, scratch)
-        recordings = record_each(engine, directories, asked, parity)
+    reads = {str(name): context.speculators[name].features(target_dir) for name in DRAFTERS}
+    wanted = FeatureSpec.union(reads.values())
+    recordings: dict[str, Recording] = {}
+    groups = by_engine(directories)
+    capturing = [
+        group for group in groups if set(wanted.auxiliary) <= set(reads[next(iter(group))].streams)
+    ]
+    if not capturing:
+        with context.backends.engine(context.target, eager) as engine:
+            capture_ids(engine, rows, scratch, features=wanted)
+    for group in groups:
+        with context.backends.engine(
+            context.target,
+            eager,
+            next(iter(group.values())),
+            context.depth,
+            extension=DRAFT_EXTENSION,
+        ) as engine:
+            if capturing and group is capturing[0]:
+                capture_ids(engine, rows, scratch, features=wanted)
+            recordings |= record_each(engine, group, target_dir, asked, parity)
     compared = in_child(
         compare_each,
-        recordings,
+        {name: recordings[name] for name in DRAFTERS},
         directories,
         context.target,
         context.depth,

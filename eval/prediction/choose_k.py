@@ -7,8 +7,9 @@ AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T measured in the engine and fitted (step_fit.py). Base and
-custom have the same T and different AL, so each has its own best k.
+AL is replayed on the validation part, T measured in the engine and fitted (step_fit.py). Where base
+and custom take turns in one engine they have the same T; speculators of two kinds have a server and
+a T each. AL differs in any case, so each has its own best k.
 
 The largest of a few noisy speeds is a matter of chance where two are close: two demos of the same
 commit chose 5 and 4. So the smaller k is taken unless a larger one is faster by more than the
@@ -49,8 +50,8 @@ def choose(
     load: LoadGenerator,
     requests: HeldoutRequests,
     validation: Mapping[Drafter, ReplaySums] | None,
-) -> tuple[Choice, StepTimes | None]:
-    """The choice of k, and the step times where they were measured.
+) -> tuple[Choice, Mapping[Drafter, StepTimes] | None]:
+    """The choice of k, and the step times of each speculator where they were measured.
 
     `validation` is the replay of the validation part; None where exact replay is not measured, and
     then k is the recipe's or the trained depth.
@@ -81,6 +82,10 @@ def choose(
         ), None
     times = step_times(context, servers, load, requests)
     fit = fit_steps(round_table(times), RESAMPLES, settings.seed)
+    of_base, base_fit = times, None
+    if not context.one_engine:
+        of_base = step_times(context, servers, load, requests, "base")
+        base_fit = fit_steps(round_table(of_base), RESAMPLES, settings.seed)
     none, drafting = times.prompt_token_s
     choice = choose_k(
         lengths,
@@ -91,9 +96,18 @@ def choose(
         sequences=sequences,
         prompt_token_ms=PromptCost(none=1000 * none, drafting=1000 * drafting),
         rounds={size: len(rows) for size, rows in times.rounds.items()},
+        base_fit=base_fit,
     )
-    fitted = {size: [row[0], *fit.step_s[size][-depth:]] for size, row in times.step_s.items()}
-    return choice, replace(times, step_s=fitted)
+    return choice, {
+        "custom": _fitted(times, fit, depth),
+        "base": _fitted(of_base, base_fit or fit, depth),
+    }
+
+
+def _fitted(times: StepTimes, fit: StepFit, depth: int) -> StepTimes:
+    """Step times with the fitted ones in place of the means."""
+    step_s = {size: [row[0], *fit.step_s[size][-depth:]] for size, row in times.step_s.items()}
+    return replace(times, step_s=step_s)
 
 
 def draft_plan(choice: Choice, current_k: int | None, by_batch_size: bool) -> DraftPlan:
@@ -118,19 +132,27 @@ def times_steps(context: EvaluationContext) -> bool:
         context.settings.k == "auto"
         and context.can_replay
         and recipe_times(context.serving, context.depth) is None
-        and not context.cache.done("step_times")
+        and not (
+            context.cache.done("step_times")
+            and (context.one_engine or context.cache.done("step_times_base"))
+        )
     )
 
 
 def step_times(
-    context: EvaluationContext, servers: ServerPool, load: LoadGenerator, requests: HeldoutRequests
+    context: EvaluationContext,
+    servers: ServerPool,
+    load: LoadGenerator,
+    requests: HeldoutRequests,
+    drafter: Drafter = "custom",
 ) -> StepTimes:
-    """Step times of the first engine mode, measured once and cached."""
+    """Step times of the first engine mode with one speculator, measured once and cached."""
     settings, depth = context.settings, context.depth
     mode = settings.engine_modes[0]
 
     def measured() -> dict[str, Any]:
-        context.say(f"timing steps of the {mode} engine, up to {depth} drafts")
+        whose = "" if context.one_engine else f", {drafter}"
+        context.say(f"timing steps of the {mode} engine{whose}, up to {depth} drafts")
         times = context.backends.step_times(
             servers.fleet(mode),
             load,
@@ -140,10 +162,12 @@ def step_times(
             requests.sampling,
             settings.max_tokens,
             0 if context.by_batch_size else 1,
+            **({} if drafter == "custom" else {"drafter": drafter}),
         )
         return times.as_dict()
 
-    return StepTimes.from_dict(context.cache.run("step_times", measured))
+    name = "step_times" if drafter == "custom" else f"step_times_{drafter}"
+    return StepTimes.from_dict(context.cache.run(name, measured))
 
 
 def round_table(times: StepTimes) -> dict[int, Array]:
@@ -178,18 +202,23 @@ def choose_k(
     sequences: int = 0,
     prompt_token_ms: PromptCost | None = None,
     rounds: Mapping[int, int] | None = None,
+    base_fit: StepFit | None = None,
 ) -> Choice:
     """Each speculator's k at batch size `main`, and its k for each range of batch sizes.
 
     `acceptance_length[drafter][k - 1]` is of k = 1..K drafts. The fit has k = 1..K, or 0..K where
     the drafting engine was also timed without drafts; then k by batch size may be 0. `none_s` is
     the target's own step. A range ends at a measured batch size; beyond the last one its k holds.
+    `base_fit` is of base's steps where they are not custom's, in an engine of their own.
     """
+    fits: dict[Drafter, StepFit] = {"base": base_fit or fit, "custom": fit}
     found = {
-        name: {size: best_k(acceptance_length[name], fit, size) for size in fit.step_s}
+        name: {size: best_k(acceptance_length[name], fits[name], size) for size in fit.step_s}
         for name in DRAFTERS
     }
-    at_main = {name: best_k(acceptance_length[name], fit, main, least=1) for name in DRAFTERS}
+    at_main = {
+        name: best_k(acceptance_length[name], fits[name], main, least=1) for name in DRAFTERS
+    }
     ranges = {
         name: _ranges(
             {size: at_main[name].k if size == main else own.k for size, own in table.items()}
@@ -200,7 +229,7 @@ def choose_k(
     speeds = {
         name: {
             str(size): (size * np.array(lengths) / np.array(row[-depth:])).tolist()
-            for size, row in fit.step_s.items()
+            for size, row in fits[name].step_s.items()
         }
         for name, lengths in acceptance_length.items()
     }
@@ -215,6 +244,14 @@ def choose_k(
             str(size): [1000 * seconds for seconds in (none_s[size], *row[-depth:])]
             for size, row in fit.step_s.items()
         },
+        base_step_ms=(
+            {
+                str(size): [1000 * seconds for seconds in (none_s[size], *row[-depth:])]
+                for size, row in base_fit.step_s.items()
+            }
+            if base_fit
+            else None
+        ),
         step_ms_ci95={
             str(size): [
                 (1000 * low, 1000 * high)

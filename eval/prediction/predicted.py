@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.response_segments import POSITION_NAMES, POSITIONS
-from outrider.eval.results.parts import RATIOS, VARIANTS, Drafter, Drafters, Estimate, Variant
+from outrider.eval.results.parts import (
+    DRAFTERS,
+    RATIOS,
+    VARIANTS,
+    Drafter,
+    Drafters,
+    Estimate,
+    Variant,
+)
 from outrider.eval.results.prediction import (
     PredictedDrafter,
     PredictedRatio,
@@ -50,7 +58,7 @@ def predict_served(
     blocks: Blocks,
     k: Drafters[int],
     replayed: Replays,
-    times: StepTimes | None,
+    times: Mapping[Drafter, StepTimes] | None,
     prompt_tokens: float,
 ) -> dict[str, PredictedRow]:
     """By concurrency: predicted and measured tokens/s, speed-ups, and step times.
@@ -58,10 +66,10 @@ def predict_served(
     `speed` summarises the timed `blocks`. `times` is None where steps of this engine mode were not
     timed.
     """
-    timed: Costs = {
-        variant: times.of(0 if variant == "none" else k.of(variant)) if times else None
-        for variant in VARIANTS
-    }
+    timed: Costs = dict.fromkeys(VARIANTS)
+    if times:
+        timed = {name: times[name].of(k.of(name)) for name in DRAFTERS}
+        timed = {"none": times["custom"].of(0), **timed}
     as_served: Costs = {
         variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
         for variant in VARIANTS

@@ -25,7 +25,9 @@ from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.speculator import Speculator
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.features import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +50,8 @@ class Recording:
     steps: list[dict[str, Any]]
     """`request`, `anchor` (the last token that the target had read), `token_ids` up to the last
     draft, `drafts` [K], `logprobs` [K]"""
-    hidden: list["torch.Tensor"]
-    """[T, H] of each response with its prompt"""
+    inputs: list["torch.Tensor"]
+    """[T, X] of each response with its prompt: the states that the drafter reads"""
 
 
 def engine_parity(
@@ -61,24 +63,41 @@ def engine_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> dict[str, dict[str, Any]]:
-    """`draft_parity` of each speculator, recorded in one eager engine.
+    """`draft_parity` of each speculator, recorded in eager engines.
 
-    The engine starts with the first speculator; the others are loaded into it in turn. It has ended
-    when the unroll starts, so that both fit on a GPU; the unroll's memory ends with its process.
+    Speculators that can be exchanged take turns in one engine. The engines have ended when the
+    unroll starts, so that both fit on a GPU; the unroll's memory ends with its process.
     """
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
     eager = engine_config.model_copy(update={"mode": "eager"})
-    first = next(iter(speculators.values()))
-    with open_engine(target, eager, first, k, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, speculators, prompts, parity)
+    recordings: dict[str, Recording] = {}
+    for group in by_engine(speculators):
+        first = next(iter(group.values()))
+        with open_engine(target, eager, first, k, extension=DRAFT_EXTENSION) as engine:
+            recordings |= record_each(engine, group, target.directory(), prompts, parity)
     return in_child(compare_each, recordings, speculators, target, k, parity, dtype)
+
+
+def by_engine(speculators: Mapping[str, Path]) -> list[dict[str, Path]]:
+    """The speculators in groups, each of which one engine serves in turn."""
+    groups: list[dict[str, Path]] = []
+    for name, directory in speculators.items():
+        own = Speculator.named(directory)
+        for group in groups:
+            if Speculator.named(next(iter(group.values()))).exchanges_with(own):
+                group[name] = directory
+                break
+        else:
+            groups.append({name: directory})
+    return groups
 
 
 def record_each(
     engine: "Engine",
     speculators: Mapping[str, Path],
+    target_dir: Path,
     prompts: Sequence[Sequence[int]],
     parity: ParityConfig,
 ) -> dict[str, Recording]:
@@ -86,7 +105,8 @@ def record_each(
     recordings = {}
     for name, directory in speculators.items():
         engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
-        recordings[name] = record(engine, prompts, parity.max_tokens)
+        spec = Speculator.named(directory).features(target_dir)
+        recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     return recordings
 
 
@@ -105,8 +125,14 @@ def compare_each(
     }
 
 
-def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) -> Recording:
-    """Records the drafter's proposals while the engine answers, and the states of the answers."""
+def record(
+    engine: "Engine", spec: FeatureSpec, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> Recording:
+    """Records the drafter's proposals while the engine answers, and the states of the answers.
+
+    `spec` are the states that the drafter reads.
+    """
+    import torch
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -123,7 +149,11 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
         [*prompt, *output.outputs[0].token_ids]
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
-    hidden = [h for _, h in engine.prefill([(str(index), row) for index, row in enumerate(rows)])]
+    named = [(str(index), row) for index, row in enumerate(rows)]
+    inputs = [
+        torch.cat([states[name] for name in spec.names], dim=-1)
+        for _, states in engine.prefill_streams(named, spec.names)
+    ]
     request_of = {output.request_id: index for index, output in enumerate(outputs)}
     steps = []
     for proposal in records:
@@ -137,7 +167,7 @@ def record(engine: "Engine", prompts: Sequence[Sequence[int]], max_tokens: int) 
             tokens = [*row[: anchor + 2], *proposal["drafts"]]
             kept = {name: proposal[name] for name in ("anchor", "drafts", "logprobs")}
             steps.append({"request": request, "token_ids": tokens, **kept})
-    return Recording(steps, hidden)
+    return Recording(steps, inputs)
 
 
 def draft_parity(
@@ -171,7 +201,7 @@ def draft_parity(
     agreed, near, differences, gaps = [0] * k, [0] * k, [0.0] * k, [0.0] * k
     for start in range(0, len(steps), ANCHORS_A_BATCH):
         batch = steps[start : start + ANCHORS_A_BATCH]
-        for depth, log_q_BD in enumerate(_log_probabilities(model, batch, recording.hidden, k)):
+        for depth, log_q_BD in enumerate(_log_probabilities(model, batch, recording.inputs, k)):
             engine_logprob_B = torch.tensor([step["logprobs"][depth] for step in batch])
             engine_B = torch.tensor([step["drafts"][depth] for step in batch])
             draft_B, _ = head.from_target(engine_B.to(model.device))
@@ -197,7 +227,7 @@ def draft_parity(
 def _log_probabilities(
     model: Replayed,
     steps: Sequence[Mapping[str, Any]],
-    hidden: Sequence["torch.Tensor"],
+    inputs: Sequence["torch.Tensor"],
     k: int,
 ) -> list["torch.Tensor"]:
     """log q [B, D] of every depth at the anchors of a batch of steps, on the CPU."""
@@ -214,7 +244,7 @@ def _log_probabilities(
         token_BT[row, : len(tokens)] = torch.tensor(tokens)
         sequence_BT[row, : len(tokens)] = row
         anchor_BT[row, anchor] = True
-        inputs_BTX[row, : anchor + 1] = hidden[step["request"]][: anchor + 1].float()
+        inputs_BTX[row, : anchor + 1] = inputs[step["request"]][: anchor + 1].float()
     position_BT = torch.arange(width).expand(len(steps), -1)
     tensors = (token_BT, inputs_BTX.to(dtype), sequence_BT, position_BT, anchor_BT)
     with torch.no_grad():

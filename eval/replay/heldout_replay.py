@@ -151,8 +151,8 @@ def replay_mixtures(
 
     The best on validation is measured on each part of `bases` too.
     """
-    if not context.settings.interpolation:
-        return []
+    if not context.settings.interpolation or not context.one_engine:
+        return []  # weights of two shapes have no average
     folder = context.folders.out / "mixtures"
     directories = context.directories
 

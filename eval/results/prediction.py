@@ -54,6 +54,9 @@ class Choice(Part):
     step_ms: dict[str, list[float]] | None = None
     """Batch size -> fitted milliseconds per step for k = 0..depth; k = 0 is the target alone. Null
     where nothing was timed"""
+    base_step_ms: dict[str, list[float]] | None = None
+    """The same with base's drafts, where base has an engine of its own, as a speculator of another
+    kind has; null where both share one"""
     step_ms_ci95: dict[str, list[tuple[float, float]]] | None = None
     """Batch size -> 95 % intervals for k = 1..depth; null where nothing was timed"""
     idle_step_ms: dict[str, float] | None = None

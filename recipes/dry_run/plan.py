@@ -7,6 +7,7 @@ Memory and disk of training are in training_cost.py.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from outrider.common.files import read_json
 from outrider.recipes.config.recipe import Recipe
@@ -22,6 +23,7 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options
 from outrider.recipes.pipeline.stages.registry import STAGES
 from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.planned import warms_up
 
 ENGINE_START_S = {"eager": 35, "compiled": 90}
 """Start of the two servers of an engine mode, both at once on 2 cores."""
@@ -90,7 +92,7 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
         cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
         return f"{about}{cost}{too_long_text(run, recipe)}"
     if stage == "train":
-        return _training_text(tokens, recipe)
+        return _training_text(tokens, recipe, read_json(target / "config.json") if target else None)
     if stage == "evaluate":
         return _evaluation_text(recipe)
     if stage == "export":
@@ -98,10 +100,14 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
     return ""
 
 
-def _training_text(tokens: int, recipe: Recipe) -> str:
-    cost = training_cost(tokens, recipe)
-    epochs = f"{cost.epochs} epoch{'s' if cost.epochs > 1 else ''}"
-    text = f"one engine start for parity, {epochs} at depth {recipe.speculator.depth}"
+def _training_text(tokens: int, recipe: Recipe, target_config: dict[str, Any] | None) -> str:
+    cost = training_cost(tokens, recipe, target_config)
+    text = f"{cost.epochs} epoch{'s' if cost.epochs > 1 else ''}"
+    text += f" at depth {recipe.speculator.depth}"
+    if warms_up(recipe.speculator, target_config):
+        text = f"one engine start for parity, {text}"
+    else:
+        text = f"from scratch, {text}"
     return text + (time_text(cost.seconds, cost.tokens_per_s) if tokens else "")
 
 

@@ -28,6 +28,7 @@ from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import DrafterSize, RowShape
+from outrider.speculators.planned import planned, warms_up
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
@@ -71,7 +72,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "missing": source,
         }
     kind = trainable_kind(recipe.speculator.kind)
-    size = kind.size(config, source)
+    size = kind.size(planned(recipe.speculator, config), config, source)
     tokens, counted = traffic_tokens(run, recipe)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
@@ -86,9 +87,10 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
+        warm=warms_up(recipe.speculator, config),
     )
     capture = capture_cost(tokens, recipe, config)
-    training = training_cost(tokens, recipe)
+    training = training_cost(tokens, recipe, config)
     return {
         "target": {
             "model": recipe.target.model,

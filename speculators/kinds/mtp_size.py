@@ -92,6 +92,11 @@ class MTPSize(MTPWidths):
         return 2 * self.vocab * self.hidden
 
     @property
+    def own_head(self) -> int:
+        """None: it drafts with the target's."""
+        return 0
+
+    @property
     def state_values(self) -> int:
         """The layer reads the state that the teacher reads, so one is stored."""
         return self.hidden

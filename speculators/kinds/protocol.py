@@ -14,9 +14,10 @@ of their kind (such as mtp_checkpoint.py) when they are called.
 
 How a trainable kind is used:
 
-    spec = kind.features(target_config)                 capture: which states are stored
-    size = kind.size(target_config)                     --dry-run: parameters, memory, FLOPs
-    drafter = kind.start(origin, config, dtype, ...)    training: trainable parts as parameters
+    config = kind.config(target_config, head, base)     of the speculator that is trained
+    spec = kind.features(config, target_config)         capture: which states are stored
+    size = kind.size(config, target_config)             --dry-run: parameters, memory, FLOPs
+    drafter = kind.start(origin, parts, dtype, ...)     training: trainable parts as parameters
     drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
@@ -30,12 +31,13 @@ Shapes: T tokens, N anchors, K depths.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FeatureSpec
+from outrider.speculators.head_config import HeadConfig
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,11 @@ class Origin:
     target_dir: Path
     base_dir: Path | None
     """Directory of a speculator of the same kind to start from; None: training from scratch."""
+    head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+    """Shape of a head from scratch."""
+    token_counts: "Callable[[], Tensor] | None" = None
+    """How often each token of the target's vocabulary occurs in the responses that are trained
+    on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
 
 
 class TrainedParts(Protocol):
@@ -155,6 +162,10 @@ class DrafterSize(Protocol):
         """Values of the target's embedding and head, which are read and never trained."""
 
     @property
+    def own_head(self) -> int:
+        """Values of a trained head of its own; 0 where it drafts with the target's."""
+
+    @property
     def state_values(self) -> int:
         """Stored values of one token in a training row: the teacher's state and the inputs."""
 
@@ -230,8 +241,28 @@ class DrafterKind(Protocol):
 class TrainableKind(DrafterKind, Protocol):
     """A kind that Outrider captures for, trains, replays, sizes and exchanges."""
 
-    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The target's states that the drafter reads."""
+    @property
+    def head_keys(self) -> frozenset[str]:
+        """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
+
+    @property
+    def trains(self) -> frozenset[TrainedParameters]:
+        """Values of `speculator.train` that the kind can do."""
+
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """config.json of the speculator that is trained, before it exists.
+
+        It is that of the base where training starts from one of the kind. A draft vocabulary that
+        the traffic decides has a planned size.
+        """
+
+    def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
+        """The target's states that a speculator with this config.json reads."""
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""
@@ -245,8 +276,16 @@ class TrainableKind(DrafterKind, Protocol):
         With `config_only` the weights need not be there (`--dry-run`).
         """
 
-    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> DrafterSize:
-        """Parameters, memory and FLOPs; an `OutriderError` names `source` and missing keys."""
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> DrafterSize:
+        """Parameters, memory and FLOPs of a speculator with this config.json.
+
+        An `OutriderError` names `source`, the target's config.json, and missing keys.
+        """
 
     def load(
         self,
@@ -289,6 +328,9 @@ class TrainableKind(DrafterKind, Protocol):
 
     def exchanged(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
+
+    def exchangeable(self, one: Path, other: Path) -> bool:
+        """True where an engine that was started with one directory can load the other."""
 
     def stays_with_target(self, name: str) -> bool:
         """True for a parameter of the engine's drafter that is not exchanged: the target's own."""

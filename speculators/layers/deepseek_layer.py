@@ -139,20 +139,22 @@ class RMSNorm(nn.Module):
 class LatentAttention(nn.Module):
     """Multi-head latent attention with keys and values expanded to heads.
 
-    `project` makes queries, keys and values; `combine` maps attended values back to H.
+    `project` makes queries, keys and values; `combine` maps attended values back to H. The input
+    is H wide, or `into` wide.
     """
 
-    def __init__(self, arch: DeepseekArch):
+    def __init__(self, arch: DeepseekArch, into: int | None = None):
         super().__init__()
         self.arch = arch
+        into = arch.hidden if into is None else into
         query_width = arch.heads * (arch.nope_dim + arch.rope_dim)
         if arch.q_rank is None:
-            self.q_proj = nn.Linear(arch.hidden, query_width, bias=False)
+            self.q_proj = nn.Linear(into, query_width, bias=False)
         else:
-            self.q_a_proj = nn.Linear(arch.hidden, arch.q_rank, bias=False)
+            self.q_a_proj = nn.Linear(into, arch.q_rank, bias=False)
             self.q_a_layernorm = RMSNorm(arch.q_rank, arch.norm_eps)
             self.q_b_proj = nn.Linear(arch.q_rank, query_width, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(arch.hidden, arch.kv_rank + arch.rope_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(into, arch.kv_rank + arch.rope_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(arch.kv_rank, arch.norm_eps)
         self.kv_b_proj = nn.Linear(
             arch.kv_rank, arch.heads * (arch.nope_dim + arch.value_dim), bias=False

@@ -83,6 +83,8 @@ class MemoryPlan:
     frozen_value_bytes: float = 2.0
     """Bytes of a frozen weight, in the target's own precision: 1 in FP8."""
     device: Device = "cuda"
+    warm: bool = True
+    """Whether training starts from a base, which step-0 parity computes in float32."""
 
     @property
     def trained(self) -> int:
@@ -192,13 +194,13 @@ class MemoryPlan:
         return kept
 
     def _start(self) -> dict[str, int]:
-        """Exact replay of a validation row by the base speculator in float32, no gradients."""
-        s = self.size
+        """Exact replay of a validation row without gradients, by the base in float32 if any."""
+        s, b = self.size, 4 if self.warm else self._b
         return {
-            "base_speculator_float32": 4 * s.total,
-            "head_float32": 2 * s.ends if self._b < 4 else 0,
-            "activations": 4 * s.replay_values(self.row, self.depth)
-            + self.activations.attention_scratch(4),
+            "base_speculator_float32": 4 * s.total if self.warm else 0,
+            "head_float32": 2 * s.ends if self.warm and self._b < 4 else 0,
+            "activations": b * s.replay_values(self.row, self.depth)
+            + self.activations.attention_scratch(b),
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
@@ -214,7 +216,10 @@ class MemoryPlan:
             gradients += self._share(4) + self._bucket()
         else:
             gradients += summed
-        chunk = 4 * CHUNK_COPIES * self._chunk()
+        # A trained head's rows are handed over as a copy, and have a gradient of their own.
+        own_head = b * s.own_head
+        chunk = 4 * CHUNK_COPIES * self._chunk() + own_head
+        states += own_head
         first = {"activations": saved + attention, "drafted_states": states, "loss_chunk": 0}
         at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
         first["gradients"] = at_loss["gradients"] = summed

@@ -152,7 +152,8 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     choice, times = evaluated()
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
     # The fitted rounds replace the mean times, in the forecast as well.
-    assert times.step_s == {
+    assert times["base"] == times["custom"]
+    assert times["custom"].step_s == {
         1: pytest.approx([0.01, 0.012, 0.014]),
         4: pytest.approx([0.02, 0.04, 0.08]),
     }

@@ -16,6 +16,7 @@ from outrider.serving.step_times import StepTimes, costs_of
 # 10 ms per step and 10 ms per request without drafts; with two drafts 20 and 20. A prompt of 100
 # tokens takes 50 ms, and 100 ms with a drafter.
 TIMES = StepTimes({1: [0.02, 0.03, 0.04], 4: [0.05, 0.075, 0.1]}, prompt_token_s=(0.0005, 0.001))
+TIMED = {"base": TIMES, "custom": TIMES}
 
 
 def loop(tokens, concurrency, length=1.0, k=0):
@@ -127,7 +128,7 @@ def served(slower: dict[str, float], steps: bool = True) -> tuple[dict, list[dic
 
 def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
     speed, blocks = served(dict.fromkeys(("none", "base", "custom"), 1.7))
-    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
+    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMED, prompt_tokens=100)["2"]
     assert row.none.tokens_per_s.timed.difference == pytest.approx(1.7 - 1)
     for variant in LENGTHS:
         ratio = row.of(variant).over_none
@@ -140,7 +141,7 @@ def test_a_drift_that_meets_both_engines_alike_leaves_the_speed_up_foretold():
 
 def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretell():
     speed, blocks = served({"none": 1.0, "base": 1.5, "custom": 1.2})
-    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMES, prompt_tokens=100)["2"]
+    row = predict_served(speed, blocks, BOTH, replayed(LENGTHS), TIMED, prompt_tokens=100)["2"]
     for variant in LENGTHS:
         assert row.of(variant).over_none.timed.difference == pytest.approx(
             {"base": 0.5, "custom": 0.2}[variant]
@@ -149,7 +150,7 @@ def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretel
         assert row.of(variant).tokens_per_s.as_served.difference == pytest.approx(0, abs=1e-9)
     # A wrong acceptance length is not accounted for by any steps.
     other = predict_served(
-        speed, blocks, BOTH, replayed(LENGTHS | {"custom": 2.2}), TIMES, prompt_tokens=100
+        speed, blocks, BOTH, replayed(LENGTHS | {"custom": 2.2}), TIMED, prompt_tokens=100
     )["2"]
     assert other.custom.tokens_per_s.as_served.difference < -0.05 and other.base == row.base
 

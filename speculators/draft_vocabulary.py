@@ -1,0 +1,68 @@
+"""The tokens that a drafter can draft: the most frequent ones of the customer's responses.
+
+    counts_V = token_counts(responses, vocab)            # of the training part alone
+    ids_D = chosen_ids(counts_V, 0.999)                  # a share, a size, or "all"
+    coverage(counts_V, ids_D)                            # of these or of other responses
+
+Drafts are response tokens only, so prompts are not counted. A token outside the draft vocabulary
+can never be drafted, and every step that meets one ends there.
+
+Shapes: V target vocabulary, D draft vocabulary.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.common.errors import OutriderError
+
+DraftVocabulary = Literal["all"] | int | float
+"""A share of the response tokens below 1, a number of tokens, or the target's whole vocabulary."""
+
+
+def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
+    """How often each token occurs in the responses, [V] int64."""
+    counts_V = torch.zeros(vocab, dtype=torch.long)
+    for token_ids in responses:
+        counts_V += torch.bincount(token_ids.long(), minlength=vocab)
+    return counts_V
+
+
+def chosen_ids(counts_V: Tensor, wanted: DraftVocabulary) -> Tensor | None:
+    """Target tokens [D], ascending; None for `all`.
+
+    Equally frequent tokens come in the order of their ids. A size beyond the tokens that occur is
+    filled with the lowest ids that do not.
+    """
+    if wanted == "all":
+        return None
+    vocab = len(counts_V)
+    order_V = counts_V.argsort(descending=True, stable=True)
+    if isinstance(wanted, int):
+        if wanted > vocab:
+            raise OutriderError(
+                f"speculator.head.draft_vocabulary = {wanted}, but the target's vocabulary has"
+                f" {vocab} tokens; name fewer, or a share of the response tokens such as 0.999"
+            )
+        kept = wanted
+    else:
+        total = int(counts_V.sum())
+        if total == 0:
+            raise OutriderError(
+                "speculator.head.draft_vocabulary: the training part has no response token to"
+                " choose from; give it traffic, or name a number of tokens"
+            )
+        reached_V = counts_V[order_V].cumsum(0).double() / total
+        kept = int((reached_V < wanted - 1e-12).sum()) + 1
+    ids_D = order_V[: max(kept, 2)].sort().values
+    return None if len(ids_D) == vocab else ids_D
+
+
+def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:
+    """Share of the counted tokens that can be drafted; 1 where nothing was counted."""
+    total = int(counts_V.sum())
+    if ids_D is None or total == 0:
+        return 1.0
+    return int(counts_V[ids_D].sum()) / total

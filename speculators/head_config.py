@@ -1,0 +1,59 @@
+"""The `speculator.head` section: the shape of a head that is trained from scratch. No torch.
+
+HeadConfig(layers=[2, 8, 13], draft_vocabulary=0.999)
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+PLANNED_VOCABULARY = 32_000
+"""Draft tokens that are planned for before traffic is read, where a share decides: what public
+heads for vocabularies of 129k and 151k have."""
+
+Coverage = Annotated[float, Field(gt=0, lt=1)]
+Size = Annotated[int, Field(ge=2)]
+
+
+class HeadConfig(BaseModel):
+    """Shape of a head that is trained from scratch; a warm start has the shape of its base."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    layers: Literal["auto"] | tuple[PositiveInt, ...] = "auto"
+    """States of the target that the head reads: the residual stream before each of these layers,
+    ascending, from 1; the number of layers means after the last. `auto`: 2, L // 2 and L - 3 of L
+    layers, as vLLM reads them for a head that names none."""
+
+    layer_type: Literal["llama", "mla"] = "llama"
+    """Attention of the head's layer. `llama`: keys and values by head. `mla`: DeepSeek's latent
+    attention in the target's widths. vLLM keeps one form of cache for target and head: take `mla`
+    where the target runs with MLA, as R1 does on GPUs, and `llama` where it does not, as with
+    VLLM_MLA_DISABLE=1, the engine's default on a CPU."""
+
+    draft_vocabulary: Literal["all"] | Size | Coverage = 0.999
+    """Tokens that the head can draft. A share below 1: the most frequent tokens that together are
+    this share of the responses of the training part. A number from 2: so many tokens, the most
+    frequent ones. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""
+
+    intermediate_size: PositiveInt | None = None
+    """Width of the head's MLP; null: the target's `intermediate_size`."""
+
+    fc_norm: bool = False
+    """A norm for each of the target's states before they are projected (EAGLE-3.1). vLLM reads it,
+    SGLang may not."""
+
+    norm_output: bool = False
+    """The next draft reads the head's state after its last norm instead of before (EAGLE-3.1). vLLM
+    reads it, SGLang may not."""
+
+    norm_before_residual: bool = False
+    """The residual stream starts at the normed state instead of the state. vLLM reads it, SGLang
+    does not."""
+
+    def planned_vocabulary(self, vocab: int) -> int:
+        """Draft tokens that memory is planned for, of a target's `vocab`."""
+        if self.draft_vocabulary == "all":
+            return vocab
+        share = isinstance(self.draft_vocabulary, float)
+        return min(vocab, PLANNED_VOCABULARY if share else int(self.draft_vocabulary))

@@ -1,0 +1,218 @@
+"""Reads an EAGLE-3 head, and writes one that vLLM and SGLang load.
+
+    head = load_eagle3(directory, target_dir)
+    write_eagle3(trained_tensors(head, head.state_dict()), origin, out_dir)
+
+A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
+of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
+vocabulary. That is d2t (target id = draft id + d2t[draft id]) and, for other readers than vLLM,
+t2d, which marks the target's tokens that have a draft token. Both are absent where the head drafts
+the whole vocabulary.
+
+The embedding is the target's and never written: SGLang, and vLLM's exchange of weights, would copy
+it over the target's own.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json
+from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
+from outrider.speculators.checkpoints.tensors import CheckpointTensors
+from outrider.speculators.kinds.eagle3_check import check_embedding
+from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3_tensors import D2T, MAPS, T2D, checkpoint_names
+from outrider.speculators.kinds.protocol import Origin
+
+Build = Callable[[EagleShape, Tensor | None], EagleHead]
+
+
+def load_eagle3(
+    directory: Path,
+    target_dir: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    build: Build = EagleHead,
+) -> EagleHead:
+    """The head of a directory in either layout. Every weight starts as NaN, and none stays so."""
+    directory = Path(directory)
+    path, stored = directory / "config.json", _stored(directory)
+    shape = EagleShape.read(stored.layout.config, read_json(target_dir / "config.json"), path)
+    if shape.hidden != shape.target_hidden:
+        raise OutriderError(
+            f"{path}: hidden_size {shape.hidden}, the target's {shape.target_hidden}: such a head"
+            " has an embedding of its own, and Outrider neither trains nor replays it"
+        )
+    check_embedding(directory, read_layout(target_dir))
+    names = checkpoint_names(stored.layout.weight_map)
+    ids_D = _target_ids(stored, names, shape)
+    with torch.device("meta"):
+        head = build(shape, ids_D)
+    head = head.to_empty(device=device).to(dtype)
+    head.target_ids_D = None if ids_D is None else ids_D.to(device)
+    state = head.state_dict()
+    with torch.no_grad():
+        for tensor in state.values():
+            tensor.fill_(float("nan"))
+    _compare_names(directory, set(state), names.keys() - MAPS)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            value = stored.read(names[name], torch.float32)
+            if value.numel() != tensor.numel() or value.shape[-1] != tensor.shape[-1]:
+                raise OutriderError(
+                    f"{directory}: {names[name]} has shape {tuple(value.shape)}, but {path} makes"
+                    f" it {tuple(tensor.shape)}; the weights and config.json belong to different"
+                    " models"
+                )
+            tensor.copy_(value.view(tensor.shape))
+    broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+    if broken:
+        raise OutriderError(
+            f"{directory}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
+        )
+    return head
+
+
+def trained_tensors(head: EagleHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(name in the plain layout, tensor) of the head, the draft vocabulary included."""
+    yield from state.items()
+    ids_D = head.target_ids_D
+    if ids_D is not None:
+        ids_D = ids_D.cpu()
+        yield D2T, ids_D - torch.arange(len(ids_D))
+        yield T2D, torch.zeros(head.shape.vocab, dtype=torch.bool).index_fill_(0, ids_D, True)
+
+
+def write_eagle3(
+    changed: Iterable[tuple[str, Tensor]],
+    origin: Origin,
+    out_dir: Path,
+    new_config: Callable[..., dict[str, object]] = plain_config,
+) -> None:
+    """Publishes a directory, atomically.
+
+    With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors that
+    are not in `changed` keep its bytes. Without one they are stored in the target's `torch_dtype`.
+    """
+    if origin.base_dir is not None:
+        config, written = _over_base(dict(changed), origin.base_dir)
+    else:
+        target_config = read_json(origin.target_dir / "config.json")
+        tensors = dict(changed)
+        config = new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
+        dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
+        written = {name: _stored_as(tensor, dtype) for name, tensor in tensors.items()}
+    with publish(Path(out_dir)) as temporary:
+        temporary.mkdir()
+        save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(config, indent=2) + "\n"
+        (temporary / "config.json").write_text(text, encoding="utf-8")
+
+
+def read_eagle3_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
+    stored = _stored(directory)
+    names = checkpoint_names(stored.layout.weight_map)
+    for name in sorted(names.keys() - {T2D}):
+        yield name, stored.read(names[name], torch.float32)
+
+
+def stored_eagle3_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
+    stored = _stored(directory)
+    names = checkpoint_names(stored.layout.weight_map)
+    for name in sorted(names.keys() - {T2D}):
+        yield names[name], stored.raw(names[name])
+
+
+def _stored(directory: Path) -> CheckpointTensors:
+    config = read_json(Path(directory) / "config.json")
+    if config.get("quantization_config"):
+        raise OutriderError(
+            f"{Path(directory) / 'config.json'}: quantization_config: Outrider reads EAGLE-3 heads"
+            " with unquantized weights only; name the unquantized head"
+        )
+    return CheckpointTensors(
+        CheckpointLayout(Path(directory), config, weight_map(Path(directory)), None)
+    )
+
+
+def _target_ids(
+    stored: CheckpointTensors, names: Mapping[str, str], shape: EagleShape
+) -> Tensor | None:
+    if D2T not in names or shape.drafts == shape.vocab:
+        if shape.drafts != shape.vocab:
+            raise OutriderError(
+                f"{stored.layout.directory}: no tensor d2t, though config.json has"
+                f" draft_vocab_size {shape.drafts} of {shape.vocab}; without it draft tokens have"
+                " no meaning: take the whole checkpoint"
+            )
+        return None
+    offsets_D = stored.raw(names[D2T])
+    ids_D = offsets_D + torch.arange(len(offsets_D))
+    if len(ids_D) != shape.drafts or bool((ids_D.diff() <= 0).any()):
+        raise OutriderError(
+            f"{stored.layout.directory}: d2t maps {len(ids_D)} draft tokens (config.json:"
+            f" {shape.drafts}), and not in ascending order of the target's ids: a damaged or stale"
+            " vocabulary map; make the draft vocabulary again from the target's tokenizer"
+        )
+    if int(ids_D[0]) < 0 or int(ids_D[-1]) >= shape.vocab:
+        raise OutriderError(
+            f"{stored.layout.directory}: d2t maps draft tokens to {int(ids_D[0])} to"
+            f" {int(ids_D[-1])}, outside the target's vocabulary of {shape.vocab}: a stale"
+            " vocabulary map; make it again from the target's tokenizer"
+        )
+    return ids_D
+
+
+def _over_base(
+    changed: dict[str, Tensor], base_dir: Path
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The base's configuration, and its tensors with the changed ones in their place."""
+    stored = _stored(base_dir)
+    written = {}
+    for name, of_base in checkpoint_names(stored.layout.weight_map).items():
+        value = stored.raw(of_base)
+        new = changed.pop(name, None)
+        if new is None:
+            written[of_base] = value
+        elif name in MAPS:
+            # As numbers: an average of two maps is no map, even where rounding would make it one.
+            if not torch.equal(new.cpu().double(), value.double()):
+                raise OutriderError(
+                    f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays"
+                    " that of the base, since rows of lm_head have no meaning without it. Train"
+                    " from scratch for another one (speculator.base: none)"
+                )
+            written[of_base] = value
+        else:
+            written[of_base] = _stored_as(new.view(value.shape), value.dtype)
+    if left := sorted(changed.keys() - MAPS):
+        raise OutriderError(
+            f"{base_dir}: the base has no tensor {', '.join(left)}, so it is no base of this head"
+        )
+    return dict(stored.layout.config), written
+
+
+def _stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+
+
+def _compare_names(directory: Path, expected: set[str], present: set[str]) -> None:
+    parts = []
+    for what, names in (("missing", expected - present), ("unexpected", present - expected)):
+        if names:
+            parts.append(f"{what}: {', '.join(sorted(names))}")
+    if parts:
+        raise OutriderError(
+            f"{directory}: the tensors do not fit config.json; {'; '.join(parts)}; they belong to"
+            " different heads, or the checkpoint is incomplete"
+        )

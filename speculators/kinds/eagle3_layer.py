@@ -1,0 +1,176 @@
+"""The EAGLE-3 head as a module, computed as vLLM 0.32 does (llama_eagle3.py, deepseek_eagle3.py).
+
+    h_i = fc(a_i)                            a_i: the target's auxiliary states, side by side
+    x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]     position i, no zero at position 0
+    r_i = h_i + attention(x_i)               hidden_norm(h_i) + ... with norm_before_residual
+    g_i = r_i + mlp(post_attention_layernorm(r_i))
+    u_i = norm(g_i)                          q_{i+2} = softmax(W_D u_i) over the draft vocabulary
+
+The next depth reads g_i, the state before the last norm (u_i with norm_output), token t_{i+2} and
+position i + 1. With `fc_norm` every auxiliary state is normed on its own before fc, with
+`norm_before_fc` all together. E is the target's embedding; the head has rows of its own.
+
+Names of parameters are those of the plain checkpoint layout.
+
+Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden, X values of the auxiliary
+states; D of the head's rows is the draft vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.layers.deepseek_layer import (
+    DeepseekArch,
+    GatedMLP,
+    LatentAttention,
+    RMSNorm,
+    rotary_tables,
+)
+from outrider.speculators.layers.llama_attention import LlamaAttention
+from outrider.speculators.unroll import unroll_anchors
+
+
+class EagleHead(Drafter):
+    """fc, one layer over [embedding ; state], the last norm, and rows of the draft vocabulary."""
+
+    target_ids_D: Tensor | None
+
+    def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
+        super().__init__()
+        self.shape = shape
+        eps = shape.norm_eps
+        if shape.norm_before_fc:
+            self.input_norm = RMSNorm(shape.states, eps)
+        if shape.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(shape.target_hidden, eps) for _ in shape.layers)
+        self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
+        self.midlayer = EagleLayer(shape)
+        self.norm = RMSNorm(shape.hidden, eps)
+        self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
+        # Not part of the state: it is never trained, and the checkpoint has it as offsets.
+        self.register_buffer("target_ids_D", target_ids_D, persistent=False)
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Drafts one token after the other, each from the state before."""
+        return unroll_anchors(
+            self, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
+        )
+
+    def head(self, ends: TargetEnds) -> DraftHead:
+        """The head's own rows over its draft vocabulary."""
+        return DraftHead(self.lm_head.weight, self.target_ids_D)
+
+    @property
+    def width(self) -> int:
+        """H of the states that the head reads."""
+        return self.shape.hidden
+
+    @property
+    def softmax_scale(self) -> float:
+        """Scale of the attention scores."""
+        return self.midlayer.softmax_scale
+
+    def first_state(self, inputs_NX: Tensor) -> Tensor:
+        """The projected auxiliary states."""
+        if self.shape.norm_before_fc:
+            inputs_NX = self.input_norm(inputs_NX)
+        if self.shape.fc_norm:
+            states = inputs_NX.chunk(len(self.shape.layers), dim=-1)
+            pairs = zip(self.fc_norm, states, strict=True)
+            inputs_NX = torch.cat([norm(state) for norm, state in pairs], dim=-1)
+        return self.fc(inputs_NX)
+
+    def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        """[E(t_{i+1}) ; h_i], [N, 2H], before their norms: the residual stream needs h_i."""
+        return torch.cat([embedding, state], dim=-1)
+
+    def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of the layer's inputs."""
+        return self.midlayer.project(x_NX, position_N)
+
+    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+        """The state that the next depth is fed, and the state that the head reads."""
+        out_NH = self.midlayer.finish(x_NX, attended_ANV)
+        u_NH = self.norm(out_NH)
+        return (u_NH if self.shape.norm_output else out_NH), u_NH
+
+
+class EagleLayer(nn.Module):
+    """One decoder layer whose attention reads [embedding ; state], each normed, 2H wide."""
+
+    self_attn: LlamaAttention | LatentAttention
+
+    def __init__(self, shape: EagleShape):
+        super().__init__()
+        self.norm_before_residual = shape.norm_before_residual
+        hidden, eps = shape.hidden, shape.norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        if shape.latent is not None:
+            arch = _arch(shape.latent)
+            self.self_attn = LatentAttention(arch, 2 * hidden)
+            self.softmax_scale = arch.softmax_scale
+        else:
+            self.self_attn = LlamaAttention(
+                hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.theta, 2 * hidden
+            )
+            self.softmax_scale = self.self_attn.softmax_scale
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = GatedMLP(hidden, shape.intermediate)
+
+    def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [embedding ; state]."""
+        embedding_NH, state_NH = x_NX.chunk(2, dim=-1)
+        normed_NX = torch.cat(
+            [self.input_layernorm(embedding_NH), self.hidden_norm(state_NH)], dim=-1
+        )
+        if isinstance(self.self_attn, LlamaAttention):
+            return self.self_attn.project(normed_NX, position_N)
+        rotary = rotary_tables(self.self_attn.arch, position_N[None])
+        q, key, value = self.self_attn.project(normed_NX[None], rotary)
+        return q[0], key[0], value[0]
+
+    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
+        """The residual stream after the layer, given its input and the attended values."""
+        state_NH = x_NX.chunk(2, dim=-1)[1]
+        residual_NH = self.hidden_norm(state_NH) if self.norm_before_residual else state_NH
+        if isinstance(self.self_attn, LlamaAttention):
+            out_NH = self.self_attn.combine(attended_ANV)
+        else:
+            out_NH = self.self_attn.combine(attended_ANV[None])[0]
+        residual_NH = residual_NH + out_NH
+        return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))
+
+
+def _arch(config: Mapping[str, Any]) -> DeepseekArch:
+    """The widths of DeepSeek's attention; a head has no experts."""
+    no_experts = dict.fromkeys(
+        (
+            "first_k_dense_replace",
+            "moe_intermediate_size",
+            "n_routed_experts",
+            "n_shared_experts",
+            "num_experts_per_tok",
+            "n_group",
+            "topk_group",
+        ),
+        0,
+    )
+    return DeepseekArch.from_config(
+        no_experts | {"routed_scaling_factor": 1.0, "norm_topk_prob": False} | dict(config)
+    )

@@ -1,0 +1,237 @@
+"""The shape of an EAGLE-3 head: its config.json, read and written. No torch.
+
+    shape = EagleShape.read(config, target_config, path)     # either published layout
+    plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
+
+Two layouts are published: the plain one of vLLM and SGLang, and that of vllm-project/speculators,
+whose layer has a configuration of its own (`transformer_layer_config`). The defaults of missing
+keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.features import FeatureSpec, FeatureStream
+from outrider.speculators.head_config import HeadConfig
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+OF_LATENT_ATTENTION = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_interleave",
+)
+"""Keys that a head with DeepSeek's attention has from its target."""
+
+DEEPSEEK_MODEL_TYPES = ("deepseek_v2",)
+"""`model_type` of a head with DeepSeek's attention."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleShape:
+    """Widths and options of one head."""
+
+    vocab: int
+    drafts: int
+    """Tokens of the draft vocabulary."""
+    target_hidden: int
+    hidden: int
+    layers: tuple[int, ...]
+    """The target's layers before which the residual stream is read, ascending."""
+    intermediate: int
+    norm_eps: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Of a query and key of Llama's attention."""
+    theta: float
+    latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
+    """config.json of DeepSeek's attention; None for Llama's."""
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def read(
+        cls, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> "EagleShape":
+        """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here.
+
+        Refused are several layers, biases, other activations and scaled rotary embeddings of
+        Llama's attention.
+        """
+        layer, of_speculators = layer_config(config), "speculators_model_type" in config
+        _check_supported(layer, config, path)
+        latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
+        eagle = config.get("eagle_config") or {}
+        heads, hidden = layer["num_attention_heads"], layer["hidden_size"]
+        return cls(
+            vocab=layer["vocab_size"],
+            drafts=config.get("draft_vocab_size") or layer["vocab_size"],
+            target_hidden=config.get("target_hidden_size") or hidden,
+            hidden=hidden,
+            layers=auxiliary_layers(config) or default_layers(target_config["num_hidden_layers"]),
+            intermediate=layer["intermediate_size"],
+            norm_eps=layer["rms_norm_eps"],
+            heads=heads,
+            kv_heads=layer.get("num_key_value_heads") or heads,
+            head_dim=layer.get("head_dim") or hidden // heads,
+            theta=_theta(layer),
+            latent=latent,
+            fc_norm=bool(config.get("fc_norm", False)),
+            norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
+            norm_before_residual=bool(config.get("norm_before_residual", of_speculators)),
+            norm_output=bool(config.get("norm_output", False)),
+        )
+
+    @property
+    def states(self) -> int:
+        """Values of a token that `fc` reads."""
+        return len(self.layers) * self.target_hidden
+
+    @property
+    def kv_rank(self) -> int:
+        """Rank of DeepSeek's keys and values; 0 for Llama's attention."""
+        return self.latent["kv_lora_rank"] if self.latent else 0
+
+    @property
+    def nope_dim(self) -> int:
+        """Dims of a DeepSeek key that are not rotated."""
+        return self.latent["qk_nope_head_dim"] if self.latent else 0
+
+    @property
+    def rope_dim(self) -> int:
+        """Dims of a DeepSeek key that are rotated."""
+        return self.latent["qk_rope_head_dim"] if self.latent else 0
+
+    @property
+    def key_dim(self) -> int:
+        """Dims of a query and a key of one head."""
+        return self.nope_dim + self.rope_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Dims of a value of one head."""
+        return self.latent["v_head_dim"] if self.latent else self.head_dim
+
+    def features(self) -> FeatureSpec:
+        """The auxiliary states in the order of the layers, in which the engine concatenates."""
+        return FeatureSpec(
+            tuple(FeatureStream(f"layer_{index}", self.target_hidden) for index in self.layers)
+        )
+
+
+def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the layer."""
+    return config.get("transformer_layer_config") or config
+
+
+def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The auxiliary layers that config.json names, in either layout."""
+    found = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
+    return tuple(found) if found else None
+
+
+def default_layers(count: int) -> tuple[int, ...]:
+    """Layers of a head that names none; fewer than three only for a target of few layers."""
+    return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
+
+
+def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+    """config.json of a head from scratch, in the layout of vLLM and SGLang."""
+    hidden, count = target_config["hidden_size"], target_config["num_hidden_layers"]
+    layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
+    if list(layers) != sorted(set(layers)) or not layers or layers[-1] > count or layers[0] < 1:
+        raise OutriderError(
+            f"speculator.head.layers = {list(layers)}: the target has {count} layers; name layers"
+            f" from 1 to {count}, ascending, each once"
+        )
+    return {
+        **_attention(target_config, head),
+        "torch_dtype": target_config.get("torch_dtype", "bfloat16"),
+        "vocab_size": target_config["vocab_size"],
+        "draft_vocab_size": drafts,
+        "hidden_size": hidden,
+        "intermediate_size": head.intermediate_size or target_config["intermediate_size"],
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": target_config["rms_norm_eps"],
+        "max_position_embeddings": target_config["max_position_embeddings"],
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "fc_norm": head.fc_norm,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_output": head.norm_output,
+        "eagle_config": {LAYER_IDS: list(layers)},
+    }
+
+
+def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
+    if head.layer_type == "mla":
+        kept = {key: target_config[key] for key in OF_LATENT_ATTENTION if key in target_config}
+        return {
+            "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+            "model_type": DEEPSEEK_MODEL_TYPES[0],
+            "first_k_dense_replace": 1,
+            **kept,
+        }
+    hidden = target_config["hidden_size"]
+    head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
+    heads = max(1, hidden // head_dim)
+    # At most 8 heads of keys and values: a cache of 4 kB a token at R1's widths.
+    kv_heads = max(count for count in range(1, 9) if heads % count == 0)
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": 10000.0,
+    }
+
+
+def _theta(layer: Mapping[str, Any]) -> float:
+    rope = layer.get("rope_parameters") or {}
+    return float(rope.get("rope_theta", layer.get("rope_theta", 10000.0)))
+
+
+def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: object) -> None:
+    rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    model_type = layer.get("model_type", "llama")
+    latent = model_type in DEEPSEEK_MODEL_TYPES
+    eagle = config.get("eagle_config") or {}
+    wrong = {
+        "model_type": None if latent or model_type == "llama" else model_type,
+        "num_hidden_layers": _unless(layer.get("num_hidden_layers", 1), 1),
+        "attention_bias": _unless(bool(layer.get("attention_bias", False)), False),
+        "mlp_bias": _unless(bool(layer.get("mlp_bias", False)), False),
+        "hidden_act": _unless(layer.get("hidden_act", "silu"), "silu"),
+        "logit_scale": _unless(config.get("logit_scale", 1.0), 1.0),
+        "use_aux_hidden_state": _unless(eagle.get("use_aux_hidden_state", True), True),
+        "rope_type": None if latent else _unless(scaling, "default"),
+    }
+    for key, value in wrong.items():
+        if value is not None:
+            raise OutriderError(
+                f"{path}: {key} = {value}: vLLM serves such a head, but Outrider neither trains nor"
+                " replays it. Trained and replayed are heads of one layer with Llama's or"
+                " DeepSeek's attention, SiLU, no biases and a plain rotary embedding; compare this"
+                " one with `evaluate-speculator`, by the engine's counters"
+            )
+
+
+def _unless(value: Any, expected: Any) -> Any:
+    """The value where it is not the expected one."""
+    return None if value == expected else value

@@ -1,0 +1,257 @@
+"""EAGLE-3 heads: from scratch or a base to a directory and back."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.checkpoints.interpolate import interpolate
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.eagle3 import Eagle3
+from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.protocol import Origin
+from tests.eagle3_head import write_eagle3_head
+from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+
+EAGLE3 = Eagle3()
+COUNTS_V = torch.arange(VOCAB) % 7 * 10
+"""The most frequent tokens are 6, 13, 20, ...; every seventh never occurs."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+def start(origin: Origin, seed: int = 0) -> EagleHead:
+    return EAGLE3.start(origin, SpeculatorConfig(kind="eagle3"), torch.float32, "cpu", seed)
+
+
+def scratch(target: Path, **head: Any) -> Origin:
+    return Origin(target, None, HeadConfig(**head), lambda: COUNTS_V)
+
+
+def publish(head: EagleHead, origin: Origin, directory: Path) -> Path:
+    EAGLE3.write(EAGLE3.trained(head, head.state_dict()), origin, directory)
+    return directory
+
+
+def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], None], to: Path) -> Path:
+    """A copy of a checkpoint whose tensors are changed."""
+    shutil.copytree(directory, to)
+    tensors = load_file(to / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.parametrize("layer_type", ["llama", "mla"])
+def test_a_head_from_scratch_is_written_and_read(
+    target: Path, tmp_path: Path, layer_type: str
+) -> None:
+    origin = scratch(target, layer_type=layer_type, draft_vocabulary=20, fc_norm=True)
+    head = start(origin).bfloat16().float()
+    directory = publish(head, origin, tmp_path / "head")
+    check_speculator(directory, target)
+    assert kind_of(directory).name == "eagle3"
+    again = EAGLE3.load(directory, target, torch.float32)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    assert again.target_ids_D is not None and head.target_ids_D is not None
+    assert torch.equal(again.target_ids_D, head.target_ids_D)
+    config = read_json(directory / "config.json")
+    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 2]}
+    assert config["norm_before_residual"] is False
+    target_config = read_json(target / "config.json")
+    assert EAGLE3.features(config, target_config).names == ("layer_1", "layer_2")
+    assert EAGLE3.size(config, target_config).total == sum(p.numel() for p in head.parameters())
+
+
+def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: Path) -> None:
+    origin = scratch(target, draft_vocabulary=20)
+    directory = publish(start(origin), origin, tmp_path / "head")
+    tensors = load_file(directory / "model.safetensors")
+    assert not [name for name in tensors if "embed" in name]
+    ids = tensors["d2t"] + torch.arange(20)
+    assert ids.tolist() == sorted(ids.tolist())
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+    assert {int(token) % 7 for token in ids} == {5, 6}
+    assert dict(EAGLE3.exchanged(directory)).keys() == tensors.keys() - {"t2d"}
+
+
+def test_rows_start_as_the_targets(target: Path) -> None:
+    head, rows_VH = (
+        start(scratch(target, draft_vocabulary=0.9)),
+        load_target_ends(target).lm_head_VH,
+    )
+    assert head.target_ids_D is not None
+    assert torch.equal(head.lm_head.weight, rows_VH[head.target_ids_D])
+    whole = start(scratch(target, draft_vocabulary="all"))
+    assert whole.target_ids_D is None
+    assert torch.equal(whole.lm_head.weight, rows_VH)
+
+
+def test_the_seed_draws_the_rest(target: Path) -> None:
+    one, same, other = (start(scratch(target), seed).fc.weight for seed in (0, 0, 1))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+    origin = Origin(target, base, HeadConfig(draft_vocabulary=50), lambda: COUNTS_V)
+    head = start(origin)
+    assert head.target_ids_D is not None
+    assert head.target_ids_D.tolist() == list(range(0, 2 * (VOCAB // 4), 2))
+    with torch.no_grad():
+        head.fc.weight.add_(1.0)
+    directory = publish(head, origin, tmp_path / "head")
+    before, after = (load_file(path / "model.safetensors") for path in (base, directory))
+    assert after.keys() == before.keys() - {"embed_tokens.weight"}
+    for name, tensor in after.items():
+        assert torch.equal(tensor, before[name]) is (name != "fc.weight"), name
+    assert read_json(directory / "config.json") == read_json(base / "config.json")
+
+
+def test_another_vocabulary_than_the_bases_is_refused(target: Path, tmp_path: Path) -> None:
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+
+    def shifted(tensors: dict[str, Tensor]) -> None:
+        tensors["d2t"] += 1
+        tensors["t2d"] = tensors["t2d"].roll(1)
+
+    other = rewritten(base, shifted, tmp_path / "other")
+    with pytest.raises(OutriderError, match="another draft vocabulary"):
+        EAGLE3.write(EAGLE3.tensors(other), Origin(target, base), tmp_path / "out")
+    with pytest.raises(OutriderError, match="another draft vocabulary"):
+        interpolate(base, other, 0.5, tmp_path / "half")
+    interpolate(base, base, 0.5, tmp_path / "same")
+    assert torch.equal(
+        EAGLE3.load(tmp_path / "same", target, torch.float32).fc.weight,
+        EAGLE3.load(base, target, torch.float32).fc.weight,
+    )
+
+
+def test_the_layout_of_speculators_is_the_same_head(target: Path, tmp_path: Path) -> None:
+    """Of vllm-project/speculators: layers.0 for midlayer, a config of the layer of its own."""
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+
+    def renamed(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("midlayer.")]:
+            tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+
+    other = rewritten(base, renamed, tmp_path / "other")
+    plain = read_json(base / "config.json")
+    layer = {key: value for key, value in plain.items() if key != "eagle_config"}
+    config = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": plain["draft_vocab_size"],
+        "transformer_layer_config": layer,
+        "norm_before_residual": False,
+        **plain["eagle_config"],
+    }
+    (other / "config.json").write_text(json.dumps(config))
+    check_speculator(other, target)
+    one, two = (EAGLE3.load(path, target, torch.float32) for path in (base, other))
+    assert one.shape == two.shape
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name]), name
+    del config["norm_before_residual"]
+    (other / "config.json").write_text(json.dumps(config))
+    assert EAGLE3.load(other, target, torch.float32).shape.norm_before_residual
+
+
+BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "missing": (lambda t: t.pop("midlayer.hidden_norm.weight"), "missing: midlayer.hidden_norm"),
+    "unexpected": (lambda t: t.update(extra=torch.ones(1)), "unexpected: extra"),
+    "no map": (lambda t: t.pop("d2t"), "no tensor d2t"),
+    "map beyond": (lambda t: t["d2t"].add_(VOCAB), "stale vocabulary map"),
+    "map unordered": (lambda t: t["d2t"].mul_(-1), "not in ascending order"),
+    "NaN": (
+        lambda t: t["fc.weight"].view(-1)[3:4].fill_(float("nan")),
+        "not a finite number in fc",
+    ),
+    "shape": (lambda t: t.update({"fc.weight": t["fc.weight"][:, :HIDDEN].clone()}), "has shape"),
+    "embedding": (lambda t: t["embed_tokens.weight"][4].add_(1), "embedding of its own"),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_a_broken_checkpoint_is_not_loaded(target: Path, tmp_path: Path, mistake: str) -> None:
+    change, said = BROKEN[mistake]
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+    broken = rewritten(base, change, tmp_path / "broken")
+    with pytest.raises(OutriderError, match=said):
+        EAGLE3.load(broken, target, torch.float32)
+
+
+def test_a_stale_mark_is_found_in_the_files(target: Path, tmp_path: Path) -> None:
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+
+    def marked(tensors: dict[str, Tensor]) -> None:
+        tensors["t2d"] = tensors["t2d"].roll(1)
+
+    with pytest.raises(OutriderError, match=r"t2d marks .* stale"):
+        check_speculator(rewritten(base, marked, tmp_path / "other"), target)
+
+
+@pytest.mark.parametrize("layers", [[0, 1], [2, 1], [1, 1], [1, 3]])
+def test_layers_are_those_of_the_target(target: Path, tmp_path: Path, layers: list[int]) -> None:
+    base = write_eagle3_head(target, tmp_path / "base", layers=layers)
+    with pytest.raises(OutriderError, match="eagle_aux_hidden_state_layer_ids"):
+        check_speculator(base, target)
+    if 0 not in layers:
+        with pytest.raises(OutriderError, match=r"speculator\.head\.layers"):
+            EAGLE3.config(read_json(target / "config.json"), HeadConfig(layers=layers), None)
+
+
+def test_an_unsupported_head_is_served_but_not_replayed(target: Path, tmp_path: Path) -> None:
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2], attention_bias=True)
+    with pytest.raises(OutriderError, match="attention_bias = True: vLLM serves such a head"):
+        EAGLE3.load(base, target, torch.float32)
+
+
+def test_the_most_frequent_tokens_reach_the_share() -> None:
+    counts_V = token_counts([torch.tensor([3, 3, 3, 1]), torch.tensor([1, 5, 5, 5, 5, 0])], 8)
+    assert counts_V.tolist() == [1, 2, 0, 3, 0, 4, 0, 0]
+    for wanted, expected in (
+        (0.4, [3, 5]),
+        (0.7, [3, 5]),
+        (0.71, [1, 3, 5]),
+        (0.9, [1, 3, 5]),
+        (0.999, [0, 1, 3, 5]),
+        (2, [3, 5]),
+        (6, [0, 1, 2, 3, 4, 5]),
+    ):
+        ids_D = chosen_ids(counts_V, wanted)
+        assert ids_D is not None and ids_D.tolist() == expected, wanted
+        if isinstance(wanted, float):
+            assert coverage(counts_V, ids_D) >= wanted
+    assert chosen_ids(counts_V, "all") is None and chosen_ids(counts_V, 8) is None
+    ids_D = chosen_ids(counts_V, 0.7)
+    assert coverage(torch.tensor([5, 0, 0, 4, 0, 1, 0, 0]), ids_D) == pytest.approx(0.5)
+    with pytest.raises(OutriderError, match="vocabulary has 8 tokens"):
+        chosen_ids(counts_V, 9)
+    with pytest.raises(OutriderError, match="no response token"):
+        chosen_ids(torch.zeros(8, dtype=torch.long), 0.9)
+
+
+def test_a_kind_refuses_keys_that_it_does_not_read() -> None:
+    SpeculatorConfig(kind="eagle3", head=HeadConfig(fc_norm=True))
+    with pytest.raises(ValueError, match=r"speculator\.head\.fc_norm: an MTP layer has no such"):
+        SpeculatorConfig(kind="mtp", head=HeadConfig(fc_norm=True))
+    with pytest.raises(ValueError, match=r"speculator\.train = lora"):
+        SpeculatorConfig(kind="eagle3", train="lora")

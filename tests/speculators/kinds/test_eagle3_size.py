@@ -1,0 +1,97 @@
+"""Counted parameters and activations against the module and what autograd keeps."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.eagle3 import Eagle3
+from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3_size import EagleSize
+from outrider.speculators.kinds.protocol import RowShape
+from tests.tiny import tiny_config
+
+SEQUENCES = [(120, 60), (90, 80), (40, 5)]
+
+
+def shape(**options: Any) -> EagleShape:
+    changes = options.pop("config", {})
+    target = tiny_config().to_dict() | {"hidden_size": 256, "num_hidden_layers": 3}
+    config = Eagle3().config(target, HeadConfig(draft_vocabulary=40, **options), None)
+    return EagleShape.read(dict(config) | changes, target, "config.json")
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "grouped": {"config": {"num_key_value_heads": 2}},
+    "fc norms": {"fc_norm": True},
+    "norm before residual": {"norm_before_residual": True},
+    "norm before fc": {"config": {"norm_before_fc": True, "eagle_config": {}}},
+    "both norms": {"fc_norm": True, "config": {"norm_before_fc": True}},
+    "post-norm recycled": {"norm_output": True},
+    "mla": {"layer_type": "mla"},
+    "mla without q rank": {"layer_type": "mla", "config": {"q_lora_rank": None}},
+}
+
+
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
+def test_parameters_are_those_of_the_module(options: dict[str, Any]) -> None:
+    made = shape(**options)
+    size = EagleSize(made)
+    with torch.device("meta"):
+        head = EagleHead(made, None)
+    named = dict(head.named_parameters())
+    assert size.total == size.trained() == sum(p.numel() for p in named.values())
+    assert size.largest_trained() == max(p.numel() for p in named.values())
+    parts = {"fc": "fc.weight", "lm_head": "lm_head.weight"}
+    for part, name in parts.items():
+        assert size.parts[part] == named[name].numel()
+    of_mlp = sum(p.numel() for name, p in named.items() if ".mlp." in name)
+    of_attention = sum(p.numel() for name, p in named.items() if ".self_attn." in name)
+    assert (size.parts["mlp"], size.parts["attention"]) == (of_mlp, of_attention)
+
+
+def kept_by_autograd(made: EagleShape, depth: int, dtype: torch.dtype) -> int:
+    """Bytes of the distinct storages of saved tensors, weights and target ends excluded."""
+    torch.manual_seed(0)
+    head = EagleHead(made, None).to(dtype)
+    ends = TargetEnds(*(torch.randn(made.vocab, made.hidden).to(dtype) for _ in range(2)))
+    tokens = sum(length for length, _ in SEQUENCES)
+    lengths = torch.tensor([length for length, _ in SEQUENCES])
+    sequence_BT = torch.arange(len(SEQUENCES)).repeat_interleave(lengths)[None]
+    position_BT = torch.cat([torch.arange(length) for length, _ in SEQUENCES])[None]
+    anchor_BT, start = torch.zeros(1, tokens, dtype=torch.bool), 0
+    for length, anchors in SEQUENCES:
+        anchor_BT[0, start + length - 2 - anchors : start + length - 2] = True
+        start += length
+    inputs_BTX = torch.randn(1, tokens, made.states).bfloat16()
+    ours = {p.untyped_storage().data_ptr() for p in head.parameters()} | {
+        tensor.untyped_storage().data_ptr() for tensor in (ends.embedding_VH, ends.lm_head_VH)
+    }
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in ours:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_BT = torch.randint(0, made.vocab, (1, tokens))
+        head.unroll(ends, token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
+def test_autograd_keeps_what_is_counted(
+    options: dict[str, Any], depth: int, dtype: torch.dtype
+) -> None:
+    made, row = shape(**options), RowShape.of_sequences(SEQUENCES)
+    counted = EagleSize(made).activations(row, depth, dtype.itemsize, "cpu", "all", 0)
+    kept = kept_by_autograd(made, depth, dtype)
+    assert counted.saved_bytes() == pytest.approx(kept, rel=0.01)
