@@ -125,6 +125,8 @@ def _figures(run: PastRun) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     if run.verdict is not None:
         figures["verdict"] = run.verdict.verdict
+    if run.speculator is not None and run.speculator.kind is not None:
+        figures["kind of custom"] = run.speculator.kind
     if run.k is not None:
         figures["k, base and custom"] = str(run.k)
     if run.replay is not None:
@@ -153,6 +155,7 @@ def _notes(names: Sequence[str], runs: Sequence[PastRun]) -> list[str]:
     """Settings in which the runs differ."""
     notes = []
     for what, values in (
+        ("kind", [run.speculator and run.speculator.kind for run in runs]),
         ("k", [run.k and str(run.k) for run in runs]),
         ("sampling", [r.sampling for r in runs]),
     ):

@@ -107,6 +107,7 @@ class PastVerdict(_Past):
 class PastSpeculator(_Past):
     """Which speculator was evaluated."""
 
+    kind: str | None = None
     weights_sha256: str | None = None
 
 

@@ -5,10 +5,13 @@ How long a step takes depends on the machine; which steps are timed does not.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from outrider.eval.bench.kind_steps import LEAST_TURNS, MOST_TURNS, KindSteps, time_kinds
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
+from outrider.eval.prediction.paired_steps import fit_paired
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -40,6 +43,10 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     ):
         fleet = pool.fleet("eager")
         times = time_steps(fleet, load, DEPTH, [1, 3], texts, sampling, 48)
+        # Servers in turn, as they are timed for several kinds of drafter.
+        in_turn = time_kinds(
+            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [3], texts, sampling, 48
+        )
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
         plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 4, 0)]}
@@ -67,3 +74,13 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.jsonl")} == {0o600}
     assert all(enough_rows(rows) for rows in times.rounds.values())
     assert StepTimes.from_dict(times.as_dict()) == times
+    assert in_turn.shared and KindSteps.model_validate_json(in_turn.model_dump_json()) == in_turn
+    turns = {name: in_turn.tables(name)[3] for name in ("none", "custom")}
+    assert LEAST_TURNS <= len(turns["none"]) == len(turns["custom"]) <= MOST_TURNS
+    for name, own in turns.items():
+        timed = np.concatenate(own)
+        assert timed.shape[1] == len(in_turn.numbers[name])
+        assert (np.isfinite(timed).sum(axis=0) > 3).all() and np.nanmin(timed) > 0
+    fits = fit_paired({name: {3: own} for name, own in turns.items()}, 50, 0)
+    # The same servers: times as those of the rotation before, on a machine that drifts.
+    assert 0.3 < fits["custom"].step_s[3][-1] / times.step_s[3][DEPTH] < 3

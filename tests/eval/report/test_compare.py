@@ -7,6 +7,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.eval.report.compare import compare, print_comparison
+from outrider.eval.report.report import write_report
 from tests.eval.sample_results import sample_results
 
 
@@ -48,6 +49,25 @@ def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     assert "march" in text and "ship" in text
     assert f"[{ratios[0].low:.2f}, {ratios[0].high:.2f}]" in text
     assert json.loads(compared.model_dump_json())["runs"] == [str(run) for run in runs]
+
+
+def test_kinds_of_one_run_are_compared(tmp_path):
+    """A run of several kinds has an evaluation in a folder for each that was served."""
+    runs = []
+    for kind, speed in (("mtp", 1.2), ("eagle3", 1.5)):
+        results = sample_results(custom_speed=speed)
+        identity = results.speculator.model_copy(update={"kind": kind})
+        folder = tmp_path / "evaluation" / kind
+        results.model_copy(update={"speculator": identity}).write(folder / "results.json")
+        write_report(tmp_path, folder, folder)
+        runs.append(folder)
+    compared = compare(runs)
+    by_name = {row.figure: row.values for row in compared.figures}
+    assert compared.names == ["mtp", "eagle3"] == by_name["kind of custom"]
+    ratios = by_name["tokens/s eager, concurrency 1, custom / none"]
+    assert ratios[1].value > 1.15 * ratios[0].value
+    assert any("differ in kind (mtp mtp, eagle3 eagle3)" in note for note in compared.notes)
+    assert "kind of custom" in printed(compared) and len(compared.workloads) == 4
 
 
 def test_workloads_are_rows_with_what_custom_saves(runs):
