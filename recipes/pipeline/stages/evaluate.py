@@ -18,6 +18,7 @@ from outrider.recipes.pipeline.stages.sources import (
     parts_in_use,
     section,
     served_base_of,
+    speculator_section,
     target_and_base_digests,
 )
 
@@ -117,7 +118,7 @@ def evaluation_settings(recipe: Recipe) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "serving": section(recipe.serving),
         "eval": section(recipe.eval),
-        "speculator": section(recipe.speculator),
+        "speculator": speculator_section(recipe),
     }
     # Only where they are on, so that evaluations older than these keys stay valid.
     if recipe.report.samples:

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from outrider.common.files import read_json
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import is_directory
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import warms_up
 
 if TYPE_CHECKING:
     from outrider.serving.speculator import Speculator
@@ -17,6 +20,20 @@ if TYPE_CHECKING:
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
     """A section of the recipe as plain values, without the keys that do not change the result."""
     return values.model_dump(mode="json", exclude=leave_out or set())
+
+
+def speculator_section(recipe: Recipe, leave_out: set[str] | None = None) -> dict[str, Any]:
+    """The `speculator` section, without the shape of a head where no kind has one to shape."""
+    shaped = any(trainable_kind(name).head_keys for name in recipe.speculator.kinds)
+    return section(recipe.speculator, (leave_out or set()) | (set() if shaped else {"head"}))
+
+
+def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
+    """The `training` section, without what a start from scratch has where the start is warm."""
+    config = read_json(recipe.target.training_directory() / "config.json")
+    kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
+    warm = all(warms_up(kind, config) for kind in kinds)
+    return section(recipe.training, leave_out | ({"scratch"} if warm else set()))
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
@@ -78,7 +95,6 @@ def parts_in_use(run: RunDirectory) -> dict[str, Any]:
 
     Before a capture: the whole parts.
     """
-    from outrider.common.files import read_json
     from outrider.data.on_policy.quarantine import load_parts
 
     if not has_quarantine(run):

@@ -12,7 +12,12 @@ from outrider.common.files import read_json, write_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
-from outrider.recipes.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
+from outrider.recipes.pipeline.stages.sources import (
+    parts_in_use,
+    speculator_section,
+    target_and_base_digests,
+    training_section,
+)
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -42,8 +47,8 @@ TRAIN = Stage(
     version=2,
     needs=("split", "capture"),
     settings=lambda recipe: {
-        "speculator": section(recipe.speculator, {"parity"}),
-        "training": section(recipe.training, {"parity", "tokens_per_s"}),
+        "speculator": speculator_section(recipe, {"parity"}),
+        "training": training_section(recipe, {"parity", "tokens_per_s"}),
     },
     sources=target_and_base_digests,
     work=_work,

@@ -127,7 +127,11 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     # Records of runs that were made before a run could have several kinds stay valid.
     assert CAPTURE.settings(one)["speculator"] == {"kind": "mtp"}
     for stage in (TRAIN, EVALUATE):
-        assert stage.settings(one)["speculator"]["kind"] == "mtp"
+        speculator = stage.settings(one)["speculator"]
+        assert speculator["kind"] == "mtp" and "head" not in speculator
+    assert "scratch" not in TRAIN.settings(one)["training"]
+    from_scratch = TRAIN.settings(recipe_of(target, "speculator.kind=eagle3"))
+    assert "scratch" in from_scratch["training"] and "head" in from_scratch["speculator"]
     reads = CAPTURE.settings(both)["speculator"]
     assert reads == {"kind": ["mtp", "toy"], "streams": ["final_norm", STREAM]}
 
