@@ -244,7 +244,8 @@ class CaptureConfig(_Section):
 
     batch_tokens: int = Field(default=65536, ge=1)
     """Tokens that are sent to the engine at a time, in log order. Bounds the states in memory
-    (tokens x hidden size x 2 bytes); the engine schedules within it."""
+    (tokens x hidden size x 2 bytes, for the final state and for each layer that the speculator
+    reads); the engine schedules within it."""
 
     too_long: TooLong = "cut"
     """Sequences that reach `serving.engine.max_model_len`. `cut`: captured without the tokens at
@@ -262,7 +263,7 @@ class CaptureConfig(_Section):
 
     self_check_sequences: int = Field(default=8, ge=1)
     """Sequences on which lm_head over the captured states is compared with the engine's own
-    log-probabilities."""
+    log-probabilities, and the states of layers with those of every layer."""
 
     max_logprob_difference: float = Field(default=0.15, gt=0.0)
     """Maximum 99th percentile of |log-probability rebuilt from the states - the engine's|, in nats.

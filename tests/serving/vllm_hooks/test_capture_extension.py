@@ -13,7 +13,12 @@ from vllm import SamplingParams
 
 from outrider.common.errors import OutriderError
 from outrider.serving.engine import Engine
-from outrider.serving.vllm_hooks.capture_extension import PART, read_states, write_states
+from outrider.serving.vllm_hooks.capture_extension import (
+    PART,
+    _Prompt,
+    read_states,
+    write_states,
+)
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, layer_name
 
@@ -212,3 +217,17 @@ def test_states_are_whole_when_their_file_appears(tmp_path: Path) -> None:
     assert states_STH.equal(second) and sums == [[1.0]]
     with pytest.raises(OutriderError, match="prefilled other tokens"):
         states.take("0", [1, 2, 3])
+
+
+def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:
+    """A preempted prompt is computed again from its start; answers are computed after it."""
+    whole_STH = torch.randn(2, 7, 3).bfloat16()
+    answer_SNH = torch.full((2, 2, 3), float("nan")).bfloat16()
+    prompt = _Prompt(list(range(7)), 2, 3)
+    for start, stop in ((0, 2), (2, 5), (0, 4), (4, 6)):
+        prompt.put(start, list(whole_STH[:, start:stop]))
+    assert prompt.filled == 6
+    prompt.put(6, list(torch.cat([whole_STH[:, 6:], answer_SNH], dim=1)))
+    assert prompt.filled == len(prompt) == 7 and prompt.states_STH.equal(whole_STH)
+    with pytest.raises(RuntimeError, match="positions 0 to 2 were never computed"):
+        _Prompt(list(range(7)), 2, 3).put(3, list(whole_STH[:, 3:]))
