@@ -55,7 +55,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
                 for stream, state in zip(streams, seen, strict=True)
             }
             writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
-    return dataclasses.replace(made, features_dir=folder / "states")
+    # A random target's texts have nothing in common: what is learned shows on the same ones.
+    ids = made.parts["train"]
+    parts = {"train": ids, "validation": [*ids[:3], *made.parts["validation"][:1]]}
+    return dataclasses.replace(made, features_dir=folder / "states", parts=parts)
 
 
 def config(**changes: Any) -> SpeculatorConfig:
@@ -87,9 +90,7 @@ def test_the_draft_vocabulary_covers_the_training_responses(
 ) -> None:
     run_dir, result = trained
     store = FeatureStore.open(corpus.features_dir)
-    head = trainable_kind("eagle3").load(
-        run_dir / "speculator", corpus.target_dir, torch.float32
-    )
+    head = trainable_kind("eagle3").load(run_dir / "speculator", corpus.target_dir, torch.float32)
     ids = set(head.target_ids_D.tolist())
     found = result["draft_vocabulary"]
     assert found["tokens"] == len(ids)
@@ -127,7 +128,9 @@ def test_layers_off_by_one_are_seen(
     with FeatureWriter(tmp_path / "states", HIDDEN, {}, auxiliary=store.spec.auxiliary) as writer:
         for name in corpus.parts["validation"]:
             row = store.read(name)
-            swapped = dict(zip(names, [row.auxiliary[each] for each in reversed(names)], strict=True))
+            swapped = dict(
+                zip(names, [row.auxiliary[each] for each in reversed(names)], strict=True)
+            )
             writer.write(name, row.token_ids, row.hidden, row.completion_start, None, swapped)
     rows = [
         {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
