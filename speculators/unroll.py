@@ -103,11 +103,15 @@ def unroll_anchors(
     position_BT: Tensor,
     anchor_BT: Tensor,
     depth: int,
+    mask_token: int | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """As `unroll` for chosen anchors: flat indices [N] into B*T, and u[s] of shape [N, H].
 
     Every anchor must be valid at depth 0. A chain that runs past the end of its sequence repeats
     the last token; its states there mean nothing and are not read (`valid_BT`).
+
+    A parallel drafter reads `mask_token` at every depth but the first, and no draft. Its inputs
+    there are one row [1, ...] for all anchors, and only the positions differ.
     """
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
@@ -137,7 +141,11 @@ def unroll_anchors(
     state_NH = first_PH
     for s in range(depth):
         if s:
-            x_NH = chain.inputs(next_embedding(anchors_N, s), state_NH, position[anchors_N] + s)
+            if mask_token is None:
+                embedding_NH = next_embedding(anchors_N, s)
+            else:
+                embedding_NH = ends.embed(token.new_full((1,), mask_token))
+            x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
             q_AND, key_AND, value_ANV = chain.project(x_NH, position[anchors_N] + s)
             chain_keys.append(key_AND)
             chain_values.append(value_ANV)

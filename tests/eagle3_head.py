@@ -30,13 +30,14 @@ def write_eagle3_head(
     heads: int | None = None,
     kv_heads: int | None = None,
     norm_before_fc: bool = False,
+    mask_values: int | None = None,
     **changed: Any,
 ) -> Path:
     """Writes the head and returns its directory.
 
     The embedding is the target's. The draft vocabulary is every second token of the first half of
     the target's. Without `layers` config.json names none, as many public heads do. `changed`
-    replace keys of config.json.
+    replace keys of config.json; with `pard_token` it is a P-EAGLE head.
     """
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
@@ -67,6 +68,8 @@ def write_eagle3_head(
         tensors[f"midlayer.{name}.weight"] = norm(hidden)
     if changed.get("fc_norm"):
         tensors |= {f"fc_norm.{n}.weight": norm(hidden) for n in range(states)}
+    if "pard_token" in changed:
+        tensors["mask_hidden"] = torch.randn(1, 1, mask_values or states * hidden).bfloat16()
     if norm_before_fc:
         tensors["input_norm.weight"] = norm(states * hidden)
     if mla:

@@ -15,6 +15,7 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.kinds.eagle3 import Eagle3
 from outrider.speculators.kinds.mtp import MTP
+from outrider.speculators.kinds.p_eagle import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation
 
@@ -23,7 +24,7 @@ def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
     return {kind.name: kind for kind in kinds}
 
 
-KINDS = _by_name(Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+KINDS = _by_name(PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
 """By name. A directory is of the first kind that recognizes it."""
 
 DEFAULT_KIND = "mtp"

@@ -96,9 +96,11 @@ class EagleActivations:
 
     def _deeper_input(self, depth: int) -> int:
         """An anchor at depth 1 and beyond: attention over its own chain besides the projections."""
-        b = self.b
-        share = (4 + (b if b < 4 else 0)) * self.shape.heads * (depth + 1)
-        return self._project() + self._keys + share + self._values
+        return self._project() + self._keys + self._share(depth) + self._values
+
+    def _share(self, depth: int) -> int:
+        """Weights of the prefix and of the chain's own keys."""
+        return (4 + (self.b if self.b < 4 else 0)) * self.shape.heads * (depth + 1)
 
     def _pair(self) -> int:
         """On a CPU scores, probabilities in float32 and bf16, and a mask; flex keeps none."""

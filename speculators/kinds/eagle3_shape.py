@@ -18,6 +18,9 @@ from outrider.speculators.head_config import HeadConfig
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Names of the token that stands in for drafts not yet known."""
+
 OF_LATENT_ATTENTION = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -61,6 +64,8 @@ class EagleShape:
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    mask_token: int | None = None
+    """Token of the slots of a parallel drafter; None: each draft reads the one before."""
 
     @classmethod
     def read(
@@ -93,6 +98,7 @@ class EagleShape:
             norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
             norm_before_residual=bool(config.get("norm_before_residual", of_speculators)),
             norm_output=bool(config.get("norm_output", False)),
+            mask_token=mask_token(config),
         )
 
     @property
@@ -141,6 +147,12 @@ def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The auxiliary layers that config.json names, in either layout."""
     found = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
     return tuple(found) if found else None
+
+
+def mask_token(config: Mapping[str, Any]) -> int | None:
+    """The token of a parallel drafter's slots, under the first of the names that vLLM looks for."""
+    found = (config[key] for key in MASK_TOKENS if config.get(key) is not None)
+    return next(found, None)
 
 
 def default_layers(count: int) -> tuple[int, ...]:

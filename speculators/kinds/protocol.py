@@ -67,6 +67,9 @@ class Abilities:
     """Another speculator of the kind can be loaded into a running engine."""
     drafts_every_step: bool = False
     """The engine's count of drafts is its count of steps."""
+    fixed_k: bool = False
+    """Every step drafts as many tokens as the engine was started for. A schedule of drafts by batch
+    size, or any other number in a step, ends the engine."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3 import Eagle3
+from outrider.speculators.kinds.eagle3_checkpoint import Build
 from outrider.speculators.kinds.eagle3_layer import EagleHead
 from outrider.speculators.kinds.eagle3_shape import EagleShape
 from outrider.speculators.kinds.eagle3_size import EagleSize
@@ -17,10 +18,10 @@ from tests.tiny import tiny_config
 SEQUENCES = [(120, 60), (90, 80), (40, 5)]
 
 
-def shape(**options: Any) -> EagleShape:
+def shape(kind: Eagle3, **options: Any) -> EagleShape:
     changes = options.pop("config", {})
     target = tiny_config().to_dict() | {"hidden_size": 256, "num_hidden_layers": 3}
-    config = Eagle3().config(target, HeadConfig(draft_vocabulary=40, **options), None)
+    config = kind.config(target, HeadConfig(draft_vocabulary=40, **options), None)
     return EagleShape.read(dict(config) | changes, target, "config.json")
 
 
@@ -39,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
 def test_parameters_are_those_of_the_module(options: dict[str, Any]) -> None:
-    made = shape(**options)
+    made = shape(Eagle3(), **options)
     size = EagleSize(made)
     with torch.device("meta"):
         head = EagleHead(made, None)
@@ -54,10 +55,12 @@ def test_parameters_are_those_of_the_module(options: dict[str, Any]) -> None:
     assert (size.parts["mlp"], size.parts["attention"]) == (of_mlp, of_attention)
 
 
-def kept_by_autograd(made: EagleShape, depth: int, dtype: torch.dtype) -> int:
+def kept_by_autograd(
+    made: EagleShape, depth: int, dtype: torch.dtype, build: Build = EagleHead
+) -> int:
     """Bytes of the distinct storages of saved tensors, weights and target ends excluded."""
     torch.manual_seed(0)
-    head = EagleHead(made, None).to(dtype)
+    head = build(made, None).to(dtype)
     ends = TargetEnds(*(torch.randn(made.vocab, made.hidden).to(dtype) for _ in range(2)))
     tokens = sum(length for length, _ in SEQUENCES)
     lengths = torch.tensor([length for length, _ in SEQUENCES])
@@ -91,7 +94,7 @@ def kept_by_autograd(made: EagleShape, depth: int, dtype: torch.dtype) -> int:
 def test_autograd_keeps_what_is_counted(
     options: dict[str, Any], depth: int, dtype: torch.dtype
 ) -> None:
-    made, row = shape(**options), RowShape.of_sequences(SEQUENCES)
+    made, row = shape(Eagle3(), **options), RowShape.of_sequences(SEQUENCES)
     counted = EagleSize(made).activations(row, depth, dtype.itemsize, "cpu", "all", 0)
     kept = kept_by_autograd(made, depth, dtype)
     assert counted.saved_bytes() == pytest.approx(kept, rel=0.01)

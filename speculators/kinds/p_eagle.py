@@ -1,0 +1,185 @@
+"""P-EAGLE heads: EAGLE-3's layer over mask slots, which drafts all K tokens in one pass.
+
+    kind = PEagle()
+    kind.vllm_settings(directory, 5, "greedy", None)     # eagle3 with parallel_drafting
+
+Files, features and check are those of EAGLE-3, with two things more: `mask_hidden`, the states
+that fc reads where no token is known, and `pard_token`, the token that is embedded there. A draft
+costs a row of one pass instead of a pass, and it does not read the drafts before it.
+
+K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 ends with a shape error.
+vLLM has no such head with DeepSeek's attention, and runs this one on model runner V1.
+
+The other files of the kind: p_eagle_layer.py (the module), p_eagle_size.py (sizing).
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.checks import check_header_shape
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds.eagle3 import Eagle3
+from outrider.speculators.kinds.eagle3_shape import EagleShape, mask_token, plain_config
+from outrider.speculators.kinds.p_eagle_size import ParallelSize
+from outrider.speculators.kinds.protocol import (
+    Abilities,
+    KPerBatchSize,
+    Origin,
+    TrainedParts,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.speculators.kinds.eagle3_layer import EagleHead
+
+MASK_TOKEN = "pard_token"
+MASK_STATE = "mask_hidden"
+
+
+class PEagle(Eagle3):
+    """An EAGLE-3 head that drafts all tokens at once."""
+
+    name = "p_eagle"
+    in_words = "a P-EAGLE head"
+    directory_in_words: str | None = (
+        "a P-EAGLE checkpoint (config.json of an EAGLE-3 head with pard_token, and its weights with"
+        " mask_hidden)"
+    )
+    abilities = Abilities(
+        exact_replay=True,
+        draft_parity=True,
+        live_exchange=True,
+        drafts_every_step=True,
+        fixed_k=True,
+    )
+    head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type", "norm_output"}
+
+    def recognizes(self, config: Mapping[str, Any]) -> bool:
+        """An EAGLE-3 head with a mask token."""
+        return config.get("speculators_model_type") == "peagle" or (
+            mask_token(config) is not None and super().recognizes(config)
+        )
+
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        """As an EAGLE-3 head, and the mask's token and state."""
+        super().check(directory, target)
+        path = directory / "config.json"
+        config = read_json(path)
+        shape = EagleShape.read(config, target.config, path)
+        _check_mask(path, shape)
+        found = tensor_headers(directory)
+        check_header_shape(found, MASK_STATE, (1, 1, shape.states), path, self.in_words)
+
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
+        """vLLM's method `eagle3` with parallel drafting. A schedule of drafts is refused."""
+        if k_per_batch_size:
+            raise OutriderError(
+                f"{self.in_words} drafts {k} tokens in every step, and vLLM 0.32 ends with a shape"
+                " error where a batch size has fewer; leave the schedule out"
+                " (export.k_per_batch_size: false)"
+            )
+        settings = super().vllm_settings(directory, k, draft_sample_method, None)
+        return {**(settings or {}), "method": Eagle3.name, "parallel_drafting": True}
+
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """The base's, or one in the plain layout."""
+        if base_config is not None:
+            return base_config
+        drafts = head.planned_vocabulary(target_config["vocab_size"])
+        return parallel_config(target_config, head, drafts)
+
+    def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
+        """As for an EAGLE-3 head, and the base has a mask token."""
+        super().check_target(target_dir, base_dir, config_only)
+        if base_dir is not None:
+            path = Path(base_dir) / "config.json"
+            target_config = read_json(Path(target_dir) / "config.json")
+            _check_mask(path, EagleShape.read(read_json(path), target_config, path))
+
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> ParallelSize:
+        """Counted from the head's config.json."""
+        return ParallelSize(EagleShape.read(config, target_config, source))
+
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: "torch.dtype",
+        device: "torch.device | str" = "cpu",
+    ) -> "EagleHead":
+        """Either published layout."""
+        from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
+        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
+
+        return load_eagle3(directory, target_dir, dtype, device, ParallelHead)
+
+    def start(
+        self,
+        origin: Origin,
+        parts: TrainedParts,
+        dtype: "torch.dtype",
+        device: "torch.device | str",
+        seed: int,
+    ) -> "EagleHead":
+        """The base's head, or a new one over the traffic's draft vocabulary."""
+        from outrider.speculators.kinds.eagle3_start import start_eagle3
+        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
+
+        return start_eagle3(origin, dtype, device, seed, ParallelHead, parallel_config)
+
+    def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
+        """In the layout of the base, or the plain one."""
+        from outrider.speculators.kinds.eagle3_checkpoint import write_eagle3
+
+        write_eagle3(changed, origin, out_dir, parallel_config)
+
+
+def parallel_config(
+    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+) -> dict[str, Any]:
+    """config.json of a head from scratch. The mask's token is one that no text contains.
+
+    Padding, where the target has it; else the token that ends a text, after which nothing is
+    drafted.
+    """
+    end = target_config.get("eos_token_id")
+    first_end = end[0] if isinstance(end, list) else end
+    padding = target_config.get("pad_token_id")
+    token = padding if padding is not None else first_end
+    return plain_config(target_config, head, drafts) | {MASK_TOKEN: int(token or 0)}
+
+
+def _check_mask(path: Path, shape: EagleShape) -> None:
+    if shape.latent is not None:
+        raise OutriderError(
+            f"{path}: a head with DeepSeek's attention that drafts in parallel; vLLM 0.32 has them"
+            " with Llama's attention only (speculator.head.layer_type: llama)"
+        )
+    if shape.mask_token is None or not 0 <= shape.mask_token < shape.vocab:
+        raise OutriderError(
+            f"{path}: {MASK_TOKEN} = {shape.mask_token}: not a token of the target's vocabulary of"
+            f" {shape.vocab}; the head was made for another target"
+        )

@@ -1,0 +1,56 @@
+"""The P-EAGLE head as a module, computed as vLLM 0.32 does with `parallel_drafting`.
+
+    slot 0 at anchor i     fc(a_i) and token t_{i+1}, position i, as EAGLE-3's first draft
+    slot s = 1 .. K-1      fc(mask_hidden) and the mask token, position i + s
+    u_{i,s}                one layer over all slots, causal: slot s sees the states up to i and the
+                           slots before it; q_{i+2+s} = softmax(W_D u_{i,s})
+
+All slots are computed in one pass. No draft is read, so the drafts depend on the anchor alone, and
+the unroll is what the engine computes whatever it accepts.
+
+Shapes: as in eagle3_layer.py.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.unroll import unroll_anchors
+
+
+class ParallelHead(EagleHead):
+    """An EAGLE-3 head with a state of its own for the slots whose token is not known."""
+
+    def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
+        super().__init__(shape, target_ids_D)
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, shape.states))
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`depth` slots at each anchor."""
+        return unroll_anchors(
+            self,
+            ends,
+            token_ids_BT,
+            inputs_BTX,
+            sequence_BT,
+            position_BT,
+            anchor_BT,
+            depth,
+            self.shape.mask_token,
+        )
+
+    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+        """The state [1, H] of the next slot, and the state that the head reads."""
+        _, u_NH = super().finish(x_NX, attended_ANV)
+        return self.first_state(self.mask_hidden[0]), u_NH
