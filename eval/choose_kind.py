@@ -11,6 +11,7 @@ holds them, and take turns.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from outrider.common.child_process import start_server
 from outrider.eval.bench.kind_steps import KindSteps, time_kinds
@@ -22,6 +23,7 @@ from outrider.eval.evaluate import check
 from outrider.eval.prediction.kind_forecast import Candidate, forecast, step_times_of
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.results.kinds import KindChoice, KindFacts
+from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 
 Contexts = Mapping[str, EvaluationContext]
@@ -83,6 +85,13 @@ def _keep_step_times(contexts: Contexts, times: Mapping[str, StepTimes]) -> None
                 context.cache.put("step_times_base", times[other].as_dict())
 
 
+def numbers_of(speculator: Speculator, k: int | Literal["auto"], depth: int) -> list[int]:
+    """The numbers of drafts at which a kind's steps are timed."""
+    if k != "auto":
+        return [k]
+    return [depth] if speculator.abilities.fixed_k else list(range(1, depth + 1))
+
+
 def _timed(contexts: Contexts) -> KindSteps:
     """The timed steps of the server without speculation and of each kind's."""
     first = next(iter(contexts.values()))
@@ -90,8 +99,9 @@ def _timed(contexts: Contexts) -> KindSteps:
     validation = first.data.rows(first.data.parts["validation"])
     _, prompts = evaluation_prompts(validation, settings, first.serving)
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
-    every = list(range(1, first.depth + 1)) if settings.k == "auto" else [settings.k]
-    numbers = {PLAIN: [0], **dict.fromkeys(contexts, every)}
+    numbers = {PLAIN: [0]} | {
+        kind: numbers_of(each, settings.k, first.depth) for kind, each in speculators.items()
+    }
     plan = None if settings.k == "auto" else dict.fromkeys(contexts, settings.k)
     first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
     servers = first.backends.servers(
