@@ -1,0 +1,185 @@
+"""EAGLE-3 heads in training: from scratch, from a base, in shards, and what is published."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DeepseekV3ForCausalLM
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.eval.replay.replay import replay
+from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import FeatureStream
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds import kind_of, trainable_kind
+from tests.tiny import HIDDEN
+from tests.training.corpus import Corpus, make_corpus
+
+DEPTH = 3
+SETTINGS: dict[str, Any] = {
+    "scratch": {"epochs": 30, "learning_rate": 1e-2},
+    "evaluate_every": 1000,
+    "checkpoint_every": 1000,
+    "rows_per_step": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The usual corpus with the residual stream before layers 1 and 2, from transformers."""
+    folder = tmp_path_factory.mktemp("eagle3")
+    made = make_corpus(folder, train_sequences=10, validation_sequences=4)
+    store = FeatureStore.open(made.features_dir)
+    transformers.logging.set_verbosity_error()
+    model = DeepseekV3ForCausalLM.from_pretrained(made.target_dir, dtype=torch.float32).eval()
+    seen: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, given, out: seen.append(out))
+    streams = tuple(FeatureStream(f"layer_{index}", HIDDEN) for index in (1, 2))
+    with (
+        torch.no_grad(),
+        FeatureWriter(folder / "states", HIDDEN, {}, auxiliary=streams) as writer,
+    ):
+        for name in store.sequence_ids:
+            row = store.read(name)
+            seen.clear()
+            model(row.token_ids[None].long())
+            auxiliary = {
+                stream.name: (state if isinstance(state, torch.Tensor) else state[0])[0].bfloat16()
+                for stream, state in zip(streams, seen, strict=True)
+            }
+            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
+    # A random target's texts have nothing in common: what is learned shows on the same ones.
+    ids = made.parts["train"]
+    parts = {"train": ids, "validation": [*ids[:3], *made.parts["validation"][:1]]}
+    return dataclasses.replace(made, features_dir=folder / "states", parts=parts)
+
+
+def config(**changes: Any) -> SpeculatorConfig:
+    head = changes.pop("head", {"draft_vocabulary": 0.9})
+    return SpeculatorConfig(kind="eagle3", depth=DEPTH, head=HeadConfig(**head), **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    run_dir = tmp_path_factory.mktemp("run")
+    return run_dir, corpus.train(run_dir, speculator=config(), **SETTINGS)
+
+
+def test_a_head_from_scratch_learns(corpus: Corpus, trained: tuple[Path, dict[str, Any]]) -> None:
+    run_dir, result = trained
+    best, start = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
+    assert best > start + 0.1
+    assert result["exported"]["acceptance_length"][-1] == pytest.approx(best, rel=0.05)
+    assert kind_of(run_dir / "speculator").name == "eagle3"
+    check_speculator(run_dir / "speculator", corpus.target_dir)
+    # 30 epochs are those of training.scratch: the section's own are 2.
+    assert result["steps"] > 2 * 10
+
+
+def test_the_draft_vocabulary_covers_the_training_responses(
+    corpus: Corpus, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    run_dir, result = trained
+    store = FeatureStore.open(corpus.features_dir)
+    head = trainable_kind("eagle3").load(run_dir / "speculator", corpus.target_dir, torch.float32)
+    ids = set(head.target_ids_D.tolist())
+    found = result["draft_vocabulary"]
+    assert found["tokens"] == len(ids)
+    for part in ("train", "validation"):
+        tokens: list[int] = []
+        for name in corpus.parts[part]:
+            row = store.read(name)
+            tokens += row.token_ids[row.completion_start :].tolist()
+        share = sum(token in ids for token in tokens) / len(tokens)
+        assert found["coverage"][part] == pytest.approx(share)
+    assert 0.9 <= found["coverage"]["train"] < 1
+
+
+def test_replay_reads_the_auxiliary_states(
+    corpus: Corpus, trained: tuple[Path, dict[str, Any]]
+) -> None:
+    run_dir, result = trained
+    rows = [
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        for name in corpus.parts["validation"]
+    ]
+    store = FeatureStore.open(corpus.features_dir)
+    found = replay(run_dir / "speculator", corpus.target_dir, store, rows, depth=DEPTH)
+    expected = result["exported"]["acceptance_length"]
+    assert found.acceptance_length() == pytest.approx(expected, rel=1e-5)
+
+
+def test_layers_off_by_one_are_seen(
+    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """The same head over the states of its layers in the wrong order accepts less."""
+    run_dir, result = trained
+    store = FeatureStore.open(corpus.features_dir)
+    names = [stream.name for stream in store.spec.auxiliary]
+    with FeatureWriter(tmp_path / "states", HIDDEN, {}, auxiliary=store.spec.auxiliary) as writer:
+        for name in corpus.parts["validation"]:
+            row = store.read(name)
+            swapped = dict(
+                zip(names, [row.auxiliary[each] for each in reversed(names)], strict=True)
+            )
+            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, swapped)
+    rows = [
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        for name in corpus.parts["validation"]
+    ]
+    wrong = FeatureStore.open(tmp_path / "states")
+    found = replay(run_dir / "speculator", corpus.target_dir, wrong, rows, depth=DEPTH)
+    assert found.acceptance_length()[-1] < result["exported"]["acceptance_length"][-1] - 0.05
+
+
+def test_a_warm_start_begins_where_the_base_ended(
+    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Step-0 parity holds, the vocabulary stays, and epochs are the section's own."""
+    run_dir, result = trained
+    base = run_dir / "speculator"
+    again = corpus.train(
+        tmp_path, speculator=config(base=str(base), head={"draft_vocabulary": 5}), **SETTINGS
+    )
+    assert again["base"]["acceptance_length"] == pytest.approx(
+        result["exported"]["acceptance_length"], rel=1e-5
+    )
+    assert again["draft_vocabulary"] == result["draft_vocabulary"]
+    assert again["steps"] < result["steps"]
+    assert read_json(tmp_path / "speculator" / "config.json") == read_json(base / "config.json")
+
+
+def test_shards_over_two_processes_train_the_same(
+    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, result = trained
+    short = SETTINGS | {"scratch": {"epochs": 2, "learning_rate": 1e-2}}
+    one = corpus.train(tmp_path / "one", speculator=config(), **short)
+    three = corpus.train(
+        tmp_path / "three", speculator=config(), processes=2, zero_stage=3, **short
+    )
+    assert three["best"]["acceptance"] == pytest.approx(one["best"]["acceptance"], abs=2e-3)
+    kind = trainable_kind("eagle3")
+    pairs = zip(
+        kind.tensors(tmp_path / "one" / "speculator"),
+        kind.tensors(tmp_path / "three" / "speculator"),
+        strict=True,
+    )
+    for (name, ours), (_, theirs) in pairs:
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2, msg=name)
+
+
+def test_a_head_needs_its_states(corpus: Corpus, tmp_path: Path) -> None:
+    """A capture for another kind, or for other layers, is refused before training."""
+    plain = make_corpus(tmp_path / "plain", train_sequences=2, validation_sequences=1)
+    with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(64 values\)"):
+        plain.train(tmp_path / "run", speculator=config(), **SETTINGS)
