@@ -89,7 +89,8 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
-        plan = draft_plan(choice, current_k, context.by_batch_size)
+        fixed = context.speculators["base"].fixed_k
+        plan = draft_plan(choice, current_k, context.by_batch_size, fixed)
         measured = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
@@ -165,6 +166,19 @@ def check(context: EvaluationContext) -> None:
         raise OutriderError(
             f"eval.current_k = {settings.current_k}, but the speculator was trained to "
             f"speculator.depth = {depth}; raise speculator.depth or leave eval.current_k out"
+        )
+    fixed = [each.in_words for each in context.speculators.values() if each.fixed_k]
+    if fixed and context.by_batch_size:
+        raise OutriderError(
+            f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
+            " every batch size; set it to false"
+        )
+    base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
+    if base.fixed_k and settings.current_k not in (None, base_k):
+        raise OutriderError(
+            f"eval.current_k = {settings.current_k}: {base.in_words} drafts as many tokens as its"
+            f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"
+            " number"
         )
     for name in ("validation", "heldout"):
         if not context.data.parts[name]:

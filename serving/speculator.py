@@ -88,6 +88,11 @@ class Speculator:
         return self.abilities.drafts_every_step
 
     @property
+    def fixed_k(self) -> bool:
+        """True where every step drafts as many tokens as the engine was started for."""
+        return self.abilities.fixed_k
+
+    @property
     def in_words(self) -> str:
         """The kind in words, such as `no speculation`."""
         return self._kind.in_words

@@ -246,7 +246,8 @@ class Fleet:
             return ()
         if self._plan is None:
             assert self._depth is not None
-            return tuple(range(1, self._depth + 1))
+            fixed = self._speculator(self._variants_of[name][0]).fixed_k
+            return tuple(range(self._depth if fixed else 1, self._depth + 1))
         numbers: set[int] = set()
         for variant, drafts in self._plan.items():
             if self._name(variant) == name:

@@ -61,12 +61,15 @@ def choose(
     if validation is not None:
         lengths = {name: validation[name].acceptance_length() for name in DRAFTERS}
         sequences = len(validation["custom"].sequence_ids)
-    if settings.k != "auto" or lengths is None:
-        k, source = settings.k, "the recipe's eval.k"
-        if k == "auto":
-            k, source = depth, "the recipe's speculator.depth"
+    fixed = [name for name in DRAFTERS if context.speculators[name].fixed_k]
+    if settings.k != "auto" or lengths is None or fixed:
+        k, source = Drafters[int](base=depth, custom=depth), "the recipe's speculator.depth"
+        if settings.k != "auto":
+            k, source = Drafters[int](base=settings.k, custom=settings.k), "the recipe's eval.k"
+        elif lengths is not None and (timed := set(DRAFTERS) - set(fixed)):
+            k, source = _beside_fixed(context, servers, load, requests, lengths, timed.pop())
         choice = Choice(
-            k=Drafters[int](base=k, custom=k),
+            k=k,
             acceptance_length=Drafters[list[float] | None](**lengths) if lengths else None,
             source=source,
             requested=settings.k,
@@ -104,21 +107,50 @@ def choose(
     }
 
 
+def _beside_fixed(
+    context: EvaluationContext,
+    servers: ServerPool,
+    load: LoadGenerator,
+    requests: HeldoutRequests,
+    lengths: Lengths,
+    timed: Drafter,
+) -> tuple[Drafters[int], str]:
+    """K of both, where `timed` alone can draft another number than its engine was started for."""
+    depth, named = context.depth, recipe_times(context.serving, context.depth)
+    if named:
+        fit, size, source = StepFit({1: named[1][1:]}, {}), 1, "the recipe's times"
+    else:
+        times = step_times(context, servers, load, requests, timed)
+        fit = fit_steps(round_table(times), RESAMPLES, context.settings.seed)
+        size = context.settings.gated_concurrency
+        source = f"steps of the {context.settings.engine_modes[0]} engine, timed"
+    k = {name: depth for name in DRAFTERS}
+    k[timed] = best_k(lengths[timed], fit, size, least=1).k
+    other = next(name for name in DRAFTERS if name != timed)
+    words = context.speculators[other].in_words
+    return Drafters[int](**k), f"{source} for {timed}; {words} always drafts speculator.depth"
+
+
 def _fitted(times: StepTimes, fit: StepFit, depth: int) -> StepTimes:
     """Step times with the fitted ones in place of the means."""
     step_s = {size: [row[0], *fit.step_s[size][-depth:]] for size, row in times.step_s.items()}
     return replace(times, step_s=step_s)
 
 
-def draft_plan(choice: Choice, current_k: int | None, by_batch_size: bool) -> DraftPlan:
+def draft_plan(
+    choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
+) -> DraftPlan:
     """The drafts of every measured variant.
 
     With `by_batch_size` each speculator drafts as its own best schedule. Base at custom's K and at
-    `current_k` are left out where they equal another variant of base.
+    `current_k` are left out where they equal another variant of base, and where base is `fixed`:
+    its server drafts one number.
     """
     plan: dict[str, Any] = {name: choice.k.of(name) for name in DRAFTERS}
     if by_batch_size and choice.k_per_batch_size is not None:
         plan = {name: choice.k_per_batch_size.of(name) or plan[name] for name in DRAFTERS}
+    if fixed:
+        return plan
     if current_k is not None and current_k != plan["base"]:
         plan[CURRENT] = current_k
     if plan["custom"] not in (plan["base"], plan.get(CURRENT)):
@@ -128,6 +160,8 @@ def draft_plan(choice: Choice, current_k: int | None, by_batch_size: bool) -> Dr
 
 def times_steps(context: EvaluationContext) -> bool:
     """Whether steps have to be timed to choose k."""
+    if all(each.fixed_k for each in context.speculators.values()):
+        return False
     return (
         context.settings.k == "auto"
         and context.can_replay

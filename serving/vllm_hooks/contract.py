@@ -212,6 +212,15 @@ _DRAFTS: list[Check] = [
         "GPUModelRunner.propose_draft_token_ids",
         ("draft_token_ids = self.drafter.propose(num_speculative_tokens=",),
     ),
+    Order(  # a parallel drafter: all depths in one call, request after request
+        V1_DRAFTER,
+        "SpecDecodeBaseProposer.propose",
+        (
+            "if self.num_speculative_tokens == 1 or self.parallel_drafting:",
+            "self._sample_draft_tokens(sample_hidden_states, sampling_metadata)",
+            "return draft_token_ids.view(-1, self.num_speculative_tokens)",
+        ),
+    ),
     Signature(
         V1_DRAFTER,
         "SpecDecodeBaseProposer.propose",
@@ -363,6 +372,26 @@ _SWAP: list[Check] = [
         "finalize_layerwise_processing",
         ("model", "model_config"),
         called=True,
+    ),
+    Attribute(V1_DRAFTER, "SpecDecodeBaseProposer", "model"),
+    Order(
+        "vllm.model_executor.models.llama_eagle3",
+        "Eagle3LlamaForCausalLM.load_weights",
+        ("elif 'mask_hidden' in name:", "self.mask_hidden.copy_(loaded_weight.view(1, -1))"),
+    ),
+    Signature(
+        "vllm.model_executor.models.llama_eagle3",
+        "Eagle3LlamaForCausalLM.combine_hidden_states",
+        ("hidden_states",),
+        called=True,
+    ),
+    Order(
+        V1_DRAFTER,
+        "SpecDecodeBaseProposer.load_model",
+        (
+            "self.model.mask_hidden.view(-1)",
+            "self.parallel_drafting_hidden_state_tensor.copy_(self.model.combine_hidden_states(",
+        ),
     ),
     Attribute(
         "vllm.model_executor.layers.fused_moe.fused_moe_method_base",

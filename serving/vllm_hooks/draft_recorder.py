@@ -48,10 +48,10 @@ def recorded(results: Sequence[list[dict[str, Any]] | None]) -> list[dict[str, A
 
 
 class Recorder:
-    """Wraps the two methods of a drafter that propose and that sample one depth."""
+    """Wraps the two methods of a drafter that propose and that sample one depth, or all."""
 
     sampling: str
-    """Name of the method that samples the drafts of one depth."""
+    """Name of the method that samples the drafts."""
 
     def __init__(self, runner: Any, drafter: Any) -> None:
         self.runner, self.drafter = runner, drafter
@@ -83,12 +83,15 @@ class Recorder:
         depths = self.depths(given, drafts_BK)
         if not depths:
             return drafts_BK
-        if len(logprobs) != depths:
+        if sum(map(len, logprobs)) != drafts_BK[:, :depths].numel():
             raise RuntimeError(
-                f"{len(logprobs)} of {depths} drafts were sampled in Python; drafts can be"
-                " recorded with serving.engine.mode: eager only"
+                f"{sum(map(len, logprobs))} of {drafts_BK[:, :depths].numel()} drafts were sampled"
+                " in Python; drafts can be recorded with serving.engine.mode: eager only"
             )
-        logprobs_BK = torch.stack(logprobs, dim=1)
+        if len(logprobs) == depths:
+            logprobs_BK = torch.stack(logprobs, dim=1)
+        else:  # a parallel drafter samples all depths at once, request after request
+            logprobs_BK = torch.cat(logprobs).view(-1, depths)
         for request_id, anchor, token, row, logprobs_K in zip(
             request_ids,
             anchors.tolist(),
@@ -109,7 +112,7 @@ class Recorder:
         return drafts_BK
 
     def _sampled(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """One depth's drafts; records their log-probabilities from the drafter's head."""
+        """Drafts of one depth, or of all; records their log-probabilities from the head."""
         result = self._sample(hidden_states, *args, **kwargs)
         if self._logprobs is None:
             return result

@@ -5,6 +5,7 @@ started twice can differ by a factor of two on a shared machine. `Server.swap_dr
 through the server's /collective_rpc. Written against vLLM 0.32, both model runners.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
+
+MASK = "mask_hidden"
+"""Name of the states that a parallel drafter reads where no token is known."""
 
 
 class DrafterExtension:
@@ -45,9 +49,30 @@ class DrafterExtension:
         # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
         # scales.
         expected = required(drafter, kind)
-        loaded = drafter.load_weights(kind.exchanged(Path(directory)))
+        mask: list[torch.Tensor] = []
+
+        def exchanged() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in kind.exchanged(Path(directory)):
+                if name.endswith(MASK):
+                    mask.append(tensor)
+                yield name, tensor
+
+        loaded = drafter.load_weights(exchanged())
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
+        if mask:
+            load_mask(self.model_runner.drafter, mask[0])
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
+
+
+def load_mask(proposer: Any, mask: torch.Tensor) -> None:
+    """Loads a parallel drafter's mask states and projects them.
+
+    vLLM 0.32 projects them once, after its start. They are a buffer without a loader of its own,
+    which is on the meta device while weights are loaded again and has no values afterwards.
+    """
+    proposer.model.mask_hidden.copy_(mask.view(1, -1))
+    projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
+    proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
 
 
 def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
