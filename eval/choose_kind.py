@@ -76,20 +76,21 @@ def _keep_step_times(contexts: Contexts, times: Mapping[str, StepTimes]) -> None
     Base's are those of the kind that can take turns with it in one engine, if there is one.
     """
     for kind, context in contexts.items():
-        if kind not in times:
+        if kind in times:
+            context.cache.put("step_times", times[kind].as_dict())
+        if context.one_engine:
             continue
-        context.cache.put("step_times", times[kind].as_dict())
-        for other, of_other in contexts.items():
-            custom, base = of_other.speculators["custom"], context.speculators["base"]
-            if other in times and not context.one_engine and custom.exchanges_with(base):
-                context.cache.put("step_times_base", times[other].as_dict())
+        base = context.speculators["base"]
+        for other, found in times.items():
+            if contexts[other].speculators["custom"].exchanges_with(base):
+                context.cache.put("step_times_base", found.as_dict())
 
 
 def numbers_of(speculator: Speculator, k: int | Literal["auto"], depth: int) -> list[int]:
     """The numbers of drafts at which a kind's steps are timed."""
     if k != "auto":
         return [k]
-    return [depth] if speculator.abilities.fixed_k else list(range(1, depth + 1))
+    return [depth] if speculator.fixed_k else list(range(1, depth + 1))
 
 
 def _timed(contexts: Contexts) -> KindSteps:
