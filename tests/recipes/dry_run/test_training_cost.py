@@ -108,7 +108,7 @@ class ReadsLayers(Toy):
 
     name = "reads_layers"
 
-    def features(self, target_config):
+    def features(self, config, target_config):
         return FeatureSpec(tuple(FeatureStream(f"layer_{index}", 7168) for index in (2, 30, 58)))
 
 
