@@ -119,6 +119,8 @@ def _type_name(annotation: typing.Any) -> str:
         return " or ".join(f"`{a}`" for a in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(a) for a in arguments)
+    if origin is tuple and arguments[-1] is ...:
+        return f"list of {_type_name(arguments[0])}"
     if origin is tuple:
         return f"[{', '.join(_type_name(a) for a in arguments)}]"
     if _section_of(annotation):

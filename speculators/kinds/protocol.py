@@ -181,6 +181,13 @@ class DrafterSize(Protocol):
     def largest_trained(self, what: TrainedParameters = "all") -> int:
         """Values of the largest trained tensor, as training holds it."""
 
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
+        """The same over the tensors that every depth uses, whose gradients add up in backward."""
+
+    @property
+    def used_once(self) -> int:
+        """Trained values that only depth 0 uses: their gradients come last in backward."""
+
     def activations(
         self,
         row: RowShape,

@@ -2,42 +2,64 @@
 
 import pytest
 
+from outrider.eval.config import ParityConfig
+from outrider.eval.replay.draft_parity import complaint, draft_parity, record_each
 from outrider.serving.config import EngineConfig
-from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from tests.eagle3_head import write_eagle3_head
+
+HEADS = {
+    "eagle3": {},
+    "eagle3, MLA": {"mla": True},
+    "eagle3, normed": {"norm_before_residual": True, "fc_norm": True},
+    "eagle3, 3.1": {"norm_output": True, "norm_before_fc": True},
+    "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
+}
+SLOW = [*list(HEADS)[1:], "ngram"]
+PARITY = ParityConfig(prompts=8, max_tokens=40, anchors=120)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "eagle3",
-        pytest.param("eagle3, MLA", marks=pytest.mark.slow),
-        pytest.param("ngram", marks=pytest.mark.slow),
-    ],
+    "kind", ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path, kind):
+    """A head drafts what the unroll drafts at every depth, and so does the next one loaded."""
     rows = [AskedRow(str(n), prompt, 0.0, 1.0, 40) for n, prompt in enumerate(prompts)]
     without = engine.answer(rows)
-    speculator, environment = Speculator.named("ngram"), {}
+    speculator, environment, heads = Speculator.named("ngram"), {}, {}
     if kind != "ngram":
-        head = write_eagle3_head(target.directory(), tmp_path / "head", mla=kind == "eagle3, MLA")
-        check_speculator(head, target.directory())
-        speculator = Speculator.named(head)
-    if kind == "eagle3, MLA":  # one cache for both: the target's attention must be MLA too
+        for seed, name in enumerate(("first", "second")):
+            heads[name] = write_eagle3_head(
+                target.directory(), tmp_path / name, seed, layers=(2, 8, 13), **HEADS[kind]
+            )
+            check_speculator(heads[name], target.directory())
+        speculator = Speculator.named(heads["first"])
+        assert speculator.exchanges_with(Speculator.named(heads["second"]))
+    if "MLA" in kind:  # one cache for both: the target's attention must be MLA too
         environment = {"VLLM_MLA_DISABLE": "0"}
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
-    with open_engine(target, settings, speculator, k) as speculating:
+    extension = DRAFT_EXTENSION if heads else CAPTURE_EXTENSION
+    with open_engine(target, settings, speculator, k, extension=extension) as speculating:
         answers = speculating.answer(rows)
         counted = {
             metric.name: metric.value
             for metric in speculating.llm.get_metrics()
             if hasattr(metric, "value")
         }
+        recordings = record_each(speculating, heads, target.directory(), prompts, PARITY)
     assert counted["vllm:spec_decode_num_drafts"] > 0
     equal = sum(a == b for a, b in zip(without, answers, strict=True))
     assert equal >= len(rows) - 1, "more than one near tie differs"
     if kind == "ngram":  # nano R1 repeats its prompt, so lookups must hit
         assert counted["vllm:spec_decode_num_accepted_tokens"] > 0
+    for name, recording in recordings.items():
+        found = draft_parity(recording, heads[name], target.directory(), k, PARITY)
+        assert found["steps"] > 60
+        assert complaint(found, PARITY) is None, (name, found)
+    if heads:
+        crossed = draft_parity(recordings["second"], heads["first"], target.directory(), k, PARITY)
+        assert complaint(crossed, PARITY) is not None

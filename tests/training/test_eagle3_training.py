@@ -158,10 +158,7 @@ def test_a_warm_start_begins_where_the_base_ended(
     assert read_json(tmp_path / "speculator" / "config.json") == read_json(base / "config.json")
 
 
-def test_shards_over_two_processes_train_the_same(
-    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    _, result = trained
+def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path) -> None:
     short = SETTINGS | {"scratch": {"epochs": 2, "learning_rate": 1e-2}}
     one = corpus.train(tmp_path / "one", speculator=config(), **short)
     three = corpus.train(

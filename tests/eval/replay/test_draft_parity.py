@@ -53,7 +53,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         max_num_seqs=4, kv_cache_gb=0.25
     )  # fewer than requests: steps of unlike requests mix
     with open_engine(target, few_seats, nano_r1, 4, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, speculators, prompts, parity)
+        recordings = record_each(engine, speculators, nano_r1, prompts, parity)
     for name, recording in recordings.items():
         found = draft_parity(recording, speculators[name], nano_r1, 4, parity)
         assert found["steps"] > 150
@@ -133,8 +133,8 @@ def test_the_same_drafts_agree_wholly(tiny):
 
 def shifted_states(speculator, recording):
     """As if the engine had read the state of the token before."""
-    hidden = [torch.roll(hidden_TH, 1, dims=0) for hidden_TH in recording.hidden]
-    return speculator, dataclasses.replace(recording, hidden=hidden)
+    inputs = [torch.roll(inputs_TX, 1, dims=0) for inputs_TX in recording.inputs]
+    return speculator, dataclasses.replace(recording, inputs=inputs)
 
 
 def halves_exchanged(speculator, recording):

@@ -81,6 +81,7 @@ class ToySize:
     parts: ClassVar[dict[str, int]] = {}
     total = 0
     own_head = 0
+    used_once = 0
     state_values = 0
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -94,6 +95,9 @@ class ToySize:
         return 0
 
     def largest_trained(self, what: TrainedParameters = "all") -> int:
+        return 0
+
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
         return 0
 
     def activations(
