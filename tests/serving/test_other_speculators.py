@@ -16,6 +16,7 @@ HEADS = {
     "eagle3, MLA": {"mla": True},
     "eagle3, normed": {"norm_before_residual": True, "fc_norm": True},
     "eagle3, 3.1": {"norm_output": True, "norm_before_fc": True},
+    "p_eagle": {"pard_token": 2, "fc_norm": True},
     "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
 }
 SLOW = [*list(HEADS)[1:], "ngram"]

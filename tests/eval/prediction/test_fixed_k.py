@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.server_pool import ServerPool
+from outrider.data.features.feature_store import FeatureWriter
+from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
@@ -21,16 +22,26 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
-from tests.tiny import write_tiny_target
+from outrider.speculators.features import FeatureStream, layer_name
+from tests.eagle3_head import write_eagle3_head
+from tests.tiny import HIDDEN, write_tiny_target
 
 DEPTH = 2
 SUMS = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b"])
+
+
+def head(target, directory):
+    write_eagle3_head(target, directory, layers=[1, 2], pard_token=2)
+    return Speculator("p_eagle", directory)
 
 
 @pytest.fixture
 def context(tmp_path):
     """Base drafts any number, custom always two; both replayed."""
     target = write_tiny_target(tmp_path / "target")
+    streams = [FeatureStream(layer_name(index), HIDDEN) for index in (1, 2)]
+    with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
+        pass
     timed = []
 
     def measured(fleet, load, depth, sizes, texts, sampling, longest, first, drafter="custom"):
@@ -45,9 +56,9 @@ def context(tmp_path):
         depth=DEPTH,
         speculators={
             "base": Speculator("mtp", target),
-            "custom": Speculator("p_eagle", tmp_path / "custom"),
+            "custom": head(target, tmp_path / "custom"),
         },
-        data=EvaluationData(tmp_path, {}),
+        data=EvaluationData(tmp_path, {}, tmp_path / "features"),
         folders=EvaluationFolders(*[tmp_path] * 4),
         backends=Backends(step_times=measured),
     )
@@ -78,8 +89,10 @@ def test_only_the_speculator_that_can_draft_other_numbers_is_timed(context):
 
 def test_two_of_them_are_not_timed_and_base_has_one_number(context, tmp_path):
     context, timed = context
-    both = {name: Speculator("p_eagle", tmp_path / name) for name in ("base", "custom")}
+    custom = context.speculators["custom"]
+    both = {"base": head(context.target.directory(), tmp_path / "base"), "custom": custom}
     context = dataclasses.replace(context, speculators=both)
+    assert context.one_engine
     assert not times_steps(context)
     choice, _ = chosen(context)
     assert (choice.k.base, choice.k.custom, timed) == (2, 2, [])
@@ -94,6 +107,8 @@ def test_two_of_them_are_not_timed_and_base_has_one_number(context, tmp_path):
 
 def test_its_server_starts_without_a_schedule(context, tmp_path):
     context, _ = context
-    pool = ServerPool(context.target, context.serving, context.speculators, tmp_path, depth=DEPTH)
-    numbers = {name: pool._numbers(name) for name in pool.server_names}
+    fleet = Fleet(
+        context.target, context.serving, context.speculators, None, tmp_path, False, DEPTH
+    )
+    numbers = {name: fleet._numbers(name) for name in fleet.server_names}
     assert sorted(numbers.values()) == [(), (1, 2), (2,)]
