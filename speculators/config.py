@@ -65,8 +65,8 @@ class SpeculatorConfig(BaseModel):
     kind: Annotated[str, AfterValidator(_trainable)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
     behind its last layer. `eagle3`: a one-layer head over three states of the target, with a
-    vocabulary of its own, trained from scratch or from such a head. docs/training.md compares
-    them."""
+    vocabulary of its own, trained from scratch or from such a head. `p_eagle`: such a head that
+    drafts all tokens in one pass. docs/training.md compares them."""
 
     base: str | None = None
     """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
