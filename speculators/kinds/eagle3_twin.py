@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from outrider.common.files import publish, read_json
 from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, EagleShape
@@ -48,7 +49,7 @@ def write_twin(
         return False
     if "speculators_model_type" in config:
         return False
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(file)
     renamed = {
