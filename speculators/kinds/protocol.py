@@ -330,6 +330,15 @@ class TrainableKind(DrafterKind, Protocol):
         Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
         """
 
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """Writes the directory in other formats that people load, a folder of `out_dir` for each.
+
+        `target` is the target's name or path, `drafts` the number to draft. Folders are named after
+        the format; none where the kind has no other.
+        """
+
     def tensor_names(self, directory: Path) -> set[str]:
         """Names of the drafter's own tensors in a directory."""
 

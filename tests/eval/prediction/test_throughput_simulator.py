@@ -172,7 +172,7 @@ def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
             blocks,
             BOTH,
             replayed(LENGTHS, spread),
-            full_steps_cost_little_more,
+            {"base": full_steps_cost_little_more, "custom": full_steps_cost_little_more},
             100,
         )[f"{concurrency}"]
         for spread in (1.0, 1.4)

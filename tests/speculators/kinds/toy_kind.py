@@ -215,6 +215,11 @@ class Toy:
             save_file(tensors, temporary / "model.safetensors")
             (temporary / "config.json").write_text(json.dumps({"toy_drafter": 1}))
 
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        return None
+
     def tensor_names(self, directory: Path) -> set[str]:
         return set(load_file(directory / "model.safetensors"))
 
