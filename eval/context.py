@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 from rich.console import Console
 
+from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import file_digest
 from outrider.data.sequences import Tables
 from outrider.eval.bench.measurement_cache import Steps
@@ -175,9 +176,27 @@ class EvaluationContext:
     @property
     def can_replay(self) -> bool:
         """Whether exact replay computes both base and custom."""
-        return self.data.features is not None and all(
-            speculator.has_unroll for speculator in self.speculators.values()
-        )
+        return self.no_replay is None
+
+    @functools.cached_property
+    def no_replay(self) -> str | None:
+        """Why exact replay does not compute both base and custom; None where it does.
+
+        A kind may have no unroll, a head a shape that is only served, and the capture other states
+        than a speculator reads.
+        """
+        for each in self.speculators.values():
+            if not each.has_unroll:
+                return f"Outrider has no unroll of {each.in_words}"
+        if self.data.features is None:
+            return "Outrider has no unroll of this speculator without captured states"
+        try:
+            for each in self.speculators.values():
+                reads = each.features(self.target.directory())
+                reads.require(self.feature_store.spec, self.data.features)
+        except OutriderError as error:
+            return str(error)
+        return None
 
     @functools.cached_property
     def one_engine(self) -> bool:

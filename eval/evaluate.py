@@ -2,7 +2,7 @@
 
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
-Evaluates every kind of speculator. For one without an unroll (EAGLE-3, n-grams, none) exact replay
+Evaluates every kind of speculator. For one without an unroll (n-grams, none) exact replay
 and draft parity are not measured: their figures are null, `not_measured` says why, and the verdict
 rests on what vLLM counted and on the clock.
 
@@ -193,11 +193,11 @@ def check(context: EvaluationContext) -> None:
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
     """Figure that the gate cannot check -> why; empty where exact replay is measured."""
-    if context.can_replay:
+    why = context.no_replay
+    if why is None:
         return {}
     without = [each for each in context.speculators.values() if not each.has_unroll]
-    in_words = without[0].in_words if without else "this speculator without captured states"
-    why = f"Outrider has no unroll of {in_words}"
+    in_words = without[0].in_words if without else "this speculator"
     return {
         "exact replay": f"no exact replay of {in_words}: acceptance is the engine's count",
         "general traffic": f"no exact replay of {in_words}",

@@ -4,7 +4,8 @@
                   out_dir="runs/NAME/bundle")
     verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
 
-`config.json` (the target's) and the speculator's safetensors are what `--speculative-config` reads.
+`config.json` and the speculator's safetensors are what `--speculative-config` reads. Folders beside
+them hold the speculator in other formats, where its kind has some.
 `serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
 SHA-256 of every file, and the evidence.
 """
@@ -26,7 +27,8 @@ from outrider.serving.engine import engine_environment, serve_arguments
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
-from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds import KINDS, kind_of
+from outrider.speculators.kinds.protocol import TrainableKind
 
 BUNDLE_VERSION = 1
 MANIFEST = "bundle.json"
@@ -67,6 +69,9 @@ def export_bundle(
             serve_script(target, serving, kind, k, k_per_batch_size), encoding="utf-8"
         )
         (stage / "serve.sh").chmod(0o755)
+        trainable = KINDS[kind]
+        if isinstance(trainable, TrainableKind):
+            trainable.write_twins(speculator_dir, target.directory(), target.model, k, stage)
         schedule = [list(row) for row in k_per_batch_size or []]
         manifest = {
             "version": BUNDLE_VERSION,
@@ -76,7 +81,9 @@ def export_bundle(
             "num_speculative_tokens_per_batch_size": schedule or None,
             "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
-            "files": {file.name: file_digest(file) for file in sorted(stage.iterdir())},
+            "files": {
+                file.relative_to(stage).as_posix(): file_digest(file) for file in files_of(stage)
+            },
             "evidence": evidence,
         }
         write_json(stage / MANIFEST, manifest)
@@ -225,6 +232,11 @@ def _check_files(directory: Path) -> dict[str, Any]:
     return manifest
 
 
+def files_of(directory: Path) -> list[Path]:
+    """Every file below a directory, in order."""
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
 def _is_url(location: str | Path) -> bool:
     return isinstance(location, str) and "://" in location
 
@@ -237,9 +249,11 @@ def _upload(stage: Path, url: str) -> None:
         filesystem.makedirs(root, exist_ok=True)
         if filesystem.exists(f"{root}/{MANIFEST}"):
             filesystem.rm(f"{root}/{MANIFEST}")
-        files = sorted(stage.iterdir(), key=lambda file: file.name == MANIFEST)
+        files = sorted(files_of(stage), key=lambda file: file.name == MANIFEST)
         for file in files:
-            filesystem.put_file(str(file), f"{root}/{file.name}")
+            place = f"{root}/{file.relative_to(stage).as_posix()}"
+            filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
+            filesystem.put_file(str(file), place)
     except OSError as error:
         raise OutriderError(
             f"{url}: the bundle could not be written ({error}); it is incomplete"
@@ -258,6 +272,7 @@ def _local(location: str | Path) -> Iterator[Path]:
         try:
             filesystem.get_file(f"{root}/{MANIFEST}", f"{folder}/{MANIFEST}")
             for name in read_json(Path(folder) / MANIFEST)["files"]:
+                (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
                 filesystem.get_file(f"{root}/{name}", f"{folder}/{name}")
         except OSError as error:
             raise OutriderError(f"{location}: no complete bundle there ({error})") from error

@@ -160,17 +160,19 @@ def draft_plan(
 
 def times_steps(context: EvaluationContext) -> bool:
     """Whether steps have to be timed to choose k."""
-    if all(each.fixed_k for each in context.speculators.values()):
-        return False
+    whose: set[Drafter] = {"custom"} if context.one_engine else set(DRAFTERS)
+    whose -= {name for name in DRAFTERS if context.speculators[name].fixed_k}
     return (
         context.settings.k == "auto"
         and context.can_replay
         and recipe_times(context.serving, context.depth) is None
-        and not (
-            context.cache.done("step_times")
-            and (context.one_engine or context.cache.done("step_times_base"))
-        )
+        and not all(context.cache.done(times_of(name)) for name in whose)
     )
+
+
+def times_of(drafter: Drafter) -> str:
+    """Name of the cached step times of a speculator."""
+    return "step_times" if drafter == "custom" else f"step_times_{drafter}"
 
 
 def step_times(
@@ -200,8 +202,7 @@ def step_times(
         )
         return times.as_dict()
 
-    name = "step_times" if drafter == "custom" else f"step_times_{drafter}"
-    return StepTimes.from_dict(context.cache.run(name, measured))
+    return StepTimes.from_dict(context.cache.run(times_of(drafter), measured))
 
 
 def round_table(times: StepTimes) -> dict[int, Array]:

@@ -164,6 +164,15 @@ class Eagle3:
 
         write_eagle3(changed, origin, out_dir)
 
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """`speculators`: the format of vllm-project/speculators, for Llama's attention."""
+        from outrider.speculators.kinds.eagle3_twin import write_twin
+
+        target_config = read_json(Path(target_dir) / "config.json")
+        write_twin(directory, target_config, target, drafts, out_dir / "speculators")
+
     def tensor_names(self, directory: Path) -> set[str]:
         """Names in the plain layout, without t2d, which follows from d2t."""
         return checkpoint_names(weight_map(Path(directory))).keys() - {T2D}

@@ -24,7 +24,12 @@ from outrider.speculators.checkpoints.safetensors_headers import (
     rows_that_differ,
     tensor_headers,
 )
-from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, auxiliary_layers, layer_config
+from outrider.speculators.kinds.eagle3_shape import (
+    LAYER_IDS,
+    MASK_TOKENS,
+    auxiliary_layers,
+    layer_config,
+)
 from outrider.speculators.kinds.eagle3_tensors import D2T, EMBEDDING, T2D, checkpoint_names
 
 DEFAULT_AUX_STATES = 3
@@ -46,6 +51,7 @@ ENGINE_KEYS = (
     "rope_parameters",
     "rms_norm_eps",
     "num_attention_heads",
+    *MASK_TOKENS,
 )
 """Keys that decide how the engine computes a head, besides the shapes of its tensors."""
 

@@ -79,6 +79,17 @@ class EagleSize:
         attention = max(out * into for out, into in self._matrices)
         return max(s.states * s.hidden, s.intermediate * s.hidden, self.own_head, attention)
 
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
+        """Of attention and MLP: the rows' gradient comes from the loss, in one piece."""
+        s = self.shape
+        return max(s.intermediate * s.hidden, *(out * into for out, into in self._matrices))
+
+    @property
+    def used_once(self) -> int:
+        """fc and the norms before it."""
+        s = self.shape
+        return s.states * (s.hidden + s.norm_before_fc + s.fc_norm)
+
     def activations(
         self,
         row: RowShape,

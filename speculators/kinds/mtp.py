@@ -153,6 +153,11 @@ class MTP:
 
         write_mtp(changed, origin.base_dir or origin.target_dir, out_dir)
 
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """None: vLLM's directory alone."""
+
     def tensor_names(self, directory: Path) -> set[str]:
         """Full names, scales included."""
         return MTPTensors(read_layout(directory)).names

@@ -117,6 +117,15 @@ class MTPSize(MTPWidths):
         """The same over the trained tensors, adapters aside."""
         return self.largest if what == "all" else dataclasses.replace(self, experts=0).largest
 
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
+        """Every depth uses every tensor."""
+        return self.largest_trained(what)
+
+    @property
+    def used_once(self) -> int:
+        """None."""
+        return 0
+
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Parameters that the optimizer holds.
 

@@ -181,6 +181,13 @@ class DrafterSize(Protocol):
     def largest_trained(self, what: TrainedParameters = "all") -> int:
         """Values of the largest trained tensor, as training holds it."""
 
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
+        """The same over the tensors that every depth uses, whose gradients add up in backward."""
+
+    @property
+    def used_once(self) -> int:
+        """Trained values that only depth 0 uses: their gradients come last in backward."""
+
     def activations(
         self,
         row: RowShape,
@@ -321,6 +328,15 @@ class TrainableKind(DrafterKind, Protocol):
         """Publishes a directory that the engine loads, atomically.
 
         Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
+        """
+
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """Writes the directory in other formats that people load, a folder of `out_dir` for each.
+
+        `target` is the target's name or path, `drafts` the number to draft. Folders are named after
+        the format; none where the kind has no other.
         """
 
     def tensor_names(self, directory: Path) -> set[str]:

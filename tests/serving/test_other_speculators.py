@@ -5,7 +5,7 @@ import pytest
 from outrider.eval.config import ParityConfig
 from outrider.eval.replay.draft_parity import complaint, draft_parity, record_each
 from outrider.serving.config import EngineConfig
-from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.compatibility import check_speculator
@@ -16,6 +16,7 @@ HEADS = {
     "eagle3, MLA": {"mla": True},
     "eagle3, normed": {"norm_before_residual": True, "fc_norm": True},
     "eagle3, 3.1": {"norm_output": True, "norm_before_fc": True},
+    "p_eagle": {"pard_token": 2, "fc_norm": True},
     "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
 }
 SLOW = [*list(HEADS)[1:], "ngram"]
@@ -42,7 +43,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     if "MLA" in kind:  # one cache for both: the target's attention must be MLA too
         environment = {"VLLM_MLA_DISABLE": "0"}
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
-    extension = DRAFT_EXTENSION if heads else None
+    extension = DRAFT_EXTENSION if heads else CAPTURE_EXTENSION
     with open_engine(target, settings, speculator, k, extension=extension) as speculating:
         answers = speculating.answer(rows)
         counted = {

@@ -117,8 +117,12 @@ def simulate(p_VV, draft_KVV, probabilistic: bool):
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-def test_chain_predicts_simulated_rejection_sampling(probabilistic):
-    """Expected steps of text sampled without speculation against about 1e5 counted steps."""
+@pytest.mark.parametrize("drafts", [VOCABULARY, VOCABULARY // 2])
+def test_chain_predicts_simulated_rejection_sampling(drafts, probabilistic):
+    """Expected steps of text sampled without speculation against about 1e5 counted steps.
+
+    A drafter with fewer tokens never drafts the others, and is accepted against the whole p.
+    """
     torch.manual_seed(1)
     target_logits_VV = 2.5 * torch.randn(VOCABULARY, VOCABULARY)
     draft_logits_KVV = target_logits_VV + torch.tensor([0.8, 1.2, 1.8])[
@@ -126,7 +130,9 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     ] * torch.randn(DEPTH, VOCABULARY, VOCABULARY)
     temperature, top_p = torch.full((VOCABULARY,), 0.8), torch.full((VOCABULARY,), 0.95)
     p_VV = target_distribution(target_logits_VV, temperature, top_p).double()
-    draft_KVV = (draft_logits_KVV / 0.8).softmax(-1).double()
+    ids_D = torch.arange(VOCABULARY)[-drafts:]
+    outside_V = torch.arange(VOCABULARY) < ids_D[0]
+    draft_KVV = (draft_logits_KVV / 0.8).masked_fill(outside_V, float("-inf")).softmax(-1).double()
 
     x_RT = plain_text(p_VV, RESPONSES)
     anchors_R = torch.full((RESPONSES,), LENGTH)
@@ -142,7 +148,7 @@ def test_chain_predicts_simulated_rejection_sampling(probabilistic):
     ]
     a_NK = accept_matrix(
         states,
-        DraftHead(torch.eye(VOCABULARY)),
+        DraftHead(torch.eye(VOCABULARY)[ids_D], None if drafts == VOCABULARY else ids_D),
         torch.eye(VOCABULARY),
         tokens_RT,
         target_logits_VV[tokens_RT],

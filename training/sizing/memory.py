@@ -205,12 +205,12 @@ class MemoryPlan:
         }
 
     def _backward(self) -> dict[str, int]:
-        """The largest of three moments: before anything is freed, at the loss, after a depth."""
+        """The largest moment: before anything is freed, at the loss, after a depth, at the end."""
         b, s, row = self._b, self.size, self.row
         saved = self.activations.saved_bytes()
         states = 3 * b * self.depth * row.anchors * s.hidden
         attention = self.activations.attention_scratch(b)
-        gradients = b * self.trained
+        gradients, last = b * (self.trained - s.used_once), b * s.used_once
         summed = self._summed_before()
         if self.zero_stage == 2:
             gradients += self._share(4) + self._bucket()
@@ -227,9 +227,10 @@ class MemoryPlan:
         between = {
             "activations": later + (attention if self.depth > 1 else 0),
             "drafted_states": states,
-            "gradients": gradients + b * self._largest(),
+            "gradients": gradients + b * s.largest_repeated(self.trained_parameters),
         }
-        found = max(first, at_loss, between, key=lambda parts: sum(parts.values()))
+        end = {"activations": 0, "drafted_states": states, "gradients": gradients + last}
+        found = max(first, at_loss, between, end, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
             gathered = s.gathered_values(self.trained_parameters, self.depth)
             found["gathered_weights"] = b * gathered

@@ -12,14 +12,11 @@ from outrider.recipes.dry_run.plan import plan
 from outrider.recipes.dry_run.training_cost import Memory, memories, price
 from outrider.recipes.pipeline.preflight import check, has_weights
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.speculators.features import FeatureSpec, FeatureStream
-from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
 from tests.recipes.commands import assert_one_message, run
-from tests.speculators.kinds.toy_kind import Toy
 from tests.tiny import write_tiny_target
 
 H200 = 141 * 10**9
@@ -103,20 +100,10 @@ def recipe_for(target: Path, *overrides: str):
     ).recipe
 
 
-class ReadsLayers(Toy):
-    """A kind that reads three layers of R1."""
-
-    name = "reads_layers"
-
-    def features(self, config, target_config):
-        return FeatureSpec(tuple(FeatureStream(f"layer_{index}", 7168) for index in (2, 30, 58)))
-
-
 @pytest.mark.parametrize(("dtype", "each"), [("bf16", 57_348), ("fp8", 28_692)])
-def test_states_of_layers_take_their_disk(r1_target, monkeypatch, dtype, each):
+def test_states_of_layers_take_their_disk(r1_target, dtype, each):
     """Four states of 7,168 values, 2 bytes each, or 1 byte and a scale; and the token id."""
-    monkeypatch.setitem(KINDS, "reads_layers", ReadsLayers())
-    overrides = ["speculator.kind=reads_layers", f"capture.dtype={dtype}"]
+    overrides = ["speculator.kind=eagle3", f"capture.dtype={dtype}"]
     cost = capture_cost(80_000_000, recipe_for(r1_target, *overrides), R1)
     assert (cost.bytes_per_token, cost.bytes) == (each, 80_000_000 * each)
     assert f"(80,000,000 tokens x {each:,} bytes)" in str(cost)

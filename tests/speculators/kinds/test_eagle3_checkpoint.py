@@ -174,6 +174,30 @@ def test_the_layout_of_speculators_is_the_same_head(target: Path, tmp_path: Path
     assert EAGLE3.load(other, target, torch.float32).shape.norm_before_residual
 
 
+def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
+    origin = scratch(target, draft_vocabulary=20)
+    directory = publish(start(origin), origin, tmp_path / "head")
+    EAGLE3.write_twins(directory, target, "tiny", 5, tmp_path / "twins")
+    twin = tmp_path / "twins" / "speculators"
+    check_speculator(twin, target)
+    config = read_json(twin / "config.json")
+    assert config["norm_before_residual"] is False and "eagle_config" not in config
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    one, two = (EAGLE3.load(path, target, torch.float32) for path in (directory, twin))
+    assert one.shape == two.shape
+    assert one.target_ids_D is not None and two.target_ids_D is not None
+    assert torch.equal(one.target_ids_D, two.target_ids_D)
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name]), name
+    names = load_file(twin / "model.safetensors").keys()
+    assert "layers.0.hidden_norm.weight" in names and "embed_tokens.weight" not in names
+    mla = scratch(target, layer_type="mla", draft_vocabulary=20)
+    EAGLE3.write_twins(
+        publish(start(mla), mla, tmp_path / "mla"), target, "tiny", 5, tmp_path / "x"
+    )
+    assert not (tmp_path / "x").exists()
+
+
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "missing": (lambda t: t.pop("midlayer.hidden_norm.weight"), "missing: midlayer.hidden_norm"),
     "unexpected": (lambda t: t.update(extra=torch.ones(1)), "unexpected: extra"),

@@ -175,6 +175,12 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     over = Origin(target, tmp_path / "scratch")
     warm = KIND.start(over, SpeculatorConfig(), torch.float32, "cpu", seed=2)
     KIND.write(KIND.trained(warm, warm.state_dict()), over, tmp_path / "again")
+    assert KIND.exchangeable(tmp_path / "scratch", tmp_path / "again")
+    other = tmp_path / "other"
+    KIND.write(KIND.trained(warm, warm.state_dict()), origin, other)
+    changed = json.dumps(config | {"pard_token": 3})
+    (other / "config.json").write_text(changed)
+    assert not KIND.exchangeable(tmp_path / "scratch", other)  # the engine reads it at its start
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (
             tmp_path / "scratch" / name

@@ -21,7 +21,7 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
-from outrider.training.config import TrainingConfig
+from outrider.training.config import ScratchConfig, TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy
 from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
@@ -64,11 +64,10 @@ def trained(
             corpus.parts,
             SpeculatorConfig(kind="toy", depth=3),
             TrainingConfig(
-                epochs=30,
+                scratch=ScratchConfig(epochs=30, learning_rate=1e-2, depth_decay=0.6),
                 evaluate_every=30,
                 checkpoint_every=1000,
                 row_tokens=128,
-                learning_rate=1e-2,
                 compute="fp32",
                 wandb_project=None,
             ),

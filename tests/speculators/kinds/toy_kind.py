@@ -81,6 +81,7 @@ class ToySize:
     parts: ClassVar[dict[str, int]] = {}
     total = 0
     own_head = 0
+    used_once = 0
     state_values = 0
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -94,6 +95,9 @@ class ToySize:
         return 0
 
     def largest_trained(self, what: TrainedParameters = "all") -> int:
+        return 0
+
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
         return 0
 
     def activations(
@@ -210,6 +214,11 @@ class Toy:
             temporary.mkdir()
             save_file(tensors, temporary / "model.safetensors")
             (temporary / "config.json").write_text(json.dumps({"toy_drafter": 1}))
+
+    def write_twins(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        return None
 
     def tensor_names(self, directory: Path) -> set[str]:
         return set(load_file(directory / "model.safetensors"))

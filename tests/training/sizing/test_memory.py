@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.eagle3_size import EagleSize
 from outrider.speculators.kinds.mtp_layer import MTPSpeculator
 from outrider.speculators.kinds.mtp_size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
@@ -16,25 +20,33 @@ from outrider.training import losses
 from outrider.training.sizing import memory
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
-from tests.tiny import tiny_config
+from tests.tiny import VOCAB, tiny_config
 
 SMALL = tiny_config().to_dict() | {"num_nextn_predict_layers": 1}
 LONG = SMALL | {"num_attention_heads": 16}
 WIDE = SMALL | {"hidden_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 32}
 
 
-def peak_of_backward(settings: dict, tokens: int, depth: int) -> int:
-    """Peak bytes that torch holds in forward and backward, in bf16, without the weights."""
+def mtp_layer(settings: dict) -> MTPSpeculator:
     torch.manual_seed(0)
-    arch = DeepseekArch.from_config(settings)
-    speculator = MTPSpeculator(arch).bfloat16()
+    speculator = MTPSpeculator(DeepseekArch.from_config(settings)).bfloat16()
     for module in speculator.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.float())
-    ends = TargetEnds(*(torch.randn(arch.vocab, arch.hidden).bfloat16() for _ in range(2)))
+    return speculator
+
+
+def peak_of_backward(
+    speculator: torch.nn.Module, vocab: int, hidden: int, read: int, tokens: int, depth: int
+) -> int:
+    """Peak bytes that torch holds in forward and backward, in bf16, without the weights.
+
+    The drafter reads `read` values of the target's states.
+    """
+    ends = TargetEnds(*(torch.randn(vocab, hidden).bfloat16() for _ in range(2)))
     inputs = (
-        torch.randint(0, arch.vocab, (1, tokens)),
-        torch.randn(1, tokens, arch.hidden).bfloat16(),
+        torch.randint(0, vocab, (1, tokens)),
+        torch.randn(1, tokens, read).bfloat16(),
         torch.zeros(1, tokens, dtype=torch.long),
         torch.arange(tokens)[None],
         torch.arange(tokens)[None] < tokens - 2,
@@ -65,9 +77,35 @@ def test_backwards_peak_is_predicted_within_a_tenth(settings, tokens, depth, hea
     parts = MemoryPlan(mtp_size(settings), row, tokens, depth, device="cpu").phases()["backward"]
     dynamic = {part: parts.get(part, 0) for part in ("activations", "drafted_states", "gradients")}
     assert max(dynamic, key=dynamic.__getitem__) == heavy
-    assert sum(dynamic.values()) == pytest.approx(
-        peak_of_backward(settings, tokens, depth), rel=0.1
-    )
+    hidden = settings["hidden_size"]
+    measured = peak_of_backward(mtp_layer(settings), VOCAB, hidden, hidden, tokens, depth)
+    assert sum(dynamic.values()) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("layer_type", ["llama", "mla"])
+@pytest.mark.parametrize(("hidden", "tokens"), [(64, 600), (512, 40)])
+def test_the_peak_of_a_head_is_predicted_within_a_tenth(monkeypatch, layer_type, hidden, tokens):
+    # The loss is not run here: neither its chunk nor the head's rows count.
+    monkeypatch.setitem(memory.CHUNK_LOGITS, "cpu", 0)
+    monkeypatch.setattr(memory, "CHUNK_ROWS", 0)
+    monkeypatch.setattr(EagleSize, "own_head", 0)
+    target, depth = SMALL | {"hidden_size": hidden, "num_hidden_layers": 8}, 3
+    kind = trainable_kind("eagle3")
+    config = kind.config(target, HeadConfig(layer_type=layer_type), None)
+    size = kind.size(config, target)
+    row = RowShape.of_sequences([(tokens, tokens - 2)])
+    parts = MemoryPlan(size, row, tokens, depth, device="cpu").phases()["backward"]
+    torch.manual_seed(0)
+    head = EagleHead(size.shape, None).bfloat16()
+    measured = peak_of_backward(head, VOCAB, hidden, 3 * hidden, tokens, depth)
+    predicted = sum(parts.get(p, 0) for p in ("activations", "drafted_states", "gradients"))
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def test_a_start_from_scratch_has_no_base_in_float32():
+    warm, scratch = (plan(warm=warm).phases()["start"] for warm in (True, False))
+    assert "base_speculator_float32" in warm and "base_speculator_float32" not in scratch
+    assert scratch["activations"] < warm["activations"]
 
 
 def plan(**changes) -> MemoryPlan:

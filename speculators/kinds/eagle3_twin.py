@@ -1,0 +1,102 @@
+"""An EAGLE-3 head once more in the format of vllm-project/speculators.
+
+    write_twin(directory, target_config, "nano_r1", drafts=5, out_dir)
+
+The tensors are the same under other names (`layers.0.` for `midlayer.`). config.json has the
+layer's settings apart, the auxiliary layers at the top, and `norm_before_residual`, whose default
+is true there and false in the plain layout. speculators 0.9 has heads with Llama's attention only.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.common.files import publish, read_json
+from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, EagleShape
+from outrider.speculators.kinds.eagle3_tensors import (
+    LAYER,
+    LAYER_OF_SPECULATORS,
+    checkpoint_names,
+)
+
+VERSION = "0.9.0"
+"""The version of speculators whose format this is."""
+
+OF_THE_HEAD = (
+    "architectures",
+    "draft_vocab_size",
+    "eagle_config",
+    "fc_norm",
+    "norm_before_residual",
+    "norm_output",
+    "target_hidden_size",
+    "torch_dtype",
+)
+"""Keys of the plain config.json that do not describe the layer."""
+
+
+def write_twin(
+    directory: Path, target_config: Mapping[str, Any], target: str, drafts: int, out_dir: Path
+) -> bool:
+    """Publishes the twin of a plain directory; False where the format has no such head."""
+    config = read_json(directory / "config.json")
+    shape = EagleShape.read(config, target_config, directory / "config.json")
+    if shape.latent is not None or shape.fc_norm or shape.norm_output:
+        return False
+    if "speculators_model_type" in config:
+        return False
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(file)
+    renamed = {
+        name.replace(LAYER, LAYER_OF_SPECULATORS): tensors[stored].contiguous()
+        for name, stored in checkpoint_names(tensors).items()
+    }
+    with publish(Path(out_dir)) as temporary:
+        temporary.mkdir()
+        save_file(renamed, temporary / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(twin_config(config, shape, target_config, target, drafts), indent=2)
+        (temporary / "config.json").write_text(text + "\n", encoding="utf-8")
+    return True
+
+
+def twin_config(
+    config: Mapping[str, Any],
+    shape: EagleShape,
+    target_config: Mapping[str, Any],
+    target: str,
+    drafts: int,
+) -> dict[str, Any]:
+    """config.json of the twin."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafts,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": VERSION,
+        "torch_dtype": config.get("torch_dtype", "bfloat16"),
+        "draft_vocab_size": shape.drafts,
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": shape.norm_before_fc,
+        LAYER_IDS: list(shape.layers),
+        "transformer_layer_config": {
+            key: value for key, value in config.items() if key not in OF_THE_HEAD
+        },
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": target,
+                "architectures": list(target_config.get("architectures") or []),
+            },
+        },
+    }

@@ -1,0 +1,93 @@
+"""An EAGLE-3 head trained on an engine's states: parity with the engine, and its counted steps."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.common.files import read_json
+from outrider.data.features.capture import capture_ids
+from outrider.eval.replay.draft_parity import complaint, draft_parity, record
+from outrider.eval.replay.replay import replay
+from outrider.recipes.gpu_check.inputs import logged_rows
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+from outrider.speculators.config import ParityConfig, SpeculatorConfig
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import planned
+from outrider.training.config import ScratchConfig, TrainingConfig
+from outrider.training.distributed.launch import train
+from tests.training.forked_ranks import run_forked
+
+K, TRAINED, ASKED = 4, 64, 16
+PARITY = ParityConfig(prompts=8, max_tokens=96, anchors=200)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
+    nano_r1: Path, tmp_path: Path
+) -> None:
+    target, few = TargetConfig(model=str(nano_r1)), EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
+    kind, speculator = trainable_kind("eagle3"), SpeculatorConfig(kind="eagle3", depth=K)
+    target_config = read_json(nano_r1 / "config.json")
+    spec = kind.features(planned(speculator, target_config), target_config)
+    rows = logged_rows(TRAINED + ASKED)
+    with open_engine(target, few) as engine:
+        capture_ids(engine, rows[:TRAINED], tmp_path / "features", features=spec)
+    names = [name for name, _, _ in rows[:TRAINED]]
+    result = train(
+        nano_r1,
+        tmp_path / "features",
+        {name: (0.6, 0.95) for name in names},
+        {"train": names[8:], "validation": names[:8]},
+        speculator,
+        TrainingConfig(
+            scratch=ScratchConfig(epochs=8),
+            row_tokens=2048,
+            evaluate_every=1000,
+            checkpoint_every=1000,
+            wandb_project=None,
+        ),
+        tmp_path / "training",
+        tmp_path / "head",
+        tmp_path / "logs",
+        run=run_forked,
+    )
+    assert result["best"]["acceptance_length"][-1] > 2
+    head = tmp_path / "head"
+    asked = [
+        AskedRow(name, token_ids[:start], 0.0, 1.0, 160)
+        for name, token_ids, start in rows[TRAINED:]
+    ]
+    with open_engine(target, few, head, K, extension=DRAFT_EXTENSION) as engine:
+
+        def drafted() -> int:
+            metrics = {m.name: m for m in engine.llm.get_metrics()}
+            return int(metrics["vllm:spec_decode_num_drafts"].value)
+
+        before = drafted()
+        answers = engine.answer(asked)
+        counted = drafted() - before
+        reads = Speculator.named(head).features(nano_r1)
+        written = [
+            (row.row_id, [*row.token_ids, *answer], len(row.token_ids))
+            for row, answer in zip(asked, answers, strict=True)
+        ]
+        store = capture_ids(engine, written, tmp_path / "answers", features=reads)
+        prompts = [row.token_ids for row in asked[: PARITY.prompts]]
+        recording = record(engine, reads, prompts, PARITY.max_tokens)
+    found = draft_parity(recording, head, nano_r1, K, PARITY)
+    assert complaint(found, PARITY) is None, found
+    described = [
+        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0}
+        for name, _, _ in written
+    ]
+    predicted = float(replay(head, nano_r1, store, described, depth=K).steps_RK[:, K - 1].sum())
+    print(
+        f"parity {found['agreement']:.4f} + {found['near_ties']:.4f}, steps {predicted} {counted}"
+    )
+    assert predicted == pytest.approx(counted, rel=0.005)
+    tokens = sum(len(answer) - 1 for answer in answers)
+    assert tokens / counted > 2
