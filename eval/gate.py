@@ -23,7 +23,7 @@ from outrider.eval.results.verification import (
     SameText,
     SampledText,
 )
-from outrider.eval.speed_checks import speed_checks
+from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.config import ParityConfig
 
@@ -124,15 +124,15 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
         return Check(
             name=name, outcome="undecided", seen=f"{ratio.value:.3f}, {few}", demand=demand
         )
-    undecided = ratio.low <= least < ratio.high
-    if undecided and ratio.value > least:
+    outcome = above(ratio.low, ratio.high, least)
+    if outcome == "undecided" and ratio.value > least:
         needed = units_needed(ratio.value, ratio.low, ratio.high, least, ratio.clusters)
         demand += f" (undecided: about {needed:,} would be needed)"
-    elif undecided:
+    elif outcome == "undecided":
         demand += " (undecided)"
     return Check(
         name=name,
-        outcome="undecided" if undecided else _outcome(ratio.low > least),
+        outcome=outcome,
         seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}",
         demand=demand,
     )

@@ -59,12 +59,13 @@ def time_steps(
     max_tokens: int,
     first: int = 1,
     undecided: Undecided = lambda times: {},
+    seconds: float = FURTHER_SECONDS,
 ) -> StepTimes:
     """Step times at every batch size with 0..depth drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. The fleet's
     speculating server rotates through `first`..depth drafts (`Fleet.draft` not yet called), then
-    through those that `undecided` names, until it names none.
+    through those that `undecided` names, until it names none, for at most so many `seconds`.
     """
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
     numbers = {PLAIN: range(1), DRAFTING: range(first, depth + 1)}
@@ -98,7 +99,7 @@ def time_steps(
     began = time.monotonic()
 
     def lasts() -> bool:
-        return time.monotonic() < began + FURTHER_SECONDS
+        return time.monotonic() < began + seconds
 
     while times.looks < LOOKS.last and lasts() and (wanted := undecided(times)):
         rounds, further = dict(times.rounds), dict(times.further)

@@ -425,7 +425,12 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
         verification=sample_verification(),
         predicted={
             mode: predict_served(
-                row.speed, blocks[mode], BOTH_K, replays, TIMES if mode == "eager" else None, 200
+                row.speed,
+                blocks[mode],
+                dict(BOTH_K),
+                replays,
+                TIMES if mode == "eager" else None,
+                200,
             )
             for mode, row in served.items()
         },

@@ -46,7 +46,9 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
         LoadGenerator(target, logs / "load.log") as load,
     ):
         fleet = pool.fleet("eager")
-        times = time_steps(fleet, load, DEPTH, [1, 3], texts, sampling, 48, undecided=undecided)
+        times = time_steps(
+            fleet, load, DEPTH, [1, 3], texts, sampling, 48, undecided=undecided, seconds=600
+        )
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
         plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 4, 0)]}
