@@ -54,7 +54,7 @@ JUDGED_LATER: dict[str, Any] = {
     "bootstrap_samples": True,
     "task": True,
     "answers": True,
-    "parity": {"min_agreement", "max_difference"},
+    "parity": {"min_agreement", "max_difference", "agreement_margin", "difference_margin"},
 }
 """Settings that change what is computed from the measurements, not the measurements."""
 

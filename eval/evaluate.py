@@ -29,6 +29,7 @@ from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_vari
 from outrider.eval.bench.open_loop import summarise_rates
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.scenarios import select
+from outrider.eval.bench.server_pool import DraftPlan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
@@ -48,7 +49,7 @@ from outrider.eval.replay.heldout_replay import (
 from outrider.eval.report.drift import heldout_time
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.parts import Drafter, Drafters
-from outrider.eval.results.prediction import PredictedRow
+from outrider.eval.results.prediction import Choice, PredictedRow
 from outrider.eval.results.report import (
     VERSION,
     Findings,
@@ -128,7 +129,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         rates=rates_stage(context, requests, noise),
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
-        predicted=predict(context, k, requests, measured, served, replays, times),
+        predicted=predict(context, choice, plan, requests, measured, served, replays, times),
         samples=samples_stage(context, replays, k.custom),
         settings=context.settings.model_dump(mode="json"),
     )
@@ -286,7 +287,8 @@ def rates_stage(
 
 def predict(
     context: EvaluationContext,
-    k: Drafters[int],
+    choice: Choice,
+    plan: DraftPlan,
     requests: HeldoutRequests,
     measured: Measured,
     served: Mapping[str, Served],
@@ -295,17 +297,18 @@ def predict(
 ) -> dict[str, dict[str, PredictedRow]]:
     """Predicted speed by engine mode and concurrency.
 
-    Empty without exact replay, and with k by batch size, which the simulation does not have.
+    Empty without exact replay.
     """
-    if replays is None or context.by_batch_size:
+    if replays is None:
         return {}
+    idle_s = {int(size): ms / 1000 for size, ms in (choice.idle_step_ms or {}).items()}
     lengths = [len(prompt.token_ids) for prompt in requests.timed]
     prompt_tokens = sum(lengths) / len(lengths)
     table = {}
     for mode, row in served.items():
         blocks = measured.blocks[mode]
         timed = times if mode == context.settings.engine_modes[0] else None
-        table[mode] = predict_served(row.speed, blocks, k, replays, timed, prompt_tokens)
+        table[mode] = predict_served(row.speed, blocks, plan, replays, timed, prompt_tokens, idle_s)
     return table
 
 

@@ -44,7 +44,7 @@ def _at_main(
         measured[f"base at eval.current_k = {findings.current_k}"] = row.current.custom_over_base
     checks = []
     for versus, ratio in measured.items():
-        outcome = _outcome(ratio, threshold)
+        outcome = above(ratio.low, ratio.high, threshold)
         demand = f"the interval must lie above {threshold:g}"
         if outcome == "undecided":
             demand += f" (undecided: {_what_decides(ratio, threshold, served.repeats)})"
@@ -79,7 +79,7 @@ def _against_none(findings: Findings, mode: str, served: Served) -> Check:
     found: dict[str, tuple[Estimate, Outcome]] = {}
     off = []
     for name, row in served.speed.items():
-        outcome = _outcome(row.custom_over_none, 1.0)
+        outcome = _not_slower(row.custom_over_none)
         if outcome == "failed" and _drafts_nothing(findings, name, row):
             off.append(name)
             outcome = "passed"
@@ -114,10 +114,18 @@ def _list(
     )
 
 
-def _outcome(ratio: Estimate, threshold: float) -> Outcome:
-    if ratio.low > threshold:
+def above(low: float, high: float, threshold: float) -> Outcome:
+    """Whether an interval lies above the threshold; one that ends at it lies below."""
+    if low > threshold:
         return "passed"
-    return "failed" if ratio.high < threshold else "undecided"
+    return "failed" if high <= threshold else "undecided"
+
+
+def _not_slower(ratio: Estimate) -> Outcome:
+    """Fails where it is shown to be slower: a ratio of exactly 1 is not."""
+    if ratio.high < 1:
+        return "failed"
+    return "passed" if ratio.low >= 1 else "undecided"
 
 
 def _what_decides(ratio: Estimate, threshold: float, repeats: int | None) -> str:

@@ -6,8 +6,9 @@
 
 Steps are recorded by the servers that are measured (vllm_hooks/step_recorder.py), so the share of
 the machine that front end and clients take is in them. To choose k, eval/bench/step_timing.py has
-them recorded in rounds of all numbers of drafts, which eval/prediction/step_fit.py fits. To account
-for a measured speed, the servers' own steps are summed (`tally`, `costs_of`).
+them recorded in rounds of all numbers of drafts, then of those between which the choice is open;
+eval/prediction/step_fit.py fits them. To account for a measured speed, the servers' own steps are
+summed (`tally`, `costs_of`).
 
 Shapes: B batch sizes, K depth.
 """
@@ -76,7 +77,11 @@ class StepTimes:
     rounds: dict[int, list[list[float | None]]] = field(default_factory=dict)
     """By batch size: rounds of a step with first..K drafts, `first` being 1, or 0 where the
     drafting server was also timed without drafts; null where a round has no time. Empty where
-    nothing was timed in rounds."""
+    nothing was timed in rounds. Further rounds have some of the numbers only."""
+    looks: int = 1
+    """How often it was checked whether the choice of k is decided."""
+    further: dict[int, int] = field(default_factory=dict)
+    """By batch size: how many of the rounds are of some of the numbers only."""
 
     def of(self, k: int) -> StepCosts:
         """Costs of the steps with k drafts."""
@@ -94,7 +99,8 @@ class StepTimes:
         step_s = {int(size): times for size, times in saved["step_s"].items()}
         none, drafting = saved["prompt_token_s"]
         rounds = {int(size): rows for size, rows in saved.get("rounds", {}).items()}
-        return cls(step_s, (none, drafting), rounds)
+        further = {int(size): count for size, count in saved.get("further", {}).items()}
+        return cls(step_s, (none, drafting), rounds, saved.get("looks", 1), further)
 
 
 def summarise_steps(

@@ -74,6 +74,14 @@ class ParityConfig(BaseModel):
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
     nats."""
 
+    agreement_margin: float = Field(0.005, ge=0, lt=1)
+    """The engine drafts twice, the second time one request at a time. Where the share of its own
+    drafts that differ without a near tie plus this is larger than 1 - `min_agreement`, it is the
+    limit."""
+
+    difference_margin: float = Field(0.02, ge=0)
+    """The same for `max_difference`, in nats."""
+
 
 class SpeculatorConfig(BaseModel):
     """The `speculator` section of a recipe."""

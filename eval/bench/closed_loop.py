@@ -179,7 +179,8 @@ def _blocks(
     """A block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next. Where loading weights takes long, they alternate by several requests.
+    next. Where loading weights takes long, they alternate by several requests. `turns` of a record
+    has the counters of each turn.
     """
     alternated = len(variants) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
@@ -204,6 +205,10 @@ def _blocks(
             "variant": variant,
             "alternated": alternated,
             **joined(records[variant]),
+            "turns": [
+                {"request_tokens": one["request_tokens"], "counters": one["counters"]}
+                for one in records[variant]
+            ],
             "steps": tally(steps[variant]),
         }
         for variant in variants

@@ -41,19 +41,31 @@ class CountedPass:
 
 
 def counted_passes(blocks: Sequence[Mapping[str, Any]], base: str = "base") -> list[CountedPass]:
-    """The timed blocks as passes, one per repeat and concurrency.
+    """The timed blocks as passes, one per repeat and concurrency, or per turn of both variants.
 
-    `base` names base's blocks, which may be those at another number of drafts.
+    `base` names base's blocks, which may be those at another number of drafts. Those are measured
+    in every other repeat: without turns, two repeats would leave one pass of them.
     """
     names: dict[str, Drafter] = {base: "base", "custom": "custom"}
-    passes: dict[str, CountedPass] = {}
+    found: dict[str, dict[Drafter, Mapping[str, Any]]] = {}
     for block in blocks:
-        if block["variant"] not in names:
+        if block["variant"] in names:
+            prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
+            found.setdefault(prompts, {})[names[block["variant"]]] = block
+    passes = []
+    for prompts, both in found.items():
+        if len(both) < len(DRAFTERS):
             continue
-        prompts = f"repeat {block['repeat']}, concurrency {block['concurrency']}"
-        one = passes.setdefault(prompts, CountedPass(prompts, len(block["request_tokens"])))
-        one.counters[names[block["variant"]]] = block["counters"]
-    return [one for one in passes.values() if len(one.counters) == len(DRAFTERS)]
+        turns = [both[drafter].get("turns", []) for drafter in DRAFTERS]
+        # Variants that did not alternate with each other have other turns.
+        alike = len(turns[0]) == len(turns[1]) > 1
+        pairs = zip(*turns, strict=True) if alike else [[both[drafter] for drafter in DRAFTERS]]
+        for nth, pair in enumerate(pairs):
+            counters = [one["counters"] for one in pair]
+            one = CountedPass(f"{prompts}, turn {nth}", len(pair[0]["request_tokens"]))
+            one.counters.update(zip(DRAFTERS, counters, strict=True))
+            passes.append(one)
+    return passes
 
 
 def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:

@@ -11,11 +11,15 @@ AL is replayed on the validation part, T measured in the engine and fitted (step
 and custom take turns in one engine they have the same T; speculators of two kinds have a server and
 a T each. AL differs in any case, so each has its own best k.
 
-The largest of a few noisy speeds is a matter of chance where two are close: two demos of the same
-commit chose 5 and 4. So the smaller k is taken unless a larger one is faster by more than the
-noise: the 95 % interval of its gain must lie above MIN_GAIN. A near tie goes to the smaller one.
+A larger k must gain more than MIN_GAIN over the smaller one. Which is so is a matter of chance
+where the times are known too badly: three demos of the same commit chose 5, 4 and 4. So rounds are
+timed until the intervals of all gains that matter exclude MIN_GAIN, with the levels of repeated
+looks (eval/stats/sequential.py). Where the time limit ends this first, the estimate decides, and
+the report names what it could not tell apart. An interval would not do better: what noise makes it
+exclude depends on the noise, which changes from day to day; a fixed threshold does not.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,12 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.eval.bench.server_pool import DraftPlan, ServerPool
+from outrider.eval.bench.step_timing import LOOKS
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.prediction.step_fit import StepFit, fit_steps
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, SAME_K, Drafter, Drafters
 from outrider.eval.results.prediction import Choice, KGain, KReason, PromptCost
-from outrider.eval.stats.intervals import percentile_interval
+from outrider.eval.stats.intervals import LEVEL, percentile_interval
 from outrider.serving.config import ServingConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
@@ -37,8 +42,8 @@ from outrider.serving.step_times import StepTimes
 MIN_GAIN = 0.01
 """Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
 
-RESAMPLES = 1000
-"""Of the rounds of timed steps."""
+RESAMPLES = 4000
+"""Of the rounds of timed steps: 12 lie beyond each end of the narrowest look's interval."""
 
 Lengths = Mapping[Drafter, Sequence[float]]
 Array = NDArray[np.float64]
@@ -83,11 +88,11 @@ def choose(
         return choose_k(
             lengths, fit, none_s, 1, source="the recipe's times", sequences=sequences
         ), None
-    times = step_times(context, servers, load, requests)
+    times = step_times(context, servers, load, requests, lengths)
     fit = fit_steps(round_table(times), RESAMPLES, settings.seed)
     of_base, base_fit = times, None
     if not context.one_engine:
-        of_base = step_times(context, servers, load, requests, "base")
+        of_base = step_times(context, servers, load, requests, lengths, "base")
         base_fit = fit_steps(round_table(of_base), RESAMPLES, settings.seed)
     none, drafting = times.prompt_token_s
     choice = choose_k(
@@ -99,7 +104,10 @@ def choose(
         sequences=sequences,
         prompt_token_ms=PromptCost(none=1000 * none, drafting=1000 * drafting),
         rounds={size: len(rows) for size, rows in times.rounds.items()},
+        further=times.further,
+        looks=times.looks,
         base_fit=base_fit,
+        base_looks=of_base.looks,
     )
     return choice, {
         "custom": _fitted(times, fit, depth),
@@ -120,7 +128,7 @@ def _beside_fixed(
     if named:
         fit, size, source = StepFit({1: named[1][1:]}, {}), 1, "the recipe's times"
     else:
-        times = step_times(context, servers, load, requests, timed)
+        times = step_times(context, servers, load, requests, lengths, timed)
         fit = fit_steps(round_table(times), RESAMPLES, context.settings.seed)
         size = context.settings.gated_concurrency
         source = f"steps of the {context.settings.engine_modes[0]} engine, timed"
@@ -175,16 +183,40 @@ def times_of(drafter: Drafter) -> str:
     return "step_times" if drafter == "custom" else f"step_times_{drafter}"
 
 
+def undecided_numbers(
+    context: EvaluationContext, lengths: Lengths, drafters: Sequence[Drafter], times: StepTimes
+) -> dict[int, list[int]]:
+    """By batch size, the numbers of drafts between which these times do not decide.
+
+    Those of the `drafters` that share the times. At the main concurrency, or everywhere with k by
+    batch size.
+    """
+    settings = context.settings
+    fit = fit_steps(round_table(times), RESAMPLES, settings.seed)
+    found = {}
+    for size in settings.concurrency if context.by_batch_size else [settings.gated_concurrency]:
+        least, numbers = int(size == settings.gated_concurrency), set()
+        for drafter in drafters:
+            reason = best_k(lengths[drafter], fit, size, least, LOOKS.level(times.looks))
+            if reason.undecided:
+                numbers |= {reason.k, *reason.undecided}
+        if numbers:
+            found[size] = sorted(numbers)
+    return found
+
+
 def step_times(
     context: EvaluationContext,
     servers: ServerPool,
     load: LoadGenerator,
     requests: HeldoutRequests,
+    lengths: Lengths,
     drafter: Drafter = "custom",
 ) -> StepTimes:
     """Step times of the first engine mode with one speculator, measured once and cached."""
     settings, depth = context.settings, context.depth
     mode = settings.engine_modes[0]
+    sharing: Sequence[Drafter] = DRAFTERS if context.one_engine else [drafter]
 
     def measured() -> dict[str, Any]:
         whose = "" if context.one_engine else f", {drafter}"
@@ -199,6 +231,7 @@ def step_times(
             settings.max_tokens,
             0 if context.by_batch_size else 1,
             **({} if drafter == "custom" else {"drafter": drafter}),
+            undecided=functools.partial(undecided_numbers, context, lengths, sharing),
         )
         return times.as_dict()
 
@@ -238,21 +271,30 @@ def choose_k(
     prompt_token_ms: PromptCost | None = None,
     rounds: Mapping[int, int] | None = None,
     base_fit: StepFit | None = None,
+    further: Mapping[int, int] | None = None,
+    looks: int = 1,
+    base_looks: int | None = None,
 ) -> Choice:
     """Each speculator's k at batch size `main`, and its k for each range of batch sizes.
 
     `acceptance_length[drafter][k - 1]` is of k = 1..K drafts. The fit has k = 1..K, or 0..K where
     the drafting engine was also timed without drafts; then k by batch size may be 0. `none_s` is
     the target's own step. A range ends at a measured batch size; beyond the last one its k holds.
-    `base_fit` is of base's steps where they are not custom's, in an engine of their own.
+    `base_fit` and `base_looks` are of base's steps where they are not custom's, in an engine of
+    their own. `further` counts the rounds of the numbers that were undecided at one of the `looks`.
     """
     fits: dict[Drafter, StepFit] = {"base": base_fit or fit, "custom": fit}
+    levels = {"base": LOOKS.level(base_looks or looks), "custom": LOOKS.level(looks)}
     found = {
-        name: {size: best_k(acceptance_length[name], fits[name], size) for size in fit.step_s}
+        name: {
+            size: best_k(acceptance_length[name], fits[name], size, level=levels[name])
+            for size in fit.step_s
+        }
         for name in DRAFTERS
     }
     at_main = {
-        name: best_k(acceptance_length[name], fits[name], main, least=1) for name in DRAFTERS
+        name: best_k(acceptance_length[name], fits[name], main, 1, levels[name])
+        for name in DRAFTERS
     }
     ranges = {
         name: _ranges(
@@ -301,6 +343,8 @@ def choose_k(
             else None
         ),
         rounds={str(size): count for size, count in (rounds or {}).items()} or None,
+        further_rounds={str(size): count for size, count in (further or {}).items()} or None,
+        looks=looks if rounds else None,
         tokens_per_s=Drafters[dict[str, list[float]] | None](**speeds),
         prompt_token_ms=prompt_token_ms,
         source=source,
@@ -309,8 +353,14 @@ def choose_k(
     )
 
 
-def best_k(lengths: Sequence[float], fit: StepFit, size: int, least: int = 0) -> KReason:
-    """The smallest k, from `least`, over which no larger one gains by more than the noise."""
+def best_k(
+    lengths: Sequence[float], fit: StepFit, size: int, least: int = 0, level: float = LEVEL
+) -> KReason:
+    """The smallest k, from `least`, over which no larger one is estimated to gain MIN_GAIN.
+
+    It is decided when the intervals, of that level, say the same: a larger one is shown to gain
+    more over every smaller k, and each larger one is shown not to gain more over this.
+    """
     step_K = np.array(fit.step_s[size])
     first = max(least, len(lengths) + 1 - len(step_K))
     tokens_K = np.array([1.0, *lengths])[first:]
@@ -320,20 +370,28 @@ def best_k(lengths: Sequence[float], fit: StepFit, size: int, least: int = 0) ->
 
     def gain(over: int, under: int) -> KGain:
         """Of index `over` over index `under`."""
-        low, high = percentile_interval(np.expm1(log_SK[:, over] - log_SK[:, under]))
+        low, high = percentile_interval(np.expm1(log_SK[:, over] - log_SK[:, under]), level)
         value = float(np.expm1(log_K[over] - log_K[under]))
         return KGain(k=first + over, over=first + under, value=value, low=low, high=high)
 
-    def beaten(index: int) -> bool:
-        gains = (gain(larger, index) for larger in range(index + 1, len(log_K)))
-        return any(each.low > MIN_GAIN for each in gains)
+    def gains(index: int) -> list[KGain]:
+        return [gain(larger, index) for larger in range(index + 1, len(log_K))]
 
-    chosen = next(index for index in range(len(log_K)) if not beaten(index))
+    chosen = next(
+        index for index in range(len(log_K)) if all(each.value <= MIN_GAIN for each in gains(index))
+    )
     smaller, larger = log_K[:chosen], log_K[chosen + 1 :]
+    undecided = [
+        first + index
+        for index in range(chosen)
+        if all(each.low <= MIN_GAIN for each in gains(index))
+    ]
+    undecided += [each.k for each in gains(chosen) if each.high > MIN_GAIN]
     return KReason(
         k=first + chosen,
         smaller=gain(chosen, int(smaller.argmax())) if len(smaller) else None,
         larger=gain(chosen + 1 + int(larger.argmax()), chosen) if len(larger) else None,
+        undecided=tuple(undecided),
     )
 
 

@@ -1,7 +1,7 @@
 """Predicted vs measured throughput: replay's acceptance length and step times against serving.
 
-    predict_served(speed, blocks, k, replayed={"base": base, "custom": custom}, times=times,
-                   prompt_tokens=210)
+    predict_served(speed, blocks, {"base": 2, "custom": 5}, times=times, prompt_tokens=210,
+                   replayed={"base": base, "custom": custom})
 
 Predicts twice. With step times measured before serving it is a forecast; with the steps that the
 servers recorded in each variant's own blocks it is an account of the measured speed. Where the
@@ -19,18 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.eval.bench.server_pool import DraftPlan
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.response_segments import POSITION_NAMES, POSITIONS
-from outrider.eval.results.parts import (
-    DRAFTERS,
-    RATIOS,
-    VARIANTS,
-    Drafter,
-    Drafters,
-    Estimate,
-    Variant,
-)
+from outrider.eval.results.parts import RATIOS, VARIANTS, Drafter, Estimate, Variant
 from outrider.eval.results.prediction import (
     PredictedDrafter,
     PredictedRatio,
@@ -41,7 +34,9 @@ from outrider.eval.results.prediction import (
     StepMs,
 )
 from outrider.eval.results.speed import SpeedRow
+from outrider.eval.speed_checks import scheduled
 from outrider.serving.step_times import StepCosts, StepTimes, costs_of
+from outrider.serving.vllm_hooks.step_recorder import Drafts
 
 Costs = Mapping[Variant, StepCosts | None]
 Replays = Mapping[Drafter, ReplaySums]
@@ -56,20 +51,30 @@ NEAR = 10
 def predict_served(
     speed: Mapping[str, SpeedRow],
     blocks: Blocks,
-    k: Drafters[int],
+    plan: DraftPlan,
     replayed: Replays,
     times: Mapping[Drafter, StepTimes] | None,
     prompt_tokens: float,
+    idle_s: Mapping[int, float] | None = None,
 ) -> dict[str, PredictedRow]:
     """By concurrency: predicted and measured tokens/s, speed-ups, and step times.
 
-    `speed` summarises the timed `blocks`. `times` is None where steps of this engine mode were not
-    timed.
+    `speed` summarises the timed `blocks`. `plan` has the drafts of base and custom: one number, or
+    a schedule by batch size. `times` is None where steps of this engine mode were not timed;
+    `idle_s` are those of the drafting engine without drafts, by batch size, for schedules with 0.
     """
-    timed: Costs = dict.fromkeys(VARIANTS)
-    if times:
-        timed = {name: times[name].of(k.of(name)) for name in DRAFTERS}
-        timed = {"none": times["custom"].of(0), **timed}
+    most = max(map(int, speed))
+    timed: Costs = {
+        variant: None
+        if times is None
+        else _costs(
+            times["base" if variant == "base" else "custom"],
+            plan.get(variant, 0),
+            most,
+            idle_s or {},
+        )
+        for variant in VARIANTS
+    }
     as_served: Costs = {
         variant: costs_of([block["steps"] for block in blocks if block["variant"] == variant])
         for variant in VARIANTS
@@ -82,10 +87,29 @@ def predict_served(
             served,
             timed,
             as_served,
-            _tokens_per_s(own, k, replayed, timed, prompt_tokens),
-            _tokens_per_s(own, k, replayed, as_served, prompt_tokens),
+            _tokens_per_s(own, plan, replayed, timed, prompt_tokens),
+            _tokens_per_s(own, plan, replayed, as_served, prompt_tokens),
         )
     return table
+
+
+def by_batch_size(drafts: Drafts, most: int) -> dict[int, int]:
+    """Number of drafts in batches of 1 to `most` requests."""
+    rows = [(1, most, drafts)] if isinstance(drafts, int) else [*drafts]
+    return {size: scheduled(rows, size) or 0 for size in range(1, most + 1)}
+
+
+def _costs(times: StepTimes, drafts: Drafts, most: int, idle_s: Mapping[int, float]) -> StepCosts:
+    """Costs of the steps with these drafts, of batches up to `most` where they have a schedule."""
+    if isinstance(drafts, int):
+        return times.of(drafts)
+    prompt_token_s = times.prompt_token_s[1]
+    idle = StepCosts(idle_s, prompt_token_s) if idle_s else times.of(0)
+    step_s = {
+        size: (times.of(k) if k else idle).seconds(size)
+        for size, k in by_batch_size(drafts, most).items()
+    }
+    return StepCosts(step_s, prompt_token_s)
 
 
 def _row(
@@ -142,7 +166,7 @@ def _milliseconds(costs: StepCosts | None, concurrency: int) -> float | None:
 
 
 def _tokens_per_s(
-    blocks: Blocks, k: Drafters[int], replayed: Replays, costs: Costs, prompt_tokens: float
+    blocks: Blocks, plan: DraftPlan, replayed: Replays, costs: Costs, prompt_tokens: float
 ) -> dict[Variant, float] | None:
     """Predicted tokens/s of each variant; None where the step times of one are not known."""
     found: dict[Variant, float] = {}
@@ -154,13 +178,21 @@ def _tokens_per_s(
         seconds = 0.0
         for block in own:
             later_N = np.maximum(np.asarray(block["request_tokens"]) - 1, 0)
+            numbers = by_batch_size(plan.get(variant, 0), block["concurrency"])
+            columns = sorted(set(numbers.values()))
             if variant == "none":
-                drawn_DN = later_N[None]
+                drawn_DNK = later_N[None, :, None]
             else:
-                drawn_DN = _drawn_steps(replayed[variant], k.of(variant), later_N, random)
+                drawn_DNK = _drawn_steps(replayed[variant], columns, later_N, random)
             loops = [
-                closed_loop_seconds(steps_N.tolist(), block["concurrency"], cost, prompt_tokens)
-                for steps_N in drawn_DN
+                closed_loop_seconds(
+                    steps_NK.tolist(),
+                    block["concurrency"],
+                    cost,
+                    prompt_tokens,
+                    {size: columns.index(k) for size, k in numbers.items()}.__getitem__,
+                )
+                for steps_NK in drawn_DNK
             ]
             seconds += float(np.mean(loops))
         found[variant] = sum(block["output_tokens"] for block in own) / seconds
@@ -168,23 +200,30 @@ def _tokens_per_s(
 
 
 def _drawn_steps(
-    replayed: ReplaySums, k: int, later_N: NDArray[Any], random: np.random.Generator
+    replayed: ReplaySums,
+    numbers: Sequence[int],
+    later_N: NDArray[Any],
+    random: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """[DRAWS, N] steps for each number of tokens after the first.
+    """[DRAWS, N, K] steps with each number of drafts, for numbers of tokens after the first.
 
     The mean is that of all responses pooled, at these places of a response. Each draw varies as one
     of replay's responses of about that length varies around them; a response is drawn in proportion
     to its tokens.
     """
-    tokens_R, steps_R = replayed.tokens_R, replayed.steps_RK[:, k - 1]
+    tokens_R = replayed.tokens_R
+    # Without drafts, a step per token.
+    steps_RK = np.stack([replayed.steps_RK[:, k - 1] if k else tokens_R for k in numbers], axis=1)
     near = min(max(len(tokens_R) // 5, NEAR), len(tokens_R))
-    drawn_DN = np.empty((DRAWS, len(later_N)))
+    drawn_DNK = np.empty((DRAWS, len(later_N), len(numbers)))
     for place, later in enumerate(later_N):
         like = np.argsort(np.abs(tokens_R - later), kind="stable")[:near]
-        tokens_L, steps_L = tokens_R[like], steps_R[like]
-        more_L = steps_L / tokens_L * (tokens_L.sum() / steps_L.sum())
-        drawn_DN[:, place] = random.choice(more_L, p=tokens_L / tokens_L.sum(), size=DRAWS)
-    return drawn_DN * _mean_steps(replayed, k, later_N)
+        tokens_L1, steps_LK = tokens_R[like, None], steps_RK[like]
+        more_LK = steps_LK / tokens_L1 * (tokens_L1.sum() / steps_LK.sum(axis=0))
+        shares_L = tokens_L1[:, 0] / tokens_L1.sum()
+        drawn_DNK[:, place] = random.choice(more_LK, p=shares_L, size=DRAWS)
+    mean_NK = [_mean_steps(replayed, k, later_N) if k else later_N for k in numbers]
+    return drawn_DNK * np.stack(mean_NK, axis=1)
 
 
 def _mean_steps(replayed: ReplaySums, k: int, later_N: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """How many tokens base and custom draft, and why, in words.
 
 k_words(results.k)          # "2 for base, 5 for custom"
-k_reasons(results.choice)   # ["base: K = 2: 18 % (interval [13, 23] %) faster than 1; ..."]
+k_reasons(results.choice)   # ["base: K = 2: 18.1 % (interval [13.2, 23.4] %) faster than 1; ..."]
 """
 
 from outrider.eval.results.parts import DRAFTERS, Drafters
@@ -26,11 +26,30 @@ def k_reasons(choice: Choice) -> list[str]:
         if reason.smaller:
             parts.append(f"{_percent(reason.smaller)} faster than {reason.smaller.over}")
         if reason.larger:
+            parts.append(f"{reason.larger.k} gains {_percent(reason.larger)}")
+        if choice.rounds:
+            others = " and ".join(map(str, reason.undecided))
             parts.append(
-                f"{reason.larger.k} is not faster by more than the noise, {_percent(reason.larger)}"
+                f"not decided against {others} when the timing ended, the estimate was taken"
+                if others
+                else "decided"
             )
         lines.append(f"{drafter}: K = {reason.k}: {'; '.join(parts)}")
-    return lines
+    return [*lines, *_timing(choice)]
+
+
+def _timing(choice: Choice) -> list[str]:
+    """How long steps were timed, at each batch size."""
+    if not choice.rounds:
+        return []
+    further = choice.further_rounds or {}
+    counts = (
+        f"{count - further.get(size, 0)} rounds of all K"
+        + (f" and {further[size]} of the undecided ones" if size in further else "")
+        + (f" at {size} requests" if len(choice.rounds) > 1 else "")
+        for size, count in choice.rounds.items()
+    )
+    return [f"Steps timed in {', '.join(counts)}; looks at the choice: {choice.looks}"]
 
 
 def schedule_words(choice: Choice) -> list[str]:
@@ -50,5 +69,5 @@ def schedule_words(choice: Choice) -> list[str]:
 
 
 def _percent(gain: KGain) -> str:
-    value, low, high = (round(100 * each) for each in (gain.value, gain.low, gain.high))
-    return f"{value} % (interval [{low}, {high}] %)"
+    value, low, high = (100 * each for each in (gain.value, gain.low, gain.high))
+    return f"{value:.1f} % (interval [{low:.1f}, {high:.1f}] %)"

@@ -24,7 +24,7 @@ class KGain(Part):
     value: float
     """Ratio of tokens/s - 1"""
     low: float
-    """Low end of its 95 % interval, over resampled rounds of timed steps"""
+    """Low end of its interval over resampled rounds; 95 % for all looks together"""
     high: float
     """High end of the interval"""
 
@@ -37,7 +37,10 @@ class KReason(Part):
     smaller: KGain | None
     """Its gain over the fastest smaller one; null for the smallest"""
     larger: KGain | None
-    """What the fastest larger one gains over it, which is within the noise; null for the largest"""
+    """What the fastest larger one gains over it; null for the largest"""
+    undecided: tuple[int, ...] = ()
+    """Other k that the timed steps could not tell from it: smaller ones over which none is shown to
+    gain 1 %, larger ones that are not shown not to. Empty: the choice is decided"""
 
 
 class Choice(Part):
@@ -64,6 +67,11 @@ class Choice(Part):
     not timed"""
     rounds: dict[str, int] | None = None
     """Batch size -> number of timed rounds; null where nothing was timed"""
+    further_rounds: dict[str, int] | None = None
+    """Batch size -> how many of them have only the numbers that were undecided; null where all have
+    all numbers"""
+    looks: int | None = None
+    """How often it was checked whether the choice is decided; null where nothing was timed"""
     tokens_per_s: Drafters[dict[str, list[float]] | None] | None = None
     """Batch size -> predicted tokens/s for k = 1..depth"""
     prompt_token_ms: PromptCost | None = None

@@ -18,6 +18,17 @@ class DepthParity(Part):
     """Largest distance between two tokens that differ, nats"""
 
 
+class ParityControl(Part):
+    """Drafts of the engine and its own for the same text, one request at a time."""
+
+    drafts: int
+    """Number of drafts compared"""
+    missing: float
+    """Share of them that differ without a near tie"""
+    difference: float
+    """Mean absolute difference of log-probabilities of equal drafts, nats"""
+
+
 class Parity(Part):
     """Drafts of trainer and engine, over all positions."""
 
@@ -31,6 +42,8 @@ class Parity(Part):
     """Mean absolute difference of log-probabilities, nats"""
     per_depth: list[DepthParity]
     """By position"""
+    control: ParityControl | None = None
+    """The engine against itself; null where no text was the same"""
 
 
 class Difference(Part):

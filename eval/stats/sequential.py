@@ -63,5 +63,5 @@ def level_after(repeats: int, settings: EvalConfig) -> float:
 
 
 def decided(estimate: Interval, threshold: float) -> bool:
-    """Whether the interval excludes the threshold, on either side."""
-    return estimate.low > threshold or estimate.high < threshold
+    """Whether the interval shows that the estimate is above the threshold, or that it is not."""
+    return estimate.low > threshold or estimate.high <= threshold

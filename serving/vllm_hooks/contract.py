@@ -32,6 +32,8 @@ V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_CHAIN = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
 SCHEDULED = "vllm.v1.core.sched.output"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
+VOCABULARY = "vllm.model_executor.layers.vocab_parallel_embedding"
+LAYER_UTILS = "vllm.model_executor.layers.utils"
 RELOAD = "vllm.model_executor.model_loader.reload"
 DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
 
@@ -454,6 +456,12 @@ _PATCHES: list[Check] = [
         ("if HAS_TRITON:", "'vllm.v1.sample.rejection_sampler.expand_kernel'"),
     ),
     Signature("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",), called=True),
+    Signature(VOCABULARY, "UnquantizedEmbeddingMethod.process_weights_after_loading", ("layer",)),
+    Order(
+        VOCABULARY, "UnquantizedEmbeddingMethod.embedding", ("F.embedding(input_, layer.weight)",)
+    ),
+    Signature(LAYER_UTILS, "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
+    Order(LAYER_UTILS, "cpu_unquantized_gemm", ("layer.cpu_linear(x, weight, bias)",)),
     *(
         Name(module, "get_mp_context")
         for module in (
@@ -464,7 +472,7 @@ _PATCHES: list[Check] = [
         )
     ),
 ]
-"""plugin.py, cpu_rejection_sampler.py, model_inspection.py, process_start.py"""
+"""plugin.py, cpu_rejection_sampler.py, cpu_vocabulary.py, model_inspection.py, process_start.py"""
 
 _ENGINE: list[Check] = [
     Attribute("vllm.v1.engine.llm_engine", "LLMEngine", "engine_core"),

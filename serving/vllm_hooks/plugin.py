@@ -7,6 +7,7 @@ import os
 
 from outrider.serving.vllm_hooks import (
     cpu_rejection_sampler,
+    cpu_vocabulary,
     model_inspection,
     process_start,
     step_recorder,
@@ -22,5 +23,6 @@ def register() -> None:
         process_start.install()
     if runs_on_cpu():
         model_inspection.install()
+        cpu_vocabulary.install()
     if vllm_version() == cpu_rejection_sampler.FAULTY_VERSION:
         cpu_rejection_sampler.install()

@@ -427,7 +427,7 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
             mode: predict_served(
                 row.speed,
                 blocks[mode],
-                BOTH_K,
+                dict(BOTH_K),
                 replays,
                 {"base": TIMES, "custom": TIMES} if mode == "eager" else None,
                 200,

@@ -8,6 +8,8 @@ import pytest
 from outrider.eval.config import GateConfig, ParityConfig
 from outrider.eval.gate import conclusion, judge
 from outrider.eval.results.report import Check, Findings, Verdict
+from outrider.eval.stats.intervals import Estimate
+from outrider.eval.stats.sequential import decided
 from tests.eval.sample_results import sample_findings, sample_parity
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
@@ -92,6 +94,29 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
     assert (judged.verdict, judged.exit_code, check.outcome) == ("undecided", 2, "undecided")
     assert check.seen.endswith(seen) and check.demand.endswith(demand)
     assert sum(check.outcome != "passed" and check.needed for check in judged.checks) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(1.0, 1.2, "undecided"), (0.8, 1.0, "failed"), (1.0, 1.0, "failed"), (1.01, 1.2, "passed")],
+)
+def test_an_interval_that_ends_at_the_bound_is_judged_alike_everywhere(low, high, outcome):
+    """The demand is that it lies above; what stops the repeats reads it so too."""
+    findings, ratio = good(), BETTER | {"value": low, "low": low, "high": high}
+    findings["replay"]["ratio"] = ratio
+    findings["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
+    found = {check.name: check.outcome for check in verdict_of(findings).checks}
+    assert found["acceptance length, custom / base"] == outcome
+    assert found["tokens/s, custom / base, eager, concurrency 1"] == outcome
+    assert decided(Estimate(**ratio), 1.0) == (outcome != "undecided")
+    # Not to be slower than no speculation is another demand.
+    findings["served"]["eager"]["speed"]["1"]["custom_over_none"] = ratio
+    (none,) = (
+        check
+        for check in verdict_of(findings).checks
+        if check.name == "tokens/s, custom / none, eager"
+    )
+    assert none.outcome == ("passed" if low >= 1 else "undecided")
 
 
 @pytest.mark.parametrize(

@@ -29,4 +29,6 @@ def compared(
     found = engine_parity(target, engine, speculators, K, prompts, parity)["base"]
     if why := complaint(found, parity):
         raise CheckFailed(why)
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    figures = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    control = found["control"] or {}
+    return figures | {f"engine against itself, {name}": value for name, value in control.items()}

@@ -12,6 +12,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench import closed_loop as blocks
 from outrider.eval.bench import server_pool as fleet
 from outrider.eval.bench.closed_loop import _check_drafts, joined, measure
+from outrider.eval.bench.counted import counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, SAME_K
@@ -137,6 +138,11 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
+    # Turns of one prompt each are passes; other blocks are one pass each.
+    passes = [one.prompts for one in counted_passes(measured)]
+    assert sum("concurrency 1," in name for name in passes) == 2 * 3
+    assert sum("concurrency 2," in name for name in passes) == 2
+    assert len(set(passes)) == len(passes)
 
 
 def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(

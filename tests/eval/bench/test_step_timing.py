@@ -10,7 +10,7 @@ import pytest
 
 from outrider.eval.bench.kind_steps import LEAST_TURNS, MOST_TURNS, KindSteps, time_kinds
 from outrider.eval.bench.server_pool import ServerPool
-from outrider.eval.bench.step_timing import time_steps
+from outrider.eval.bench.step_timing import FURTHER_ROUNDS, time_steps
 from outrider.eval.prediction.paired_steps import fit_paired
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.client import Sampling, complete
@@ -18,7 +18,7 @@ from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
 
-DEPTH = 2
+DEPTH = 3
 
 
 def enough_rows(rows: list[list[float | None]]) -> bool:
@@ -36,13 +36,22 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     )
     texts = ["Where is my order?", "List the total of this receipt.", "Is this candidate a fit?"]
     sampling, logs = Sampling(0.6, 0.95), tmp_path / "logs"
+    seen: list[StepTimes] = []
+
+    def undecided(times: StepTimes) -> dict[int, list[int]]:
+        """At the first look two numbers at 3 requests, at the second none."""
+        seen.append(times)
+        return {3: [1, DEPTH]} if len(seen) == 1 else {}
+
     speculators = {"base": nano_r1, "custom": nano_r1}
     with (
         ServerPool(target, serving, speculators, DEPTH, logs) as pool,
         LoadGenerator(target, logs / "load.log") as load,
     ):
         fleet = pool.fleet("eager")
-        times = time_steps(fleet, load, DEPTH, [1, 3], texts, sampling, 48)
+        times = time_steps(
+            fleet, load, DEPTH, [1, 3], texts, sampling, 48, undecided=undecided, seconds=600
+        )
         # Servers in turn, as they are timed for several kinds of drafter.
         in_turn = time_kinds(
             fleet, load, {"none": [0], "custom": [1, DEPTH]}, [3], texts, sampling, 48
@@ -73,6 +82,13 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.log")} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.jsonl")} == {0o600}
     assert all(enough_rows(rows) for rows in times.rounds.values())
+    assert [each.looks for each in seen] == [1, 2] and times is seen[1]
+    assert set(times.further) == {3} and times.further[3] >= FURTHER_ROUNDS[0]
+    assert times.rounds[1] == seen[0].rounds[1]
+    # The drafts change while a block begins: its first round may still be of all numbers.
+    further = times.rounds[3][len(seen[0].rounds[3]) :]
+    assert len(further) == times.further[3]
+    assert all(row[1] is None for row in further[1:])
     assert StepTimes.from_dict(times.as_dict()) == times
     assert in_turn.shared and KindSteps.model_validate_json(in_turn.model_dump_json()) == in_turn
     turns = {name: in_turn.tables(name)[3] for name in ("none", "custom")}

@@ -70,16 +70,24 @@ def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concur
 
 
 @pytest.mark.parametrize(
-    ("noise", "gain", "k"),
-    [(0.001, 0.05, 2), (0.1, 0.05, 1), (0.0, 0.009, 1), (0.001, -0.05, 1), (0.0, 0.0, 1)],
+    ("noise", "gain", "k", "undecided"),
+    [
+        (0.001, 0.05, 2, []),
+        (0.1, 0.05, 2, [1]),
+        (0.1, -0.05, 1, [2]),
+        (0.0, 0.009, 1, []),
+        (0.001, -0.05, 1, []),
+        (0.0, 0.0, 1, []),
+    ],
 )
-def test_a_larger_k_needs_a_gain_beyond_the_noise_and_one_percent(noise, gain, k):
+def test_a_larger_k_needs_a_gain_of_one_percent_and_noise_is_named(noise, gain, k, undecided):
     step = [0.01, 0.01 * 2.4 / 1.8 / (1 + gain)]
     draws = np.array([step]) * np.exp(np.random.default_rng(0).normal(0, noise, (400, 2)))
     found = chosen({1: step}, LENGTHS[:2], LENGTHS[:2], {1: draws})
     assert found.k.custom == k
     reason = found.reason.custom
     assert (reason.smaller if k == 2 else reason.larger).value == pytest.approx(gain)
+    assert [*reason.undecided] == undecided
 
 
 def test_base_is_measured_at_other_numbers_only_where_they_differ():
@@ -101,7 +109,7 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ():
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path):
     asked = []
 
-    def measured(fleet, load, depth, sizes, texts, sampling, longest, first):
+    def measured(fleet, load, depth, sizes, texts, sampling, longest, first, undecided):
         asked.append((fleet, load, depth, sizes, texts, longest, first))
         rounds = {1: [[0.012, 0.014]] * 3, 4: [[0.04, None], [0.04, 0.08], [0.04, 0.08]]}
         return StepTimes({1: [0.01, 0.9, 0.9], 4: [0.02, 0.9, 0.9]}, (1e-4, 2e-4), rounds)

@@ -8,10 +8,10 @@ import pytest
 from outrider.eval.prediction.predicted import _drawn_steps, _mean_steps, predict_served
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds
 from outrider.eval.replay.response_segments import POSITION_NAMES
-from outrider.eval.results.parts import RATIOS, Drafters, Estimate
+from outrider.eval.results.parts import RATIOS, Estimate
 from outrider.eval.results.prediction import StepMs
 from outrider.eval.results.speed import Block, SpeedRow
-from outrider.serving.step_times import StepTimes, costs_of
+from outrider.serving.step_times import StepCosts, StepTimes, costs_of
 
 # 10 ms per step and 10 ms per request without drafts; with two drafts 20 and 20. A prompt of 100
 # tokens takes 50 ms, and 100 ms with a drafter.
@@ -80,8 +80,20 @@ def test_what_steps_alike_add_up_to_is_what_they_add_up_to_one_by_one():
         assert found == pytest.approx(one_by_one(steps, concurrency, TIMES.of(2)))
 
 
+def test_with_k_by_batch_size_every_step_does_its_share_of_a_request():
+    # Alone with 2 drafts a request takes 4 steps, two at once without drafts 10.
+    column = {1: 0, 2: 1}.__getitem__
+    costs = TIMES.of(0)
+    # Prompts; 10 steps of both together.
+    both = closed_loop_seconds([[4, 10], [4, 10]], 2, costs, 100, column)
+    assert both == pytest.approx((0.03 + 0.1) + 10 * 0.03)
+    # The first ends after 5 steps; the other has done half of its work, and needs 2 of 4 alone.
+    apart = closed_loop_seconds([[2, 5], [4, 10]], 2, costs, 100, column)
+    assert apart == pytest.approx((0.03 + 0.1) + 5 * 0.03 + 2 * 0.02)
+
+
 TOKENS, LENGTHS, K = [101, 81, 121, 101], {"base": 2.0, "custom": 2.5}, 2
-BOTH = Drafters[int](base=K, custom=K)
+BOTH = {"base": K, "custom": K}
 
 
 def replayed(lengths, spread=1.0):
@@ -155,6 +167,27 @@ def test_the_steps_that_served_account_for_what_the_timed_ones_could_not_foretel
     assert other.custom.tokens_per_s.as_served.difference < -0.05 and other.base == row.base
 
 
+def test_a_schedule_is_predicted_from_the_steps_and_lengths_of_its_numbers():
+    """Two drafts alone, none in batches: there custom is as fast as its engine without drafts."""
+    speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0})
+    schedule = [(1, 1, K), (2, 4, 0)]
+    plan = {"base": K, "custom": schedule}
+    idle_s = {1: 0.025, 4: 0.055}  # 35 ms for two
+
+    def of(plan):
+        row = predict_served(speed, blocks, plan, replayed(LENGTHS), TIMED, 100, idle_s)["2"]
+        return row.custom.tokens_per_s.timed.value
+
+    assert of({"base": K, "custom": [(1, 4, K)]}) == pytest.approx(of(BOTH))
+    # Without drafts: a step per token, at the costs of the idle drafter.
+    idle = StepCosts(idle_s, TIMES.prompt_token_s[1])
+    seconds = closed_loop_seconds([n - 1 for n in TOKENS], 2, idle, 100)
+    nothing = of({"base": K, "custom": [(1, 4, 0)]})
+    assert nothing == pytest.approx(sum(TOKENS) / seconds)
+    # With drafts for the last request, which is alone.
+    assert nothing < of(plan) < of(BOTH)
+
+
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_responses_that_accept_unlike_end_one_after_the_other(concurrency):
     speed, blocks = served({"none": 1.0, "base": 1.0, "custom": 1.0})
@@ -192,7 +225,8 @@ def test_a_response_s_steps_are_drawn_from_those_of_its_length_and_are_right_on_
     short, long = [(10.0, 10.0)] * 10 + [(10.0, 2.5)] * 10, [(100.0, 50.0)] * 80
     tokens_R, steps_R = np.array(short + long).T
     sums = SimpleNamespace(tokens_R=tokens_R, steps_RK=steps_R[:, None], regions=())
-    drawn_DN = _drawn_steps(sums, 1, np.array([10] * 500 + [100] * 500), np.random.default_rng(0))
+    later_N = np.array([10] * 500 + [100] * 500)
+    drawn_DN = _drawn_steps(sums, [1], later_N, np.random.default_rng(0))[..., 0]
     pooled = steps_R.sum() / tokens_R.sum()
     assert (
         drawn_DN[:, :500].mean() == pytest.approx(10 * pooled, rel=0.02)

@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,8 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         found = draft_parity(recording, speculators[name], nano_r1, 4, parity)
         assert found["steps"] > 150
         assert complaint(found, parity) is None, found
+        # The engine against itself, in batches of four and of one.
+        assert found["control"]["drafts"] > 300 and found["control"]["missing"] <= 0.02, found
         for depth in found["per_depth"]:
             # The rest are near ties that bf16 and float32 break differently. One draft in some
             # hundreds may differ by several nats, where bf16 routes it to another expert. So the
@@ -129,6 +132,44 @@ def test_the_same_drafts_agree_wholly(tiny):
     found = draft_parity(recording, target, target, DEPTH, ParityConfig())
     assert found["agreement"] == 1 and found["difference"] < 1e-4
     assert [row["n"] for row in found["per_depth"]] == [30] * DEPTH
+
+
+def test_the_engine_s_own_difference_is_allowed_and_the_unroll_s_is_not(tiny, tmp_path):
+    """A second recording that differs in every tenth draft; some only after it."""
+    target, recording = tiny
+    random, again = np.random.default_rng(0), []
+    others = sums = compared = 0
+    for index, step in enumerate(recording.steps):
+        drafts, logprobs = list(step["drafts"]), list(step["logprobs"])
+        if index == 0:  # another text: not compared
+            tokens = [*step["token_ids"][:-DEPTH], *drafts]
+            again.append(step | {"token_ids": [(tokens[0] + 1) % VOCAB, *tokens[1:]]})
+            continue
+        noise = random.normal(0, 0.1, DEPTH)
+        for depth in range(DEPTH):
+            compared += 1
+            logprobs[depth] += noise[depth]
+            if index % 10 == 1 and depth == 1:
+                drafts[depth] = (drafts[depth] + 1) % VOCAB
+                others += 1
+                break
+            sums += abs(noise[depth])
+        tokens = [*step["token_ids"][:-DEPTH], *drafts]
+        again.append(step | {"drafts": drafts, "logprobs": logprobs, "token_ids": tokens})
+    strict = ParityConfig(near_tie_nats=0)
+    both = dataclasses.replace(recording, again=again)
+    control = draft_parity(both, target, target, DEPTH, strict)["control"]
+    assert (control["drafts"], others) == (compared, 3)
+    assert control["missing"] == pytest.approx(others / compared)
+    assert control["difference"] == pytest.approx(sums / (compared - others))
+    # Drafts as far from the unroll as the engine is from itself pass; without the control not.
+    found = {"steps": 30, "agreement": 1 - others / compared, "near_ties": 0.0, "per_depth": []}
+    found |= {"difference": control["difference"]}
+    assert complaint(found | {"control": control}, strict) is None
+    limit = f"{others / compared:.3g} + 0.005 (the engine against itself"
+    assert limit in complaint(found | {"control": control, "agreement": 0.95}, strict)
+    assert complaint(found | {"control": None}, strict) is not None
+    assert complaint(found | {"control": control, "difference": float("nan")}, strict) is not None
 
 
 def shifted_states(speculator, recording):

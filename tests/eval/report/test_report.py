@@ -16,6 +16,7 @@ from outrider.eval.report.formatting import interval
 from outrider.eval.report.k_section import k_reasons
 from outrider.eval.report.report import write_report
 from outrider.eval.report.results_table import print_table
+from outrider.eval.results.parts import Drafters
 from outrider.eval.summary import summary
 from tests.eval.sample_results import sample_results
 from tests.eval.sample_run import sample_traffic
@@ -233,11 +234,22 @@ def test_each_k_and_its_reason_are_shown_and_both_at_the_same_k(run, results):
     for form in (page, markdown):
         assert "K = 2 for base, 3 for custom" in form
         assert "both at K = 3" in form and interval(alike) in form
-    (base, custom) = k_reasons(results.choice)
+    base, custom, timing = k_reasons(results.choice)
     reason = results.choice.reason.base
     assert f"- {base}\n" in markdown and base.capitalize() in page and custom.capitalize() in page
     gain = reason.larger if reason.larger else reason.smaller
-    assert f"{100 * gain.value:.0f} % (interval [{100 * gain.low:.0f}, " in base
+    assert f"{100 * gain.value:.1f} % (interval [{100 * gain.low:.1f}, " in base
+    assert timing.startswith("Steps timed in 12 rounds of all K at 1 requests, 12 rounds of all K")
+    assert timing.endswith("; looks at the choice: 1")
+    assert ("; decided" in base) == (not reason.undecided)
+    further = results.choice.model_copy(update={"further_rounds": {"1": 5}, "looks": 2})
+    undecided = reason.model_copy(update={"undecided": (3,)})
+    further = further.model_copy(
+        update={"reason": Drafters(base=undecided, custom=results.choice.reason.custom)}
+    )
+    base, _, timing = k_reasons(further)
+    assert "7 rounds of all K and 5 of the undecided ones at 1 requests, 12 rounds" in timing
+    assert "not decided against 3 when the timing ended, the estimate was taken" in base
     line = summary(results)["same_k"]
     assert line["k"] == 3 and line["tokens_per_s"]["eager"]["1"]["custom_over_base"] == alike.value
     assert line["acceptance_length"]["ratio"] == results.counted_same_k.ratio.value
