@@ -183,11 +183,14 @@ class EvaluationContext:
         A kind may have no unroll, a head a shape that is only served, and the capture other states
         than a speculator reads.
         """
-        for each in self.speculators.values():
+        speculators = self.speculators.values()
+        for each in speculators:
             if not each.has_unroll:
                 return each.in_words, f"Outrider has no unroll of {each.in_words}"
-            if self.data.features is None:
-                return "this speculator", "Outrider has no unroll of it without captured states"
+        if self.data.features is None:
+            words = self.speculators["custom"].in_words
+            return words, f"Outrider has no unroll of {words} without captured states"
+        for each in speculators:
             try:
                 reads = each.features(self.target.directory())
                 if reads.auxiliary:
