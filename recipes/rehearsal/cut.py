@@ -29,10 +29,8 @@ EXPERTS = (8, 4, 2)
 USABLE = 0.8
 """Share of the available memory that the largest process may take."""
 
-ENGINE_COPIES = 2.6
-"""Memory of vLLM's worker with a drafter on a CPU, over the bytes of the target's weights: 17.3 GB
-of 6.7 GB, measured with 4 experts (10.8 GB without a drafter): packed copies of the weights, and
-the drafter's own embedding and head until the target's replace them."""
+WORKER_BYTES = 1_500_000_000
+"""Memory of vLLM's worker besides weights and KV cache: libraries, and what a step computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +76,8 @@ def cut_to_fit(
     for experts in EXPERTS:
         small = cut_config(config, experts, fp8)
         weights = sum(2 * shape.numel() for shape in shapes(small).values())
-        cut = Cut(small, experts, _training_bytes(small, recipe), int(ENGINE_COPIES * weights))
+        engine = engine_bytes(small, weights, recipe.serving.engine.kv_cache_gb or 0)
+        cut = Cut(small, experts, _training_bytes(small, recipe), engine)
         if cut.needed <= USABLE * available_bytes:
             return cut
     raise OutriderError(
@@ -87,6 +86,16 @@ def cut_to_fit(
         f" {available_bytes / 1e9:.1f} GB of memory are available, of which 80 % are used; free"
         " memory or use a larger machine"
     )
+
+
+def engine_bytes(config: Mapping[str, Any], weights: int, kv_cache_gb: float) -> int:
+    """Largest memory of vLLM's worker with a drafter on a CPU, of these bytes of weights.
+
+    While it loads, the drafter has its own embedding and head; the target's replace them. Later the
+    head has a packed copy (serving/vllm_hooks/cpu_vocabulary.py), and there is a KV cache.
+    """
+    matrix = 2 * config["vocab_size"] * config["hidden_size"]
+    return weights + max(2 * matrix, matrix + int(kv_cache_gb * 1e9)) + WORKER_BYTES
 
 
 def _training_bytes(config: Mapping[str, Any], recipe: Recipe) -> int:

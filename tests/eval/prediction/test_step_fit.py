@@ -71,7 +71,7 @@ def test_slow_rounds_stalls_and_missing_times_do_not_move_the_fit():
 
 @pytest.mark.parametrize("true_s", [[10, 11.5, 13, 14.5], [10, 11, 13, 13.5]])
 def test_the_intervals_of_ratios_cover_the_truth(true_s):
-    """On a straight line and off it; 0.93 and 0.90 of a nominal 0.95."""
+    """On a straight line and off it; 0.94 and 0.93 of a nominal 0.95."""
     random, true_s, covered = np.random.default_rng(2), np.array(true_s), []
     for _ in range(60):
         slow = random.normal(0, 0.2, (ROUNDS, 1))
@@ -80,7 +80,7 @@ def test_the_intervals_of_ratios_cover_the_truth(true_s):
         for under, over in itertools.combinations(range(4), 2):
             low, high = np.quantile(draws[:, over] / draws[:, under], [0.025, 0.975])
             covered.append(low <= true_s[over] / true_s[under] <= high)
-    assert np.mean(covered) >= 0.87
+    assert np.mean(covered) >= 0.89
 
 
 def test_rounds_of_two_numbers_compare_these_and_say_nothing_of_the_others():
