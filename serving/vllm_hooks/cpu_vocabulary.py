@@ -26,7 +26,8 @@ def pack_at_first_use(method: Any, layer: "torch.nn.Module") -> None:
         own = replaced()
         assert own is not None  # it is being called
         dispatch_cpu_unquantized_gemm(own, remove_weight=False)
-        product: torch.Tensor = own.cpu_linear(x, weight, bias)
+        packed: Any = own.cpu_linear
+        product: torch.Tensor = packed(x, weight, bias)
         return product
 
     layer.cpu_linear = first  # type: ignore[assignment]  # where vLLM puts its own function
