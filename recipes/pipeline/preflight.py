@@ -109,9 +109,14 @@ def check_target(
     A dry run needs config.json only.
     """
     speculator = speculator or SpeculatorConfig()
-    base = base_of(speculator.base, target)
-    for name in speculator.kinds:
-        kind = trainable_kind(name)
+    kinds = [trainable_kind(name) for name in speculator.kinds]
+    try:
+        base = base_of(speculator.base, target)
+    except OutriderError:
+        for kind in kinds:  # what a kind itself lacks says more than that there is no base
+            kind.check_target(target, None, dry_run)
+        raise
+    for kind in kinds:
         kind.check_target(target, warm_start(kind, base), dry_run)
     if is_directory(speculator.base) and (not dry_run or has_weights(target)):
         check_speculator(Path(str(base.directory)), target)
