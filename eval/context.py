@@ -177,23 +177,26 @@ class EvaluationContext:
         return self.no_replay is None
 
     @functools.cached_property
-    def no_replay(self) -> str | None:
-        """Why exact replay does not compute both base and custom; None where it does.
+    def no_replay(self) -> tuple[str, str] | None:
+        """A speculator in words, and why exact replay does not compute it; None where it does.
 
         A kind may have no unroll, a head a shape that is only served, and the capture other states
         than a speculator reads.
         """
-        for each in self.speculators.values():
+        speculators = self.speculators.values()
+        for each in speculators:
             if not each.has_unroll:
-                return f"Outrider has no unroll of {each.in_words}"
+                return each.in_words, f"Outrider has no unroll of {each.in_words}"
         if self.data.features is None:
-            return "Outrider has no unroll of this speculator without captured states"
-        try:
-            for each in self.speculators.values():
+            words = self.speculators["custom"].in_words
+            return words, f"Outrider has no unroll of {words} without captured states"
+        for each in speculators:
+            try:
                 reads = each.features(self.target.directory())
-                reads.require(self.feature_store.spec, self.data.features)
-        except OutriderError as error:
-            return str(error)
+                if reads.auxiliary:
+                    reads.require(self.feature_store.spec, self.data.features)
+            except OutriderError as error:
+                return each.in_words, str(error)
         return None
 
     @functools.cached_property

@@ -193,11 +193,9 @@ def check(context: EvaluationContext) -> None:
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
     """Figure that the gate cannot check -> why; empty where exact replay is measured."""
-    why = context.no_replay
-    if why is None:
+    if context.no_replay is None:
         return {}
-    without = [each for each in context.speculators.values() if not each.has_unroll]
-    in_words = without[0].in_words if without else "this speculator"
+    in_words, why = context.no_replay
     return {
         "exact replay": f"no exact replay of {in_words}: acceptance is the engine's count",
         "general traffic": f"no exact replay of {in_words}",

@@ -169,7 +169,7 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
     for step in recording.steps:
         anchor, tokens = step["anchor"], torch.tensor(step["token_ids"])[None]
         hidden = torch.zeros(1, tokens.shape[1], HIDDEN)
-        hidden[0, : anchor + 1] = recording.hidden[step["request"]][: anchor + 1]
+        hidden[0, : anchor + 1] = recording.inputs[step["request"]][: anchor + 1]
         anchors = (torch.arange(tokens.shape[1]) == anchor)[None]
         row = (
             tokens,
