@@ -18,6 +18,9 @@ from outrider.speculators.head_config import HeadConfig
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
+PARALLEL_OF_SPECULATORS = "peagle"
+"""`speculators_model_type` of a parallel drafter."""
+
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Names of the token that stands in for drafts not yet known."""
 
@@ -76,7 +79,9 @@ class EagleShape:
         Refused are several layers, biases, other activations and scaled rotary embeddings of
         Llama's attention.
         """
-        layer, of_speculators = layer_config(config), "speculators_model_type" in config
+        layer = layer_config(config)
+        # The format's own default: true for eagle3, false for peagle.
+        of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
         eagle = config.get("eagle_config") or {}

@@ -16,7 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.common.files import publish, read_json
-from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, EagleShape
+from outrider.speculators.kinds.eagle3_shape import (
+    LAYER_IDS,
+    PARALLEL_OF_SPECULATORS,
+    EagleShape,
+)
 from outrider.speculators.kinds.eagle3_tensors import (
     LAYER,
     LAYER_OF_SPECULATORS,
@@ -33,6 +37,7 @@ OF_THE_HEAD = (
     "fc_norm",
     "norm_before_residual",
     "norm_output",
+    "pard_token",
     "target_hidden_size",
     "torch_dtype",
 )
@@ -78,20 +83,25 @@ def twin_config(
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
+    algorithm, architecture, mask = "eagle3", "Eagle3Speculator", {}
+    if shape.mask_token is not None:
+        algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
+        mask = {"mask_token_id": shape.mask_token}
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": [architecture],
+        "speculators_model_type": algorithm,
         "speculators_version": VERSION,
         "torch_dtype": config.get("torch_dtype", "bfloat16"),
         "draft_vocab_size": shape.drafts,
         "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": shape.norm_before_fc,
         LAYER_IDS: list(shape.layers),
+        **mask,
         "transformer_layer_config": {
             key: value for key, value in config.items() if key not in OF_THE_HEAD
         },
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {

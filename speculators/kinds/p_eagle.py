@@ -24,7 +24,12 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3 import Eagle3
-from outrider.speculators.kinds.eagle3_shape import EagleShape, mask_token, plain_config
+from outrider.speculators.kinds.eagle3_shape import (
+    PARALLEL_OF_SPECULATORS,
+    EagleShape,
+    mask_token,
+    plain_config,
+)
 from outrider.speculators.kinds.p_eagle_size import ParallelSize
 from outrider.speculators.kinds.protocol import (
     Abilities,
@@ -63,7 +68,7 @@ class PEagle(Eagle3):
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """An EAGLE-3 head with a mask token."""
-        return config.get("speculators_model_type") == "peagle" or (
+        return config.get("speculators_model_type") == PARALLEL_OF_SPECULATORS or (
             mask_token(config) is not None and super().recognizes(config)
         )
 

@@ -36,6 +36,15 @@ class ParallelSize(EagleSize):
         """Parameters by part."""
         return super().parts | {"mask": self.shape.states}
 
+    @property
+    def used_once(self) -> int:
+        """None: every slot after the first reads fc over the mask's states."""
+        return 0
+
+    def largest_repeated(self, what: TrainedParameters = "all") -> int:
+        """fc is among them."""
+        return max(super().largest_repeated(what), self.shape.states * self.shape.hidden)
+
     def activations(
         self,
         row: RowShape,

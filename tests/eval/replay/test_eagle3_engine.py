@@ -1,4 +1,4 @@
-"""An EAGLE-3 head trained on an engine's states: parity with the engine, and its counted steps."""
+"""EAGLE-3 heads trained on an engine's states: parity with the engine, and its counted steps."""
 
 from pathlib import Path
 
@@ -21,16 +21,19 @@ from outrider.training.distributed.launch import train
 from tests.training.forked_ranks import run_forked
 
 K, TRAINED, ASKED = 4, 64, 16
+LEAST = {"eagle3": 2, "p_eagle": 1.5}
+"""Acceptance lengths above which a head has learned something in a minute."""
 PARITY = ParityConfig(prompts=8, max_tokens=96, anchors=200)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.parametrize("kind_name", ["eagle3", "p_eagle"])
 def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
-    nano_r1: Path, tmp_path: Path
+    nano_r1: Path, tmp_path: Path, kind_name: str
 ) -> None:
     target, few = TargetConfig(model=str(nano_r1)), EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
-    kind, speculator = trainable_kind("eagle3"), SpeculatorConfig(kind="eagle3", depth=K)
+    kind, speculator = trainable_kind(kind_name), SpeculatorConfig(kind=kind_name, depth=K)
     target_config = read_json(nano_r1 / "config.json")
     spec = kind.features(planned(speculator, target_config), target_config)
     rows = logged_rows(TRAINED + ASKED)
@@ -55,7 +58,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         tmp_path / "logs",
         run=run_forked,
     )
-    assert result["best"]["acceptance_length"][-1] > 2
+    assert result["best"]["acceptance_length"][-1] > LEAST[kind_name]
     head = tmp_path / "head"
     asked = [
         AskedRow(name, token_ids[:start], 0.0, 1.0, 160)
@@ -90,4 +93,4 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     )
     assert predicted == pytest.approx(counted, rel=0.005)
     tokens = sum(len(answer) - 1 for answer in answers)
-    assert tokens / counted > 2
+    assert tokens / counted > LEAST[kind_name]

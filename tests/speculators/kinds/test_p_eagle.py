@@ -176,6 +176,20 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     warm = KIND.start(over, SpeculatorConfig(), torch.float32, "cpu", seed=2)
     KIND.write(KIND.trained(warm, warm.state_dict()), over, tmp_path / "again")
     assert KIND.exchangeable(tmp_path / "scratch", tmp_path / "again")
+    KIND.write_twins(tmp_path / "again", target, "tiny", 5, tmp_path / "twins")
+    twin = tmp_path / "twins" / "speculators"
+    published = json.loads((twin / "config.json").read_text())
+    assert (published["speculators_model_type"], published["mask_token_id"]) == ("peagle", 1)
+    assert "pard_token" not in published["transformer_layer_config"]
+    KIND.check(twin, read_layout(target))
+    assert kind_of(twin) is trainable_kind("p_eagle")
+    one, two = (KIND.load(path, target, torch.float32) for path in (tmp_path / "again", twin))
+    assert one.shape == two.shape and one.state_dict().keys() == two.state_dict().keys()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name]), name
+    del published["norm_before_residual"]  # the format's default
+    (twin / "config.json").write_text(json.dumps(published))
+    assert KIND.load(twin, target, torch.float32).shape == one.shape
     other = tmp_path / "other"
     KIND.write(KIND.trained(warm, warm.state_dict()), origin, other)
     changed = json.dumps(config | {"pard_token": 3})
