@@ -116,7 +116,7 @@ def _bring_up_to_date(
 
 
 def _print_step(console: Console, sign: str, name: str, text: str) -> None:
-    console.print(f"{sign} [bold]{name:<11}[/] {text}", highlight=False, soft_wrap=True)
+    console.print(f"{sign} [bold]{name:<9}[/] {text}", highlight=False, soft_wrap=True)
 
 
 def _run_in_process(stage: Stage, run: RunDirectory, options: Options) -> None:

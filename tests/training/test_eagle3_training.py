@@ -63,7 +63,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 def config(**changes: Any) -> SpeculatorConfig:
     head = changes.pop("head", {"draft_vocabulary": 0.9})
-    return SpeculatorConfig(kind="eagle3", depth=DEPTH, head=HeadConfig(**head), **changes)
+    kind = changes.pop("kind", "eagle3")
+    return SpeculatorConfig(kind=kind, depth=DEPTH, head=HeadConfig(**head), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,23 @@ def test_a_head_from_scratch_learns(corpus: Corpus, trained: tuple[Path, dict[st
     check_speculator(run_dir / "speculator", corpus.target_dir)
     # 30 epochs are those of training.scratch: the section's own are 2.
     assert result["steps"] > 2 * 10
+
+
+def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path) -> None:
+    result = corpus.train(tmp_path, speculator=config(kind="p_eagle"), **SETTINGS)
+    best, start = (result[name]["acceptance_length"] for name in ("best", "base"))
+    # The second draft too, which reads neither a state of the target nor a draft.
+    assert best[0] > start[0] + 0.2 and best[1] > best[0] + 0.05
+    assert kind_of(tmp_path / "speculator").name == "p_eagle"
+    check_speculator(tmp_path / "speculator", corpus.target_dir)
+    rows = [
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        for name in corpus.parts["validation"]
+    ]
+    store = FeatureStore.open(corpus.features_dir)
+    found = replay(tmp_path / "speculator", corpus.target_dir, store, rows, depth=DEPTH)
+    expected = result["exported"]["acceptance_length"]
+    assert found.acceptance_length() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_draft_vocabulary_covers_the_training_responses(
