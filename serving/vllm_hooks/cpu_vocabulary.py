@@ -26,8 +26,7 @@ def pack_at_first_use(method: Any, layer: "torch.nn.Module") -> None:
         own = replaced()
         assert own is not None  # it is being called
         dispatch_cpu_unquantized_gemm(own, remove_weight=False)
-        packed: Any = own.cpu_linear
-        product: torch.Tensor = packed(x, weight, bias)
+        product: torch.Tensor = vars(own)["cpu_linear"](x, weight, bias)
         return product
 
     layer.cpu_linear = first  # type: ignore[assignment]  # where vLLM puts its own function
