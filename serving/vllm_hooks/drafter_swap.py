@@ -5,6 +5,7 @@ started twice can differ by a factor of two on a shared machine. `Server.swap_dr
 through the server's /collective_rpc. Written against vLLM 0.32, both model runners.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,34 @@ class DrafterExtension:
         # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
         # scales.
         expected = required(drafter, kind)
-        loaded = drafter.load_weights(kind.exchanged(Path(directory)))
+        loaded = load(drafter, kind.exchanged(Path(directory)))
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
+
+
+def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Loads weights and returns the names of the parameters that they filled, under vLLM's names.
+
+    Models with an EAGLE-3 head return nothing, but the loader that they call does; it calls itself
+    for the modules inside, so the last call to end has all names.
+    """
+    from vllm.model_executor.models.utils import AutoWeightsLoader
+
+    original, found = AutoWeightsLoader.load_weights, list[set[str]]()
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> set[str]:
+        names: set[str] = original(self, *args, **kwargs)
+        found.append(names)
+        return names
+
+    setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (a method, for mypy)
+    try:
+        loaded: set[str] | None = drafter.load_weights(weights)
+    finally:
+        setattr(AutoWeightsLoader, "load_weights", original)  # noqa: B010
+    if loaded is None:
+        loaded = found[-1] if found else set()
+    return loaded
 
 
 def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
