@@ -369,7 +369,12 @@ _SWAP: list[Check] = [
         "FusedMoEMethodBase",
         "moe_kernel",
     ),
-    Signature("vllm.model_executor.models.utils", "AutoWeightsLoader.load_weights", called=True),
+    Signature(
+        "vllm.model_executor.models.utils",
+        "AutoWeightsLoader.load_weights",
+        ("weights",),
+        called=True,
+    ),
     Signature(
         "vllm.model_executor.models.llama_eagle3",
         "Eagle3LlamaForCausalLM.load_weights",
