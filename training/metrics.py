@@ -13,7 +13,6 @@ Shapes: K depths.
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +133,3 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def vocabulary_line(found: Mapping[str, Any]) -> str:
-    """One line on a draft vocabulary and what it covers."""
-    covered = ", ".join(f"{share:.2%} of {part}" for part, share in found["coverage"].items())
-    return f"draft vocabulary: {found['tokens']:,} tokens, which are {covered} response tokens"

@@ -26,7 +26,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.draft_vocabulary import coverage, token_counts
+from outrider.speculators.draft_vocabulary import token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
@@ -41,19 +41,14 @@ from outrider.training.distributed.accelerator import (
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
-from outrider.training.metrics import (
-    Metrics,
-    step_line,
-    step_values,
-    validation_line,
-    vocabulary_line,
-)
+from outrider.training.metrics import Metrics, step_line, step_values, validation_line
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.sizing.utilization import utilization
 from outrider.training.step0_parity import StepZero, complaint
 from outrider.training.validation import Validation
+from outrider.training.vocabulary import described, vocabulary_line
 
 
 class Trainer:
@@ -191,18 +186,12 @@ class Trainer:
         return result
 
     def _draft_vocabulary(self) -> dict[str, Any]:
-        """Size of a draft vocabulary, and the share of the parts' response tokens that it has."""
+        """The draft vocabulary, where the drafter has one."""
         ids_D = self.unroll.speculator.head(self.unroll.ends).target_ids_D
         if ids_D is None:
             return {}
         parts = {"train": self.samples, "validation": self.validation.samples}
-        covered = {
-            part: coverage(
-                token_counts(responses(self.store, samples), self.size.vocab), ids_D.cpu()
-            )
-            for part, samples in parts.items()
-        }
-        return {"draft_vocabulary": {"tokens": len(ids_D), "coverage": covered}}
+        return {"draft_vocabulary": described(ids_D, self.store, parts, self.size.vocab)}
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""

@@ -399,6 +399,24 @@ _SWAP: list[Check] = [
         "moe_kernel",
     ),
     Signature(
+        "vllm.model_executor.models.utils",
+        "AutoWeightsLoader.load_weights",
+        ("weights",),
+        called=True,
+    ),
+    Signature(
+        "vllm.model_executor.models.llama_eagle3",
+        "Eagle3LlamaForCausalLM.load_weights",
+        ("weights",),
+        called=True,
+    ),
+    Signature(
+        "vllm.model_executor.models.deepseek_eagle3",
+        "Eagle3DeepseekV2ForCausalLM.load_weights",
+        ("weights",),
+        called=True,
+    ),
+    Signature(
         "vllm.model_executor.models.deepseek_mtp",
         "DeepSeekMTP.load_weights",
         ("weights",),

@@ -5,7 +5,7 @@ started twice can differ by a factor of two on a shared machine. `Server.swap_dr
 through the server's /collective_rpc. Written against vLLM 0.32, both model runners.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class DrafterExtension:
                     mask.append(tensor)
                 yield name, tensor
 
-        loaded = drafter.load_weights(exchanged())
+        loaded = load(drafter, exchanged())
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         if mask:
             load_mask(self.model_runner.drafter, mask[0])
@@ -73,6 +73,31 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
+
+
+def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Loads weights and returns the names of the parameters that they filled, under vLLM's names.
+
+    Models with an EAGLE-3 head return nothing, but the loader that they call does; it calls itself
+    for the modules inside, so the last call to end has all names.
+    """
+    from vllm.model_executor.models.utils import AutoWeightsLoader
+
+    original, found = AutoWeightsLoader.load_weights, list[set[str]]()
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> set[str]:
+        names: set[str] = original(self, *args, **kwargs)
+        found.append(names)
+        return names
+
+    setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (a method, for mypy)
+    try:
+        loaded: set[str] | None = drafter.load_weights(weights)
+    finally:
+        setattr(AutoWeightsLoader, "load_weights", original)  # noqa: B010
+    if loaded is None:
+        loaded = found[-1] if found else set()
+    return loaded
 
 
 def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:

@@ -212,3 +212,27 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
     assert greedy.base.unexplained == greedy.custom.unexplained == 0
     assert (tmp_path / "out" / "report.html").is_file()
     assert not (tmp_path / "out" / "verification_states").exists()
+
+
+@pytest.mark.parametrize("base", ["none", "ngram"])
+def test_a_head_is_judged_against_a_base_without_weights(case, tmp_path, base):
+    """`speculator.base` may name a kind: then acceptance is the engine's count on both sides."""
+    head = write_eagle3_head(tmp_path / "target", tmp_path / "head")
+    context = replace(
+        case,
+        speculators={"base": Speculator(base), "custom": Speculator("eagle3", head)},
+        backends=Backends(),
+    )
+    found = served("eagle3", 1.4)
+    if base == "none":
+        for block in found["speed_eager"]:
+            if block["variant"] == "base":
+                nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
+                block["counters"] |= nothing
+    for name, measured in found.items():
+        context.cache.put(name, measured)
+    line = evaluate(context)
+    assert line["verdict"] == "ship", line["reason"]
+    assert f"no exact replay of {Speculator(base).in_words}" in str(
+        Report.model_validate(read_json(tmp_path / "out" / "report.json")).verdict.unchecked
+    )
