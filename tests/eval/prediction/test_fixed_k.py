@@ -44,7 +44,9 @@ def context(tmp_path):
         pass
     timed = []
 
-    def measured(fleet, load, depth, sizes, texts, sampling, longest, first, drafter="custom"):
+    def measured(
+        fleet, load, depth, sizes, texts, sampling, longest, first, undecided, drafter="custom"
+    ):
         timed.append(drafter)
         return StepTimes({1: [0.01, 0.012, 0.03]}, (1e-4, 2e-4), {1: [[0.012, 0.03]] * 3})
 

@@ -14,7 +14,7 @@ def log_ratio(seed: int, own_noise: float = 0.03) -> tuple[float, np.ndarray, fl
     """Log of eagle3's time over mtp's at 4 drafts: paired, its draws, and fitted separately."""
     steps = sample_kind_steps(seed=seed, own_noise=own_noise)
     tables = {name: steps.tables(name) for name in steps.turns}
-    paired = fit_paired(tables, 400, seed)
+    paired = fit_paired(tables, 200, seed)
     one, other = paired["eagle3"], paired["mtp"]
     alone = {
         name: fit_steps({size: np.concatenate(own) for size, own in table.items()}, 10, seed)
@@ -28,7 +28,7 @@ def log_ratio(seed: int, own_noise: float = 0.03) -> tuple[float, np.ndarray, fl
 
 
 def test_the_ratio_of_two_servers_is_known_better_than_from_separate_fits() -> None:
-    found = [log_ratio(seed) for seed in range(40)]
+    found = [log_ratio(seed) for seed in range(20)]
     paired = np.array([value for value, _, _ in found]) - TRUE
     separate = np.array([value for _, _, value in found]) - TRUE
     assert abs(paired.mean()) < 0.015
@@ -37,7 +37,7 @@ def test_the_ratio_of_two_servers_is_known_better_than_from_separate_fits() -> N
 
 def test_the_interval_has_the_noise_of_turns() -> None:
     covered = []
-    for seed in range(60):
+    for seed in range(30):
         _, drawn_S, _ = log_ratio(seed)
         low, high = np.quantile(drawn_S, [0.025, 0.975])
         covered.append(low <= TRUE <= high)
