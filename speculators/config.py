@@ -5,9 +5,18 @@ SpeculatorConfig(depth=4)
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_names
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_kind, trainable_names
 
 
 def _trainable(name: str) -> str:
@@ -55,11 +64,18 @@ class SpeculatorConfig(BaseModel):
 
     kind: Annotated[str, AfterValidator(_trainable)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
-    behind its last layer."""
+    behind its last layer. `eagle3`: a one-layer head over three states of the target, with a
+    vocabulary of its own, trained from scratch or from such a head. docs/training.md compares
+    them."""
 
     base: str | None = None
-    """Directory of the speculator in use today: training starts from it, evaluation compares with
-    it, and `training.base_kl` holds the custom one near it. null: the target's own."""
+    """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
+    target's own layer), `ngram` or `none` (no speculation). null: the target's own. Where it is a
+    directory of the trained kind, or the target's own layer, training starts from it, and
+    `training.base_kl` can hold the custom one near it; otherwise training starts from scratch."""
+
+    head: HeadConfig = HeadConfig()
+    """Shape of a head from scratch. `mtp` has the target's and takes none of these keys."""
 
     depth: int = Field(default=4, ge=1, le=16)
     """Draft tokens that the speculator is unrolled to in training and replay; serving may choose
@@ -84,3 +100,24 @@ class SpeculatorConfig(BaseModel):
 
     parity: ParityConfig = ParityConfig()
     """How closely trainer and engine must agree on drafts, before training and in evaluation."""
+
+    @model_validator(mode="after")
+    def _kind_reads_what_is_set(self) -> "SpeculatorConfig":
+        kind = trainable_kind(self.kind)
+        default = HeadConfig()
+        unread = [
+            key
+            for key in HeadConfig.model_fields
+            if key not in kind.head_keys and getattr(self.head, key) != getattr(default, key)
+        ]
+        if unread:
+            raise ValueError(
+                f"speculator.head.{unread[0]}: {kind.in_words} has no such setting; leave"
+                f" {', '.join(unread)} out, or choose another speculator.kind"
+            )
+        if self.train not in kind.trains:
+            raise ValueError(
+                f"speculator.train = {self.train}: {kind.in_words} has no routed experts to freeze;"
+                " leave the key out"
+            )
+        return self

@@ -21,10 +21,6 @@ from outrider.common.errors import OutriderError
 DraftVocabulary = Literal["all"] | int | float
 """A share of the response tokens below 1, a number of tokens, or the target's whole vocabulary."""
 
-PLANNED = 32_000
-"""Tokens that are planned for before traffic is read, where a share decides: about what public
-heads for vocabularies of 129k and 151k have."""
-
 
 def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
     """How often each token occurs in the responses, [V] int64."""
@@ -62,13 +58,6 @@ def chosen_ids(counts_V: Tensor, wanted: DraftVocabulary) -> Tensor | None:
         kept = int((reached_V < wanted - 1e-12).sum()) + 1
     ids_D = order_V[: max(kept, 2)].sort().values
     return None if len(ids_D) == vocab else ids_D
-
-
-def planned_size(wanted: DraftVocabulary, vocab: int) -> int:
-    """D before traffic is read."""
-    if wanted == "all":
-        return vocab
-    return min(vocab, wanted if isinstance(wanted, int) else PLANNED)
 
 
 def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:

@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+PLANNED_VOCABULARY = 32_000
+"""Draft tokens that are planned for before traffic is read, where a share decides: what public
+heads for vocabularies of 129k and 151k have."""
+
 Coverage = Annotated[float, Field(gt=0, lt=1)]
 Size = Annotated[int, Field(ge=2)]
 
@@ -46,3 +50,10 @@ class HeadConfig(BaseModel):
     norm_before_residual: bool = False
     """The residual stream starts at the normed state instead of the state. vLLM reads it, SGLang
     does not."""
+
+    def planned_vocabulary(self, vocab: int) -> int:
+        """Draft tokens that memory is planned for, of a target's `vocab`."""
+        if self.draft_vocabulary == "all":
+            return vocab
+        share = isinstance(self.draft_vocabulary, float)
+        return min(vocab, PLANNED_VOCABULARY if share else int(self.draft_vocabulary))

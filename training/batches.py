@@ -38,6 +38,9 @@ class Store(Protocol):
     def read(self, sequence_id: str) -> SequenceStates:
         """One sequence."""
 
+    def tokens(self, sequence_id: str) -> Tensor:
+        """[T]: its token ids alone."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -106,6 +109,12 @@ def _names(spec: FeatureSpec) -> list[str]:
 def _room(states_TH: Tensor, row_tokens: int) -> Tensor:
     """Zeros [1, T, H] for the states of a row."""
     return torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
+
+
+def responses(store: Store, samples: Iterable[Sample]) -> Iterator[Tensor]:
+    """The response tokens of each sample, which are what is drafted; no states are read."""
+    for sample in samples:
+        yield store.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
 
 
 class Prefetch:

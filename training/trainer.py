@@ -23,12 +23,15 @@ from accelerate.utils import broadcast
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
+from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds import base_directory, kind_of, trainable_kind
+from outrider.speculators.draft_vocabulary import token_counts
+from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
-from outrider.training.batches import Batch, Prefetch, Store
+from outrider.speculators.planned import planned
+from outrider.training.batches import Batch, Prefetch, Store, responses
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
@@ -54,11 +57,10 @@ class Trainer:
         self.spec, self.store, self.config = spec, store, spec.training
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.kind)
-        self.origin = self._origin()
         target_config = read_json(spec.target_dir / "config.json")
-        self.features = self.kind.features(target_config)
+        config = planned(spec.speculator, target_config)
+        self.features = self.kind.features(config, target_config)
         self.features.require(store.spec, spec.features_dir)
-        self.size = self.kind.size(target_config, spec.target_dir / "config.json")
         self.accelerator = make_accelerator(self.config, spec.log_dir)
         if self.config.rows_per_step % self.accelerator.num_processes:
             raise OutriderError(
@@ -73,6 +75,7 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
+        self.origin = self._origin(target_config["vocab_size"])
         self.steps: list[list[Row]] = []
         for epoch in range(self.config.epochs):
             self.steps += plan_epoch(
@@ -93,6 +96,7 @@ class Trainer:
         speculator = self.kind.start(
             self.origin, spec.speculator, dtype, self.device, self.config.seed
         )
+        self.size = self.kind.size(config, target_config, spec.target_dir / "config.json")
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
@@ -111,11 +115,15 @@ class Trainer:
         self.digest = value_digest([spec.settings(), store.manifest])
         self.stop_requested = False
 
-    def _origin(self) -> Origin:
+    def _origin(self, vocab: int) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
-        base = base_directory(self.spec.speculator.base, self.spec.target_dir)
-        warm = kind_of(base) is self.kind
-        return Origin(self.spec.target_dir, base if warm else None)
+        base = base_of(self.spec.speculator.base, self.spec.target_dir)
+        return Origin(
+            self.spec.target_dir,
+            warm_start(self.kind, base),
+            self.spec.speculator.head,
+            lambda: token_counts(responses(self.store, self.samples), vocab),
+        )
 
     def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
         if self.origin.base_dir is None:

@@ -40,6 +40,7 @@ from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
 
 SUMMARY = "summary.json"
@@ -66,7 +67,9 @@ def capture(
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
-    spec = trainable_kind(kind).features(target_config).stored(target_config["hidden_size"])
+    drafter = trainable_kind(kind)
+    reads = drafter.features(drafter.config(target_config, HeadConfig(), None), target_config)
+    spec = reads.stored(target_config["hidden_size"])
     _check_streams(spec, kind)
     table, lengths = fit(
         load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len, capture.too_long

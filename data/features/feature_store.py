@@ -375,6 +375,12 @@ class FeatureStore:
             auxiliary=states,
         )
 
+    def tokens(self, sequence_id: str) -> torch.Tensor:
+        """[T]: the token ids of one sequence, without its states."""
+        row = self._table[sequence_id]
+        span = slice(row["start"], row["start"] + row["length"])
+        return self._shard(row["shard"]).get_slice("token_ids")[span]
+
     def verify(self) -> None:
         """Compares all bytes with the checksums; the error names the first damaged shard."""
         for shard in self.manifest["shards"]:

@@ -231,7 +231,10 @@ def load_replayed(speculator_dir: Path, target_dir: Path, dtype: str) -> Replaye
     kind = trainable_kind_of(speculator_dir)
     drafter = kind.load(speculator_dir, target_dir, number).to(device).eval()
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
-    spec = kind.features(read_json(Path(target_dir) / "config.json"))
+    config, target_config = (
+        read_json(Path(folder) / "config.json") for folder in (speculator_dir, target_dir)
+    )
+    spec = kind.features(config, target_config)
     return Replayed(drafter, ends, spec, device)
 
 

@@ -19,6 +19,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import planned
 
 LOG_BYTES_PER_TOKEN = 6
 """Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
@@ -78,7 +79,8 @@ def capture_cost(tokens: int, recipe: Recipe, target_config: Mapping[str, Any]) 
     """Disk and time of capturing `tokens` tokens with the states that the speculator reads."""
     rate = recipe.capture.tokens_per_s or _measured(recipe, CAPTURE_TOKENS_PER_S)
     hidden_size = target_config["hidden_size"]
-    spec = trainable_kind(recipe.speculator.kind).features(target_config).stored(hidden_size)
+    kind, config = trainable_kind(recipe.speculator.kind), planned(recipe.speculator, target_config)
+    spec = kind.features(config, target_config).stored(hidden_size)
     each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     return CaptureCost(tokens, hidden_size, each, rate)
 

@@ -27,6 +27,7 @@ from outrider.recipes.dry_run.estimates import capture_cost, traffic_tokens, tra
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import planned
 from outrider.speculators.kinds.protocol import DrafterSize, RowShape
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
@@ -71,7 +72,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "missing": source,
         }
     kind = trainable_kind(recipe.speculator.kind)
-    size = kind.size(config, source)
+    size = kind.size(planned(recipe.speculator, config), config, source)
     tokens, counted = traffic_tokens(run, recipe)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(

@@ -16,7 +16,6 @@ from outrider.common.files import read_json, write_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.sources import served_base_of
-from outrider.serving.speculator import Speculator
 
 FILE = "parity.json"
 
@@ -25,7 +24,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     """Compares trainer and engine on prompts of the validation part, once a run."""
     from outrider.eval.replay.draft_parity import complaint, engine_parity
 
-    base = Speculator.named(served_base_of(run, recipe))
+    base = served_base_of(run, recipe)
     if base.directory is None or not base.abilities.draft_parity:
         return
     path, parity = run.training / FILE, recipe.speculator.parity

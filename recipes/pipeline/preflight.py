@@ -17,9 +17,10 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.speculators.base import base_of, is_directory, warm_start
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -109,8 +110,7 @@ def check_target(
     """
     speculator = speculator or SpeculatorConfig()
     kind = trainable_kind(speculator.kind)
-    base = Path(speculator.base).expanduser() if speculator.base else None
-    warm_start = base if base is not None and kind_of(base) is kind else None
-    kind.check_target(target, warm_start, dry_run)
-    if base is not None and (not dry_run or has_weights(target)):
-        check_speculator(base, target)
+    base = base_of(speculator.base, target)
+    kind.check_target(target, warm_start(kind, base), dry_run)
+    if is_directory(speculator.base) and (not dry_run or has_weights(target)):
+        check_speculator(Path(str(base.directory)), target)

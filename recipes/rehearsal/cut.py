@@ -17,6 +17,7 @@ from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.rehearsal.target import shapes
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import RowShape
+from outrider.speculators.planned import planned
 from outrider.training.sizing.memory import MemoryPlan
 
 R1_CONFIG = Path(__file__).resolve().parents[1] / "r1" / "config.json"
@@ -89,7 +90,8 @@ def cut_to_fit(
 
 
 def _training_bytes(config: Mapping[str, Any], recipe: Recipe) -> int:
-    size = trainable_kind(recipe.speculator.kind).size(config, "config.json")
+    kind = trainable_kind(recipe.speculator.kind)
+    size = kind.size(planned(recipe.speculator, config), config, "config.json")
     training = recipe.training
     plan = MemoryPlan(
         size,

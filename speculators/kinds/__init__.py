@@ -92,19 +92,6 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
     ]
 
 
-def base_directory(base: str | Path | None, target_dir: Path) -> Path:
-    """The directory of the speculator in use (`speculator.base`); None: the target's own."""
-    if base is not None:
-        return Path(base).expanduser()
-    config = Path(target_dir) / "config.json"
-    if not native_kinds(read_json(config)):
-        raise OutriderError(
-            f"{config}: this target ships no speculator of its own; name the directory of the"
-            " speculator in use as speculator.base"
-        )
-    return Path(target_dir)
-
-
 def target_tensors(target: CheckpointLayout) -> list[str]:
     """Names of the target's tensors that Outrider reads: embedding, head, its own speculators."""
     names = set(target.ends)

@@ -1,40 +1,45 @@
-"""EAGLE-3 heads: recognized, checked and served; not trained here yet.
+"""EAGLE-3 heads: one layer over auxiliary states of the target, with rows of its own.
 
-The shapes of a head follow from its config.json and the target's. Both layouts are known: the
-plain one of vLLM and SGLang, and that of vllm-project/speculators.
+    kind = Eagle3()
+    kind.features(config, target_config).names       # layer_2, layer_8, layer_13
+    kind.load(directory, target_dir, torch.float32)
+
+A head drafts a chain like an MTP layer, with a smaller vocabulary and a dense MLP. It is trained
+from scratch, or from a head that is given. The first draft reads fc over states of the target, the
+next ones the head's own state.
+
+The other files of the kind: eagle3_shape.py (config.json), eagle3_tensors.py (names),
+eagle3_check.py (compatibility), eagle3_size.py and eagle3_activations.py (sizing), eagle3_layer.py
+(the module), eagle3_checkpoint.py (reading and writing), eagle3_start.py (how training starts).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.checks import (
-    check_finite,
-    check_header_shape,
-    check_vocabulary_size,
-    foreign,
-    header_named,
+from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
+from outrider.speculators.features import FeatureSpec
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds.eagle3_check import check_eagle3, check_eagle3_target
+from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3_size import EagleSize
+from outrider.speculators.kinds.eagle3_tensors import EMBEDDING, T2D, checkpoint_names
+from outrider.speculators.kinds.protocol import (
+    Abilities,
+    KPerBatchSize,
+    Origin,
+    TrainedParameters,
+    TrainedParts,
 )
-from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.checkpoints.safetensors_headers import (
-    TensorHeader,
-    integers,
-    tensor_headers,
-)
-from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
 from outrider.speculators.kinds.vllm_settings import directory_settings
 
-DEFAULT_AUX_STATES = 3
-"""States of the target that a head reads where its config.json does not name the layers."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
-"""`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
-
-vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
+    from outrider.speculators.kinds.drafter import Drafter
+    from outrider.speculators.kinds.eagle3_layer import EagleHead
 
 
 class Eagle3:
@@ -46,7 +51,11 @@ class Eagle3:
         "an EAGLE-3 checkpoint (config.json with draft_vocab_size or an Eagle3 architecture, and"
         " its weights)"
     )
-    abilities = Abilities(drafts_every_step=True)
+    abilities = Abilities(
+        exact_replay=True, draft_parity=True, live_exchange=True, drafts_every_step=True
+    )
+    head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
+    trains: frozenset[TrainedParameters] = frozenset(("all",))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A head has an Eagle3 architecture or a draft vocabulary."""
@@ -56,6 +65,10 @@ class Eagle3:
             or config.get("speculators_model_type") == "eagle3"
             or "draft_vocab_size" in config
         )
+
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
+        check_eagle3(directory, target, self.in_words)
 
     def vllm_settings(
         self,
@@ -67,59 +80,110 @@ class Eagle3:
         """vLLM's method `eagle3`."""
         return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
 
-    def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
-        path, config = directory / "config.json", read_json(directory / "config.json")
-        layer = config.get("transformer_layer_config") or config  # vllm-project/speculators' form
-        if config.get("model_type") in TAKEN_FOR_MTP:
-            raise OutriderError(
-                f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
-                " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
-                ' attention has model_type "deepseek_v2"'
-            )
-        check_vocabulary_size(path, layer, target)
-        hidden = config.get("target_hidden_size") or layer.get("hidden_size")
-        if hidden != target.config["hidden_size"]:
-            raise foreign(path, "hidden_size", hidden, target, target.config["hidden_size"])
-        layers = _auxiliary_layers(config)
-        if layers and max(layers) > target.config["num_hidden_layers"]:
-            wanted = f"{target.config['num_hidden_layers']} layers"
-            raise foreign(path, "eagle_aux_hidden_state_layer_ids", layers, target, wanted)
-        found = tensor_headers(directory)
-        vocabulary = config.get("draft_vocab_size") or layer["vocab_size"]
-        own_hidden = layer["hidden_size"]
-        states = len(layers) if layers else DEFAULT_AUX_STATES
-        self._check_shape(found, "lm_head.weight", (vocabulary, own_hidden), path)
-        self._check_shape(found, "fc.weight", (own_hidden, hidden * states), path)
-        if embedding := header_named(found, "embed_tokens.weight"):
-            shape = (target.config["vocab_size"], own_hidden)
-            self._check_shape(found, embedding.name, shape, path)
-        if vocabulary != target.config["vocab_size"]:
-            _check_map(self._check_shape(found, "d2t", (vocabulary,), path), target)
-        check_finite(found)
+    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
+        """From scratch: a larger rate, more epochs, and later drafts weigh more.
 
-    def _check_shape(
-        self, found: Mapping[str, TensorHeader], suffix: str, shape: tuple[int, ...], config: Path
-    ) -> TensorHeader:
-        return check_header_shape(found, suffix, shape, config, self.in_words)
+        With 400 sequences of nano R1, ten epochs at 2e-3 reached the acceptance of the custom MTP
+        layer, which starts from a trained one.
+        """
+        return {} if warm else {"learning_rate": 2e-3, "epochs": 10, "depth_decay": 0.8}
 
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """The base's, or one in the plain layout."""
+        if base_config is not None:
+            return base_config
+        drafts = head.planned_vocabulary(target_config["vocab_size"])
+        return plain_config(target_config, head, drafts)
 
-def _auxiliary_layers(config: Mapping[str, Any]) -> list[int] | None:
-    """The auxiliary layers that config.json names, in either layout."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    return config.get(key) or (config.get("eagle_config") or {}).get(key)
+    def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
+        """The residual stream before some layers."""
+        return EagleShape.read(config, target_config, "config.json").features()
 
+    def native(self, target_config: Mapping[str, Any]) -> bool:
+        """No target ships a head."""
+        return False
 
-def _check_map(header: TensorHeader, target: CheckpointLayout) -> None:
-    """d2t: target id = draft id + d2t[draft id]. Each id is a token of the target, none twice."""
-    offsets = integers(header)
-    ids = offsets + np.arange(len(offsets))
-    vocabulary = target.config["vocab_size"]
-    outside = int(((ids < 0) | (ids >= vocabulary)).sum())
-    twice = len(ids) - len(set(ids.tolist()))
-    if outside or twice:
-        raise OutriderError(
-            f"{header.file}: d2t maps {outside} draft tokens outside the target's vocabulary of"
-            f" {vocabulary} and {twice} onto a token that another has: a stale vocabulary. Make"
-            " the draft vocabulary again from the target's tokenizer"
-        )
+    def native_tensors(self, target: CheckpointLayout) -> set[str]:
+        """None."""
+        return set()
+
+    def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
+        """The target's config.json has the keys that fix a head, and the base fits."""
+        check_eagle3_target(target_dir)
+        if base_dir is not None:
+            target_config = read_json(Path(target_dir) / "config.json")
+            path = Path(base_dir) / "config.json"
+            EagleShape.read(read_json(path), target_config, path)
+
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> EagleSize:
+        """Counted from the head's config.json."""
+        return EagleSize(EagleShape.read(config, target_config, source))
+
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: "torch.dtype",
+        device: "torch.device | str" = "cpu",
+    ) -> "EagleHead":
+        """Either published layout."""
+        from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
+
+        return load_eagle3(directory, target_dir, dtype, device)
+
+    def start(
+        self,
+        origin: Origin,
+        parts: TrainedParts,
+        dtype: "torch.dtype",
+        device: "torch.device | str",
+        seed: int,
+    ) -> "EagleHead":
+        """The base's head, or a new one over the traffic's draft vocabulary."""
+        from outrider.speculators.kinds.eagle3_start import start_eagle3
+
+        return start_eagle3(origin, dtype, device, seed)
+
+    def trained(
+        self, drafter: "Drafter", state: "Mapping[str, Tensor]"
+    ) -> "Iterator[tuple[str, Tensor]]":
+        """Every weight, and the draft vocabulary."""
+        from outrider.speculators.kinds.eagle3_checkpoint import trained_tensors
+
+        return trained_tensors(cast("EagleHead", drafter), state)
+
+    def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
+        """In the layout of the base, or the plain one."""
+        from outrider.speculators.kinds.eagle3_checkpoint import write_eagle3
+
+        write_eagle3(changed, origin, out_dir)
+
+    def tensor_names(self, directory: Path) -> set[str]:
+        """Names in the plain layout, without t2d, which follows from d2t."""
+        return checkpoint_names(weight_map(Path(directory))).keys() - {T2D}
+
+    def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+        """Names in the plain layout; d2t is one of them."""
+        from outrider.speculators.kinds.eagle3_checkpoint import read_eagle3_tensors
+
+        return read_eagle3_tensors(directory)
+
+    def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+        """Head and d2t; the embedding stays the target's."""
+        from outrider.speculators.kinds.eagle3_checkpoint import stored_eagle3_tensors
+
+        return stored_eagle3_tensors(directory)
+
+    def stays_with_target(self, name: str) -> bool:
+        """The embedding."""
+        return name.endswith(EMBEDDING)

@@ -100,6 +100,31 @@ class EagleShape:
         """Values of a token that `fc` reads."""
         return len(self.layers) * self.target_hidden
 
+    @property
+    def kv_rank(self) -> int:
+        """Rank of DeepSeek's keys and values; 0 for Llama's attention."""
+        return self.latent["kv_lora_rank"] if self.latent else 0
+
+    @property
+    def nope_dim(self) -> int:
+        """Dims of a DeepSeek key that are not rotated."""
+        return self.latent["qk_nope_head_dim"] if self.latent else 0
+
+    @property
+    def rope_dim(self) -> int:
+        """Dims of a DeepSeek key that are rotated."""
+        return self.latent["qk_rope_head_dim"] if self.latent else 0
+
+    @property
+    def key_dim(self) -> int:
+        """Dims of a query and a key of one head."""
+        return self.nope_dim + self.rope_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Dims of a value of one head."""
+        return self.latent["v_head_dim"] if self.latent else self.head_dim
+
     def features(self) -> FeatureSpec:
         """The auxiliary states in the order of the layers, in which the engine concatenates."""
         return FeatureSpec(
@@ -123,9 +148,7 @@ def default_layers(count: int) -> tuple[int, ...]:
     return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
 
 
-def plain_config(
-    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
-) -> dict[str, Any]:
+def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
     """config.json of a head from scratch, in the layout of vLLM and SGLang."""
     hidden, count = target_config["hidden_size"], target_config["num_hidden_layers"]
     layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)

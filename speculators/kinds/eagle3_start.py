@@ -66,5 +66,3 @@ def draft_ids(origin: Origin) -> Tensor | None:
             " from; set it to all, or start from a head (speculator.base)"
         )
     return chosen_ids(origin.token_counts(), wanted)
-
-

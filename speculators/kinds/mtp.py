@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.mtp_check import check_mtp, check_mtp_target
 from outrider.speculators.kinds.mtp_size import MTPSize, mtp_size
 from outrider.speculators.kinds.mtp_tensors import MTPTensors, is_shared
-from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize, Origin, TrainedParts
+from outrider.speculators.kinds.protocol import (
+    Abilities,
+    KPerBatchSize,
+    Origin,
+    TrainedParameters,
+    TrainedParts,
+)
 from outrider.speculators.kinds.vllm_settings import directory_settings
 
 if TYPE_CHECKING:
@@ -68,7 +75,23 @@ class MTP:
         """vLLM's method `mtp`."""
         return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
 
-    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
+    head_keys: frozenset[str] = frozenset()
+    trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
+
+    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
+        """The section's own: training always starts from a layer that drafts well."""
+        return {}
+
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """The target's: a directory of the kind holds it."""
+        return target_config
+
+    def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The state after the final norm alone."""
         return FeatureSpec((FeatureStream(FINAL_NORM, target_config["hidden_size"]),))
 
@@ -86,7 +109,12 @@ class MTP:
         if base_dir is not None and Path(base_dir) != Path(target_dir):
             check_mtp_target(base_dir, config_only)
 
-    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> MTPSize:
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> MTPSize:
         """Counted from config.json."""
         return mtp_size(target_config, source)
 

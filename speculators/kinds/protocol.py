@@ -14,9 +14,10 @@ of their kind (such as mtp_checkpoint.py) when they are called.
 
 How a trainable kind is used:
 
-    spec = kind.features(target_config)                 capture: which states are stored
-    size = kind.size(target_config)                     --dry-run: parameters, memory, FLOPs
-    drafter = kind.start(origin, config, dtype, ...)    training: trainable parts as parameters
+    config = kind.config(target_config, head, base)     of the speculator that is trained
+    spec = kind.features(config, target_config)         capture: which states are stored
+    size = kind.size(config, target_config)             --dry-run: parameters, memory, FLOPs
+    drafter = kind.start(origin, parts, dtype, ...)     training: trainable parts as parameters
     drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
@@ -236,8 +237,34 @@ class DrafterKind(Protocol):
 class TrainableKind(DrafterKind, Protocol):
     """A kind that Outrider captures for, trains, replays, sizes and exchanges."""
 
-    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The target's states that the drafter reads."""
+    @property
+    def head_keys(self) -> frozenset[str]:
+        """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
+
+    @property
+    def trains(self) -> frozenset[TrainedParameters]:
+        """Values of `speculator.train` that the kind can do."""
+
+    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
+        """Values of the `training` section that the recipe need not name, from a base or scratch.
+
+        Keys that are absent keep the section's own defaults.
+        """
+
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """config.json of the speculator that is trained, before it exists.
+
+        It is that of the base where training starts from one of the kind. A draft vocabulary that
+        the traffic decides has a planned size.
+        """
+
+    def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
+        """The target's states that a speculator with this config.json reads."""
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""
@@ -251,8 +278,16 @@ class TrainableKind(DrafterKind, Protocol):
         With `config_only` the weights need not be there (`--dry-run`).
         """
 
-    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> DrafterSize:
-        """Parameters, memory and FLOPs; an `OutriderError` names `source` and missing keys."""
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> DrafterSize:
+        """Parameters, memory and FLOPs of a speculator with this config.json.
+
+        An `OutriderError` names `source`, the target's config.json, and missing keys.
+        """
 
     def load(
         self,

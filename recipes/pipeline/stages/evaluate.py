@@ -42,7 +42,7 @@ def _measure(
         serving=recipe.speculative_serving(),
         settings=recipe.evaluation(),
         depth=recipe.speculator.depth,
-        speculators={"base": Speculator.named(base), "custom": Speculator.named(speculator)},
+        speculators={"base": base, "custom": Speculator.named(speculator)},
         data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt()),
         show_samples=recipe.report.samples,

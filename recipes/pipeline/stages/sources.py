@@ -1,13 +1,17 @@
 """Inputs that several stages share: sections of the recipe, the target, logs, the parts."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
+from outrider.speculators.base import is_directory
+
+if TYPE_CHECKING:
+    from outrider.serving.speculator import Speculator
 
 
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
@@ -30,7 +34,8 @@ def target_digest(recipe: Recipe) -> dict[str, str]:
 def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the target and of the base speculator, where the recipe names another one."""
     digests = target_digest(recipe)
-    if base := recipe.speculator.base:
+    base = recipe.speculator.base
+    if base is not None and is_directory(base):
         digests["speculator.base"] = path_digest(Path(base).expanduser())
     return digests
 
@@ -55,13 +60,17 @@ def log_digest(source: str) -> str:
     return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
 
 
-def served_base_of(run: RunDirectory, recipe: Recipe) -> Path:
-    """The directory from which engines load the speculator in use."""
+def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
+    """The speculator in use, with the directory from which engines load it."""
     from outrider.serving.base_copy import served_base
-    from outrider.speculators.kinds import base_directory
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.base import base_of
 
     target_dir = recipe.target.directory()
-    return served_base(base_directory(recipe.speculator.base, target_dir), target_dir, run.shared)
+    base = base_of(recipe.speculator.base, target_dir)
+    if base.directory is None:
+        return Speculator(base.kind.name)
+    return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:

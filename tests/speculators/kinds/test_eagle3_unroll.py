@@ -79,7 +79,10 @@ class LiteralEngine:
                 rope_interleave=True,
                 **{key: config[key] for key in keys},
             )
-            attention, rotary = DeepseekV3Attention(settings, 0), DeepseekV3RotaryEmbedding(settings)
+            attention, rotary = (
+                DeepseekV3Attention(settings, 0),
+                DeepseekV3RotaryEmbedding(settings),
+            )
         settings._attn_implementation = "eager"
         for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"):
             if getattr(attention, name, None) is not None:

@@ -18,7 +18,8 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
-from outrider.speculators.kinds import KINDS, base_directory, kind_of, trainable_kind
+from outrider.speculators.base import base_of, warm_start
+from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
@@ -83,14 +84,14 @@ def trained(
 def test_the_protocol_is_met(toy: Toy) -> None:
     assert isinstance(toy, TrainableKind)
     assert trainable_kind("toy") is toy
-    with pytest.raises(OutriderError, match="'eagle3' can be served and counted"):
-        trainable_kind("eagle3")
+    with pytest.raises(OutriderError, match="'ngram' can be served and counted"):
+        trainable_kind("ngram")
     with pytest.raises(OutriderError, match="'medusa' is not known; the kinds are"):
         trainable_kind("medusa")
 
 
 def test_a_kind_that_is_not_registered_is_no_config() -> None:
-    with pytest.raises(ValueError, match="'toy' is not known; kinds that train: mtp"):
+    with pytest.raises(ValueError, match="'toy' is not known; kinds that train: eagle3, mtp"):
         SpeculatorConfig(kind="toy")
     with pytest.raises(ValueError, match="'ngram' can be evaluated, but not trained"):
         SpeculatorConfig(kind="ngram")
@@ -161,7 +162,7 @@ def test_a_store_without_its_states_is_refused(corpus: Corpus, toy: Toy) -> None
     config = read_json(corpus.target_dir / "config.json")
     held = FeatureSpec((FeatureStream(FINAL_NORM, config["hidden_size"]),))
     with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(4 values\)"):
-        toy.features(config).require(held, corpus.features_dir)
+        toy.features({}, config).require(held, corpus.features_dir)
 
 
 def test_a_warm_start_is_the_base(corpus: Corpus, toy: Toy, tmp_path: Path) -> None:
@@ -173,7 +174,9 @@ def test_a_warm_start_is_the_base(corpus: Corpus, toy: Toy, tmp_path: Path) -> N
         Origin(corpus.target_dir, None),
         tmp_path / "base",
     )
-    assert base_directory(str(tmp_path / "base"), corpus.target_dir) == tmp_path / "base"
+    base = base_of(str(tmp_path / "base"), corpus.target_dir)
+    assert warm_start(toy, base) == tmp_path / "base"
+    assert warm_start(trainable_kind("mtp"), base) is None
     warm = toy.start(
         Origin(corpus.target_dir, tmp_path / "base"),
         SpeculatorConfig(),
@@ -189,5 +192,9 @@ def test_a_target_without_a_speculator_needs_a_base(corpus: Corpus, tmp_path: Pa
     config = json.loads((corpus.target_dir / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(OutriderError, match=r"ships no speculator of its own; .* speculator\.base"):
-        base_directory(None, tmp_path)
-    assert base_directory(None, corpus.target_dir) == corpus.target_dir
+        base_of(None, tmp_path)
+    assert base_of(None, corpus.target_dir).directory == corpus.target_dir
+    assert base_of("mtp", corpus.target_dir) == base_of(None, corpus.target_dir)
+    assert base_of("none", tmp_path).directory is None
+    with pytest.raises(OutriderError, match="ships no mtp of its own"):
+        base_of("mtp", tmp_path)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outrider.common.files import publish, read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.drafter import Drafter
@@ -138,7 +139,21 @@ class Toy:
     ) -> dict[str, Any] | None:
         return {"method": self.name, "model": str(directory), "num_speculative_tokens": k}
 
-    def features(self, target_config: Mapping[str, Any]) -> FeatureSpec:
+    head_keys: frozenset[str] = frozenset()
+    trains: frozenset[TrainedParameters] = frozenset(("all",))
+
+    def training_defaults(self, warm: bool) -> Mapping[str, Any]:
+        return {}
+
+    def config(
+        self,
+        target_config: Mapping[str, Any],
+        head: HeadConfig,
+        base_config: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        return base_config or {"toy_drafter": 1}
+
+    def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         hidden = target_config["hidden_size"]
         return FeatureSpec((FeatureStream(STREAM, WIDTH), FeatureStream(FINAL_NORM, hidden)))
 
@@ -151,7 +166,12 @@ class Toy:
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         return None
 
-    def size(self, target_config: Mapping[str, Any], source: object = "config.json") -> ToySize:
+    def size(
+        self,
+        config: Mapping[str, Any],
+        target_config: Mapping[str, Any],
+        source: object = "config.json",
+    ) -> ToySize:
         return ToySize(target_config)
 
     def load(

@@ -1,0 +1,56 @@
+"""The speculator in use today (`speculator.base`): what training starts from or is compared with.
+
+    base = base_of(speculator.base, target_dir)      # a directory, or a kind's name; None: its own
+    warm_start(trainable_kind("mtp"), base)          # the directory, where the kinds are the same
+
+A base of another kind than the one that is trained is compared with, and training starts from
+scratch. No torch.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.kinds import KINDS, kind_of, native_kinds, weightless_names
+from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """A kind and, where it has weights, their directory."""
+
+    kind: DrafterKind
+    directory: Path | None
+    """The target's own directory where the target ships the speculator."""
+
+
+def base_of(base: str | Path | None, target_dir: Path) -> Base:
+    """The speculator in use. An `OutriderError` where the target lacks the one that is named."""
+    config = Path(target_dir) / "config.json"
+    name = None if base is None else str(base)
+    if name in weightless_names():
+        return Base(KINDS[name], None)
+    if name is not None and name not in KINDS:
+        directory = Path(name).expanduser()
+        return Base(kind_of(directory), directory)
+    native = {kind.name: kind for kind in native_kinds(read_json(config))}
+    if name is None and native:
+        return Base(next(iter(native.values())), Path(target_dir))
+    if name in native:
+        return Base(native[name], Path(target_dir))
+    lacks = "no speculator of its own" if name is None else f"no {name} of its own"
+    raise OutriderError(
+        f"{config}: this target ships {lacks}; name the directory of the speculator in use as"
+        f" speculator.base, or, where there is none: {', '.join(weightless_names())}"
+    )
+
+
+def warm_start(kind: TrainableKind, base: Base) -> Path | None:
+    """The directory that training starts from; None: from scratch."""
+    return base.directory if base.kind is kind else None
+
+
+def is_directory(base: str | None) -> bool:
+    """True where `speculator.base` names a directory and neither a kind nor the default."""
+    return base is not None and base not in KINDS

@@ -1,0 +1,136 @@
+"""Checks that an EAGLE-3 head fits its target, from files alone. No torch.
+
+The shapes of a head follow from its config.json and the target's. Both layouts are known: the
+plain one of vLLM and SGLang, and that of vllm-project/speculators.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.checks import (
+    check_finite,
+    check_header_shape,
+    check_same_rows,
+    check_vocabulary_size,
+    foreign,
+    header_named,
+)
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.safetensors_headers import (
+    TensorHeader,
+    integers,
+    tensor_headers,
+)
+from outrider.speculators.kinds.eagle3_shape import LAYER_IDS, auxiliary_layers, layer_config
+from outrider.speculators.kinds.eagle3_tensors import D2T, EMBEDDING, T2D
+
+DEFAULT_AUX_STATES = 3
+"""States of the target that a head reads where its config.json does not name the layers."""
+
+TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
+"""`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
+
+vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
+
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+"""Keys of the target's config.json that fix a head from scratch."""
+
+
+def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> None:
+    """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
+    path, config = directory / "config.json", read_json(directory / "config.json")
+    layer = layer_config(config)
+    if config.get("model_type") in TAKEN_FOR_MTP:
+        raise OutriderError(
+            f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
+            " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
+            ' attention has model_type "deepseek_v2"'
+        )
+    check_vocabulary_size(path, layer, target)
+    hidden = config.get("target_hidden_size") or layer.get("hidden_size")
+    if hidden != target.config["hidden_size"]:
+        raise foreign(path, "hidden_size", hidden, target, target.config["hidden_size"])
+    layers = auxiliary_layers(config)
+    _check_layers(path, layers, target)
+    found = tensor_headers(directory)
+    vocabulary = config.get("draft_vocab_size") or layer["vocab_size"]
+    own_hidden = layer["hidden_size"]
+    states = len(layers) if layers else DEFAULT_AUX_STATES
+    check_header_shape(found, "lm_head.weight", (vocabulary, own_hidden), path, in_words)
+    check_header_shape(found, "fc.weight", (own_hidden, hidden * states), path, in_words)
+    if embedding := header_named(found, EMBEDDING):
+        shape = (target.config["vocab_size"], own_hidden)
+        check_header_shape(found, embedding.name, shape, path, in_words)
+        if own_hidden == hidden:
+            _check_embedding(embedding, target)
+    if vocabulary != target.config["vocab_size"]:
+        offsets = check_header_shape(found, D2T, (vocabulary,), path, in_words)
+        _check_map(offsets, header_named(found, T2D), target)
+    check_finite(found)
+
+
+def check_eagle3_target(directory: Path) -> None:
+    """The target's config.json has the keys from which a head's shape follows."""
+    path = Path(directory) / "config.json"
+    config = read_json(path)
+    if missing := [key for key in NEEDED if key not in config]:
+        raise OutriderError(
+            f"{path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head follows;"
+            " point target.model at a whole checkpoint"
+        )
+
+
+def _check_layers(path: Path, layers: tuple[int, ...] | None, target: CheckpointLayout) -> None:
+    """The engine collects the states in the order of the layers, each once, and none before 1."""
+    count = target.config["num_hidden_layers"]
+    if layers is None:
+        return
+    if max(layers) > count:
+        raise foreign(path, LAYER_IDS, list(layers), target, f"{count} layers")
+    if min(layers) < 1 or list(layers) != sorted(set(layers)):
+        raise OutriderError(
+            f"{path}: {LAYER_IDS} = {list(layers)}: the engine reads the residual stream before"
+            f" layers 1 to {count}, in ascending order, each once. Write them so, with the columns"
+            " of fc.weight in the same order"
+        )
+
+
+def _check_embedding(embedding: TensorHeader, target: CheckpointLayout) -> None:
+    """vLLM keeps an embedding that differs from the target's; training here reads the target's."""
+    name, _ = target.ends
+    if name in target.weight_map:
+        own = tensor_headers(target.directory, target.files([name]))
+        check_same_rows(embedding, own[name])
+
+
+def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
+    """d2t: target id = draft id + d2t[draft id]. Each id is a token of the target, none twice."""
+    offsets = integers(header)
+    ids = offsets + np.arange(len(offsets))
+    vocabulary = target.config["vocab_size"]
+    outside = int(((ids < 0) | (ids >= vocabulary)).sum())
+    twice = len(ids) - len(set(ids.tolist()))
+    if outside or twice:
+        raise OutriderError(
+            f"{header.file}: d2t maps {outside} draft tokens outside the target's vocabulary of"
+            f" {vocabulary} and {twice} onto a token that another has: a stale vocabulary. Make"
+            " the draft vocabulary again from the target's tokenizer"
+        )
+    if marks is not None and marks.dtype == "BOOL":
+        marked = np.flatnonzero(integers(marks))
+        if marked.tolist() != sorted(ids.tolist()):
+            raise OutriderError(
+                f"{header.file}: t2d marks {len(marked)} tokens of the target, and they are not"
+                " those that d2t maps to: the two are of different vocabularies, one of them is"
+                " stale. Make both again from the target's tokenizer"
+            )
