@@ -2,6 +2,7 @@
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.states --train 100 --heldout 40         # runs/resume_screening/states
+    python -m benchmarks.states --layers 2 8 13                  # auxiliary states, too
 
 States come from transformers in float32, one sequence after another. Captured states differ from
 them by bf16 rounding (relative 0.02).
@@ -19,6 +20,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureWriter
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import TargetConfig
+from outrider.speculators.features import FeatureStream
 from outrider.training.config import TrainingConfig
 
 
@@ -37,18 +39,32 @@ def one_epoch(**settings: Any) -> TrainingConfig:
 
 
 @torch.no_grad()
-def write_states(tables: Tables, ids: Sequence[str], directory: Path) -> None:
-    """Writes the missing states of these sequences."""
+def write_states(
+    tables: Tables, ids: Sequence[str], directory: Path, layers: Sequence[int] = ()
+) -> None:
+    """Writes the missing states of these sequences.
+
+    `layers`: the residual stream before each of them is stored, too.
+    """
     model = DeepseekV3ForCausalLM.from_pretrained(
         TargetConfig().directory(), dtype=torch.float32
     ).eval()
     hidden_size, source = model.config.hidden_size, {"states": "transformers float32"}
-    with FeatureWriter(directory, hidden_size, source, shard_megabytes=4) as writer:
+    streams = [FeatureStream(f"layer_{index}", hidden_size) for index in layers]
+    with FeatureWriter(
+        directory, hidden_size, source, shard_megabytes=4, auxiliary=streams
+    ) as writer:
         for row in load_sequences(tables, list(ids)):
             if row["sequence_id"] not in writer.done:
                 token_ids = torch.tensor(row["token_ids"])
-                hidden_TH = model.model(token_ids[None]).last_hidden_state[0]
-                writer.write(row["sequence_id"], token_ids, hidden_TH, row["completion_start"])
+                out = model.model(token_ids[None], output_hidden_states=bool(layers))
+                writer.write(
+                    row["sequence_id"],
+                    token_ids,
+                    out.last_hidden_state[0],
+                    row["completion_start"],
+                    auxiliary={f"layer_{index}": out.hidden_states[index][0] for index in layers},
+                )
 
 
 def main() -> None:
@@ -58,10 +74,11 @@ def main() -> None:
     )
     parser.add_argument("--train", type=int, default=100)
     parser.add_argument("--heldout", type=int, default=40)
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
     args = parser.parse_args()
     parts = read_json(args.run / "split" / "parts.json")
     ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
-    write_states(args.run / "traffic" / "sequences", ids, args.run / "states")
+    write_states(args.run / "traffic" / "sequences", ids, args.run / "states", args.layers)
 
 
 if __name__ == "__main__":
