@@ -5,16 +5,19 @@
                                        anchor_BT, depth=4)
     drafter.head(ends).logits(states[0])
 
-A kind whose drafts follow one another (MTP, EAGLE-3) implements `speculators.unroll.Chain` and
-calls `unroll_anchors`. A kind that drafts all tokens in one pass (P-EAGLE) writes its own unroll.
+A kind whose drafts share one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) is a
+`ChainDrafter` and implements `speculators.unroll.Chain`. Any other kind writes its own unroll.
 
 Shapes: B rows, T slots of a row, X values that the drafter reads of a token, N anchors, H width
 of the state that the head reads, K depths.
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.unroll import Chain, unroll_anchors
 
 
 class Drafter(nn.Module):
@@ -42,3 +45,35 @@ class Drafter(nn.Module):
     def head(self, ends: TargetEnds) -> DraftHead:
         """The head that the states are read by: the target's, or the drafter's own."""
         raise NotImplementedError
+
+
+class ChainDrafter(Drafter):
+    """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
+
+    @property
+    def mask_token(self) -> int | None:
+        """Token at every depth but the first, for a parallel drafter; None: the token before."""
+        return None
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One depth after the other, all anchors at once (speculators/unroll.py)."""
+        return unroll_anchors(
+            cast(Chain, self),
+            ends,
+            token_ids_BT,
+            inputs_BTX,
+            sequence_BT,
+            position_BT,
+            anchor_BT,
+            depth,
+            self.mask_token,
+        )

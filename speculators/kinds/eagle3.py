@@ -94,7 +94,23 @@ class Eagle3:
         if base_config is not None:
             return base_config
         drafts = head.planned_vocabulary(target_config["vocab_size"])
+        return self.new_config(target_config, head, drafts)
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json of a head from scratch over so many draft tokens, in the plain layout."""
         return plain_config(target_config, head, drafts)
+
+    def module(self) -> "type[EagleHead]":
+        """Class of the head as a module."""
+        from outrider.speculators.kinds.eagle3_layer import EagleHead
+
+        return EagleHead
+
+    def size_of(self, shape: EagleShape) -> EagleSize:
+        """Parameters, memory and FLOPs of a head of this shape."""
+        return EagleSize(shape)
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The residual stream before some layers."""
@@ -123,7 +139,7 @@ class Eagle3:
         source: object = "config.json",
     ) -> EagleSize:
         """Counted from the head's config.json."""
-        return EagleSize(EagleShape.read(config, target_config, source))
+        return self.size_of(EagleShape.read(config, target_config, source))
 
     def load(
         self,
@@ -135,7 +151,7 @@ class Eagle3:
         """Either published layout."""
         from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
 
-        return load_eagle3(directory, target_dir, dtype, device)
+        return load_eagle3(directory, target_dir, dtype, device, self.module())
 
     def start(
         self,
@@ -148,7 +164,7 @@ class Eagle3:
         """The base's head, or a new one over the traffic's draft vocabulary."""
         from outrider.speculators.kinds.eagle3_start import start_eagle3
 
-        return start_eagle3(origin, dtype, device, seed)
+        return start_eagle3(origin, dtype, device, seed, self.module(), self.new_config)
 
     def trained(
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
@@ -162,7 +178,7 @@ class Eagle3:
         """In the layout of the base, or the plain one."""
         from outrider.speculators.kinds.eagle3_checkpoint import write_eagle3
 
-        write_eagle3(changed, origin, out_dir)
+        write_eagle3(changed, origin, out_dir, self.new_config)
 
     def write_twins(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path

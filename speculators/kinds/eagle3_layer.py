@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
-from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.drafter import ChainDrafter
 from outrider.speculators.kinds.eagle3_shape import EagleShape
 from outrider.speculators.layers.deepseek_layer import (
     DeepseekArch,
@@ -33,10 +33,9 @@ from outrider.speculators.layers.deepseek_layer import (
     rotary_tables,
 )
 from outrider.speculators.layers.llama_attention import LlamaAttention
-from outrider.speculators.unroll import unroll_anchors
 
 
-class EagleHead(Drafter):
+class EagleHead(ChainDrafter):
     """fc, one layer over [embedding ; state], the last norm, and rows of the draft vocabulary."""
 
     target_ids_D: Tensor | None
@@ -55,21 +54,6 @@ class EagleHead(Drafter):
         self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
         # Not part of the state: it is never trained, and the checkpoint has it as offsets.
         self.register_buffer("target_ids_D", target_ids_D, persistent=False)
-
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Drafts one token after the other, each from the state before."""
-        return unroll_anchors(
-            self, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
-        )
 
     def head(self, ends: TargetEnds) -> DraftHead:
         """The head's own rows over its draft vocabulary."""

@@ -18,17 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
-from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.drafter import ChainDrafter
 from outrider.speculators.layers.deepseek_layer import (
     DecoderLayer,
     DeepseekArch,
     RMSNorm,
     rotary_tables,
 )
-from outrider.speculators.unroll import unroll_anchors
 
 
-class MTPSpeculator(Drafter):
+class MTPSpeculator(ChainDrafter):
     """Two norms, a projection of 2H to H, one decoder layer, the final norm."""
 
     def __init__(self, arch: DeepseekArch):
@@ -39,21 +38,6 @@ class MTPSpeculator(Drafter):
         self.eh_proj = nn.Linear(2 * arch.hidden, arch.hidden, bias=False)
         self.block = DecoderLayer(arch, layer_index=arch.layers)
         self.norm = RMSNorm(arch.hidden, arch.norm_eps)
-
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Drafts one token after the other, each from the state before."""
-        return unroll_anchors(
-            self, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
-        )
 
     def head(self, ends: TargetEnds) -> DraftHead:
         """The target's head over the whole vocabulary."""

@@ -13,7 +13,7 @@ vLLM has no such head with DeepSeek's attention, and runs this one on model runn
 The other files of the kind: p_eagle_layer.py (the module), p_eagle_size.py (sizing).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +28,12 @@ from outrider.speculators.kinds.eagle3_shape import (
     PARALLEL_OF_SPECULATORS,
     EagleShape,
     mask_token,
-    plain_config,
 )
+from outrider.speculators.kinds.eagle3_size import EagleSize
 from outrider.speculators.kinds.p_eagle_size import ParallelSize
-from outrider.speculators.kinds.protocol import (
-    Abilities,
-    KPerBatchSize,
-    Origin,
-    TrainedParts,
-)
+from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from outrider.speculators.kinds.eagle3_layer import EagleHead
 
 MASK_TOKEN = "pard_token"
@@ -99,17 +91,29 @@ class PEagle(Eagle3):
         settings = super().vllm_settings(directory, k, draft_sample_method, None)
         return {**(settings or {}), "method": Eagle3.name, "parallel_drafting": True}
 
-    def config(
-        self,
-        target_config: Mapping[str, Any],
-        head: HeadConfig,
-        base_config: Mapping[str, Any] | None,
-    ) -> Mapping[str, Any]:
-        """The base's, or one in the plain layout."""
-        if base_config is not None:
-            return base_config
-        drafts = head.planned_vocabulary(target_config["vocab_size"])
-        return parallel_config(target_config, head, drafts)
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """An EAGLE-3 head's, with a mask token that no text contains.
+
+        Padding, where the target has it; else the token that ends a text, after which nothing is
+        drafted.
+        """
+        end = target_config.get("eos_token_id")
+        first_end = end[0] if isinstance(end, list) else end
+        padding = target_config.get("pad_token_id")
+        token = padding if padding is not None else first_end
+        return super().new_config(target_config, head, drafts) | {MASK_TOKEN: int(token or 0)}
+
+    def module(self) -> "type[EagleHead]":
+        """Class of the head as a module."""
+        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
+
+        return ParallelHead
+
+    def size_of(self, shape: EagleShape) -> EagleSize:
+        """Parameters, memory and FLOPs of a head of this shape."""
+        return ParallelSize(shape)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """As for an EAGLE-3 head, and the base has a mask token."""
@@ -118,63 +122,6 @@ class PEagle(Eagle3):
             path = Path(base_dir) / "config.json"
             target_config = read_json(Path(target_dir) / "config.json")
             _check_mask(path, EagleShape.read(read_json(path), target_config, path))
-
-    def size(
-        self,
-        config: Mapping[str, Any],
-        target_config: Mapping[str, Any],
-        source: object = "config.json",
-    ) -> ParallelSize:
-        """Counted from the head's config.json."""
-        return ParallelSize(EagleShape.read(config, target_config, source))
-
-    def load(
-        self,
-        directory: Path,
-        target_dir: Path,
-        dtype: "torch.dtype",
-        device: "torch.device | str" = "cpu",
-    ) -> "EagleHead":
-        """Either published layout."""
-        from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
-        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
-
-        return load_eagle3(directory, target_dir, dtype, device, ParallelHead)
-
-    def start(
-        self,
-        origin: Origin,
-        parts: TrainedParts,
-        dtype: "torch.dtype",
-        device: "torch.device | str",
-        seed: int,
-    ) -> "EagleHead":
-        """The base's head, or a new one over the traffic's draft vocabulary."""
-        from outrider.speculators.kinds.eagle3_start import start_eagle3
-        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
-
-        return start_eagle3(origin, dtype, device, seed, ParallelHead, parallel_config)
-
-    def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
-        """In the layout of the base, or the plain one."""
-        from outrider.speculators.kinds.eagle3_checkpoint import write_eagle3
-
-        write_eagle3(changed, origin, out_dir, parallel_config)
-
-
-def parallel_config(
-    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
-) -> dict[str, Any]:
-    """config.json of a head from scratch. The mask's token is one that no text contains.
-
-    Padding, where the target has it; else the token that ends a text, after which nothing is
-    drafted.
-    """
-    end = target_config.get("eos_token_id")
-    first_end = end[0] if isinstance(end, list) else end
-    padding = target_config.get("pad_token_id")
-    token = padding if padding is not None else first_end
-    return plain_config(target_config, head, drafts) | {MASK_TOKEN: int(token or 0)}
 
 
 def _check_mask(path: Path, shape: EagleShape) -> None:

@@ -14,10 +14,8 @@ Shapes: as in eagle3_layer.py.
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3_layer import EagleHead
 from outrider.speculators.kinds.eagle3_shape import EagleShape
-from outrider.speculators.unroll import unroll_anchors
 
 
 class ParallelHead(EagleHead):
@@ -27,28 +25,10 @@ class ParallelHead(EagleHead):
         super().__init__(shape, target_ids_D)
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, shape.states))
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """`depth` slots at each anchor."""
-        return unroll_anchors(
-            self,
-            ends,
-            token_ids_BT,
-            inputs_BTX,
-            sequence_BT,
-            position_BT,
-            anchor_BT,
-            depth,
-            self.shape.mask_token,
-        )
+    @property
+    def mask_token(self) -> int | None:
+        """The token that is embedded where none is known."""
+        return self.shape.mask_token
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """The state [1, H] of the next slot, and the state that the head reads."""
