@@ -72,7 +72,7 @@ def ours(args: argparse.Namespace) -> None:
     from outrider.data.features.feature_store import FeatureStore
     from outrider.serving.config import TargetConfig
     from outrider.speculators.checkpoints.target_ends import load_target_ends
-    from outrider.speculators.kinds.eagle3_checkpoint import (
+    from outrider.speculators.kinds.eagle3.checkpoint import (
         load_eagle3,
         trained_tensors,
         write_eagle3,
@@ -245,8 +245,8 @@ def prepare(args: argparse.Namespace) -> int:
     from outrider.speculators.checkpoints.target_ends import load_target_ends
     from outrider.speculators.draft_vocabulary import token_counts
     from outrider.speculators.head_config import HeadConfig
-    from outrider.speculators.kinds.eagle3_checkpoint import trained_tensors, write_eagle3
-    from outrider.speculators.kinds.eagle3_start import start_eagle3
+    from outrider.speculators.kinds.eagle3.checkpoint import trained_tensors, write_eagle3
+    from outrider.speculators.kinds.eagle3.start import start_eagle3
     from outrider.speculators.kinds.protocol import Origin
 
     target_dir = TargetConfig().directory()

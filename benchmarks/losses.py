@@ -85,7 +85,7 @@ class Bench:
         import torch
 
         from outrider.speculators.checkpoints.target_ends import load_target_ends
-        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
         from outrider.training.batches import assemble
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
@@ -123,7 +123,7 @@ class Bench:
     def judge(self, speculator: Any) -> dict[str, list[float]]:
         """Held-out acceptance lengths for k = 1..K, of the exported weights."""
         from outrider.eval.replay.replay import replay
-        from outrider.speculators.kinds.mtp_checkpoint import save_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import save_mtp
 
         held_out = [self.rows[name] for name in self.parts["heldout"][: self.args.heldout]]
         with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
     part, parts = (int(number) for number in args.part.split("/"))
     bench = Bench(args)
     if ("base", "", "", 0) not in done and not part:
-        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 
         _append(
             args.out,

@@ -29,8 +29,8 @@ from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore, FeatureWriter
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.training.config import TrainingConfig
@@ -68,7 +68,7 @@ def own_memory(process: int | str) -> int:
 
 def write_r1_layer(directory: Path, vocab: int) -> Path:
     """config.json, MTP layer, embedding and head: all that training reads."""
-    from outrider.speculators.kinds.mtp_checkpoint import save_mtp
+    from outrider.speculators.kinds.mtp.checkpoint import save_mtp
 
     config = R1 | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "vocab_size": vocab}
     config.pop("quantization_config")

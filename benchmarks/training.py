@@ -141,7 +141,7 @@ class StepBench:
         from outrider.data.sequences import load_sequences
         from outrider.serving.config import TargetConfig
         from outrider.speculators.checkpoints.target_ends import load_target_ends
-        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
         from outrider.training.distributed.spec import Sampling

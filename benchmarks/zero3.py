@@ -18,8 +18,8 @@ import torch
 from outrider.common.files import read_json
 from outrider.serving.config import TargetConfig
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import (

@@ -28,7 +28,7 @@ from outrider.recipes.nano_r1 import tasks
 from outrider.recipes.nano_r1.record import WORKLOADS
 from outrider.recipes.nano_r1.texts import WORKS, encode
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 
 HERE = Path(__file__).parent

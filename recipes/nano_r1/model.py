@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from outrider.common.files import publish
-from outrider.speculators.kinds.mtp_checkpoint import (
+from outrider.speculators.kinds.mtp.checkpoint import (
     KEPT_IN_FLOAT32,
     checkpoint_views,
     experts_apart,
 )
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import (
     DecoderLayer,
     DeepseekArch,

@@ -117,8 +117,8 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
     """The shape of every weight by name, from modules without memory."""
     import torch
 
-    from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, experts_apart
-    from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+    from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, experts_apart
+    from outrider.speculators.kinds.mtp.layer import MTPSpeculator
     from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch
 
     arch = DeepseekArch.from_config(config)

@@ -13,9 +13,9 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.kinds.eagle3 import Eagle3
-from outrider.speculators.kinds.mtp import MTP
-from outrider.speculators.kinds.p_eagle import PEagle
+from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.mtp.kind import MTP
+from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation
 

@@ -10,7 +10,7 @@ this folder names a kind. There are two levels:
 
 The modules of this folder that the registry imports do not import torch, so that
 `train-speculator --help` and `--dry-run` start fast. Methods that need torch import the torch half
-of their kind (such as mtp_checkpoint.py) when they are called.
+of their kind (such as mtp/checkpoint.py) when they are called.
 
 How a trainable kind is used:
 

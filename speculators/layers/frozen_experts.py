@@ -5,7 +5,7 @@ R1's routed experts are 11.3 of the MTP layer's 11.6 B parameters: 11.3 GB as th
 parameters nor buffers: no optimizer, gradient or training checkpoint holds them, and ZeRO does not
 shard them. lora.py adds trained low-rank adapters.
 
-    speculator = load_mtp(target_dir, frozen_experts=True)      # kinds/mtp_checkpoint.py
+    speculator = load_mtp(target_dir, frozen_experts=True)      # kinds/mtp/checkpoint.py
 
 Shapes: X experts, O output and I input features, P and Q blocks of them, M tokens of an expert, H
 hidden, F intermediate.

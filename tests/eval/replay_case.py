@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 

@@ -29,7 +29,7 @@ from outrider.serving import held_memory
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.held_memory import CHECK_CPU
 from outrider.serving.speculator import Speculator
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
 

@@ -13,7 +13,7 @@ from outrider.recipes.pipeline.preflight import check_target
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.layout import INDEX
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target
 

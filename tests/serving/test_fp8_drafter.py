@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from outrider.speculators.checkpoints.fp8 import dequantize
-from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.serving.fp8_loader import load_drafter
 from tests.tiny import LAYERS, write_tiny_target

@@ -20,7 +20,7 @@ from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import HOST, Server
 from outrider.serving.vllm_hooks import process_start
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp, stored_mtp_tensors
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
 

@@ -13,8 +13,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.unroll import unroll, unroll_anchors, valid_BT
 from tests.tiny import HIDDEN, LAYERS, VOCAB, write_tiny_target
 

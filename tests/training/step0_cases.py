@@ -20,7 +20,7 @@ from outrider.data.formats.openai_pairs import parse
 from outrider.data.tokenize.tokens import SequenceBuilder
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.training.batches import Batch
 from outrider.training.distributed.accelerator import ChainUnroll
 from outrider.training.packing import make_samples

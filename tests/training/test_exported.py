@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, write_mtp
-from outrider.speculators.kinds.mtp_training import load_trainable, trained_tensors
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, write_mtp
+from outrider.speculators.kinds.mtp.training import load_trainable, trained_tensors
 from outrider.training.distributed.spec import Preempted
 from outrider.training.exported import export_line
 from tests.fp8_target import write_fp8_copy

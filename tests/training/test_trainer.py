@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.spec import Preempted

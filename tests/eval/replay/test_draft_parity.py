@@ -13,7 +13,7 @@ from outrider.eval.config import ParityConfig
 from outrider.eval.replay.draft_parity import Recording, complaint, draft_parity, record_each
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll_anchors
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 

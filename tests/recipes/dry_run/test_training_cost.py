@@ -12,7 +12,7 @@ from outrider.recipes.dry_run.plan import plan
 from outrider.recipes.dry_run.training_cost import Memory, memories, price
 from outrider.recipes.pipeline.preflight import check, has_weights
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1

@@ -9,7 +9,7 @@ from outrider.recipes.nano_r1.build import completion_rows, schedule
 from outrider.recipes.nano_r1.chat import build_tokenizer
 from outrider.recipes.nano_r1.model import NanoR1, save_target
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 
 

@@ -139,7 +139,7 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
 def test_a_dry_run_prices_each_kind_and_their_states_together(
     target: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    from outrider.speculators.kinds.mtp import MTP
+    from outrider.speculators.kinds.mtp.kind import MTP
 
     monkeypatch.setattr(
         Toy, "size", lambda self, config, target, source="": MTP().size(target, target, source)

@@ -19,8 +19,8 @@ from outrider.recipes.rehearsal.peaks import Peak, Peaks
 from outrider.recipes.rehearsal.settings import SETTINGS, rehearsal_words
 from outrider.recipes.rehearsal.target import extend_vocabulary, random_target, shapes
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.size import mtp_size
 
 R1 = read_json(R1_CONFIG)
 WIDTHS = (

@@ -18,7 +18,7 @@ from outrider.speculators.checkpoints.safetensors_headers import (
     tensor_headers,
 )
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import LAYERS, VOCAB, write_tiny_target

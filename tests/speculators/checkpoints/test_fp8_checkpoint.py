@@ -13,8 +13,8 @@ from outrider.speculators.checkpoints.fp8 import quantize
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import target_tensors
-from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
-from outrider.speculators.kinds.mtp_tensors import MTPTensors
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.tensors import MTPTensors
 from tests.fp8_target import LINEAR, spread, write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
 

@@ -12,7 +12,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from outrider.speculators.kinds.mtp_checkpoint import experts_apart
+from outrider.speculators.kinds.mtp.checkpoint import experts_apart
 from outrider.speculators.layers import deepseek_layer as deepseek
 from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch, rotary_tables
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.kinds.mtp_checkpoint import (
+from outrider.speculators.kinds.mtp.checkpoint import (
     checkpoint_views,
     load_mtp,
     save_mtp,
     write_mtp,
 )
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import Experts
 from outrider.speculators.layers.frozen_experts import FrozenExperts
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts

@@ -9,10 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_size import EagleSize
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.size import EagleSize
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.speculators.unroll import unroll_anchors

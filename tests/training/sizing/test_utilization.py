@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.unroll import unroll_anchors
 from outrider.training.losses import distillation_loss
 from outrider.training.sizing.utilization import utilization

@@ -25,7 +25,7 @@ from outrider.recipes.pipeline.stages.choose_kind import CHOOSE_KIND
 from outrider.recipes.pipeline.stages.evaluate import EVALUATE_KINDS, context_of_kind
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.mtp_checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.eval.sample_kinds import STEPS_MS, sample_kind_steps
 from tests.eval.sample_results import served_measurements

@@ -29,8 +29,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, check_tensor_shape
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_tensors import MTPTensors, is_shared, layer_prefix
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared, layer_prefix
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.speculators.layers.frozen_experts import (
     PROJECTIONS,

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.common.files import publish, read_json
-from outrider.speculators.kinds.eagle3_shape import (
+from outrider.speculators.kinds.eagle3.shape import (
     LAYER_IDS,
     PARALLEL_OF_SPECULATORS,
     EagleShape,
 )
-from outrider.speculators.kinds.eagle3_tensors import (
+from outrider.speculators.kinds.eagle3.tensors import (
     LAYER,
     LAYER_OF_SPECULATORS,
     checkpoint_names,

@@ -24,13 +24,13 @@ from outrider.speculators.checkpoints.safetensors_headers import (
     rows_that_differ,
     tensor_headers,
 )
-from outrider.speculators.kinds.eagle3_shape import (
+from outrider.speculators.kinds.eagle3.shape import (
     LAYER_IDS,
     MASK_TOKENS,
     auxiliary_layers,
     layer_config,
 )
-from outrider.speculators.kinds.eagle3_tensors import D2T, EMBEDDING, T2D, checkpoint_names
+from outrider.speculators.kinds.eagle3.tensors import D2T, EMBEDDING, T2D, checkpoint_names
 
 DEFAULT_AUX_STATES = 3
 """States of the target that a head reads where its config.json does not name the layers."""

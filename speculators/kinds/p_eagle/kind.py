@@ -10,7 +10,7 @@ costs a row of one pass instead of a pass, and it does not read the drafts befor
 K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 ends with a shape error.
 vLLM has no such head with DeepSeek's attention, and runs this one on model runner V1.
 
-The other files of the kind: p_eagle_layer.py (the module), p_eagle_size.py (sizing).
+The other files of the kind: p_eagle/layer.py (the module), p_eagle/size.py (sizing).
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3 import Eagle3
-from outrider.speculators.kinds.eagle3_shape import (
+from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.shape import (
     PARALLEL_OF_SPECULATORS,
     EagleShape,
     mask_token,
 )
-from outrider.speculators.kinds.eagle3_size import EagleSize
-from outrider.speculators.kinds.p_eagle_size import ParallelSize
+from outrider.speculators.kinds.eagle3.size import EagleSize
+from outrider.speculators.kinds.p_eagle.size import ParallelSize
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
 
 if TYPE_CHECKING:
-    from outrider.speculators.kinds.eagle3_layer import EagleHead
+    from outrider.speculators.kinds.eagle3.layer import EagleHead
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -107,7 +107,7 @@ class PEagle(Eagle3):
 
     def module(self) -> "type[EagleHead]":
         """Class of the head as a module."""
-        from outrider.speculators.kinds.p_eagle_layer import ParallelHead
+        from outrider.speculators.kinds.p_eagle.layer import ParallelHead
 
         return ParallelHead
 

@@ -8,9 +8,9 @@ A head drafts a chain like an MTP layer, with a smaller vocabulary and a dense M
 from scratch, or from a head that is given. The first draft reads fc over states of the target, the
 next ones the head's own state.
 
-The other files of the kind: eagle3_shape.py (config.json), eagle3_tensors.py (names),
-eagle3_check.py (compatibility), eagle3_size.py and eagle3_activations.py (sizing), eagle3_layer.py
-(the module), eagle3_checkpoint.py (reading and writing), eagle3_start.py (how training starts).
+The other files of the kind: eagle3/shape.py (config.json), eagle3/tensors.py (names),
+eagle3/check.py (compatibility), eagle3/size.py and eagle3/activations.py (sizing), eagle3/layer.py
+(the module), eagle3/checkpoint.py (reading and writing), eagle3/start.py (how training starts).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,14 +21,14 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3_check import (
+from outrider.speculators.kinds.eagle3.check import (
     check_eagle3,
     check_eagle3_target,
     same_head,
 )
-from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
-from outrider.speculators.kinds.eagle3_size import EagleSize
-from outrider.speculators.kinds.eagle3_tensors import EMBEDDING, T2D, checkpoint_names
+from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.size import EagleSize
+from outrider.speculators.kinds.eagle3.tensors import EMBEDDING, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import (
     Abilities,
     KPerBatchSize,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
-    from outrider.speculators.kinds.eagle3_layer import EagleHead
+    from outrider.speculators.kinds.eagle3.layer import EagleHead
 
 
 class Eagle3:
@@ -104,7 +104,7 @@ class Eagle3:
 
     def module(self) -> "type[EagleHead]":
         """Class of the head as a module."""
-        from outrider.speculators.kinds.eagle3_layer import EagleHead
+        from outrider.speculators.kinds.eagle3.layer import EagleHead
 
         return EagleHead
 
@@ -149,7 +149,7 @@ class Eagle3:
         device: "torch.device | str" = "cpu",
     ) -> "EagleHead":
         """Either published layout."""
-        from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
+        from outrider.speculators.kinds.eagle3.checkpoint import load_eagle3
 
         return load_eagle3(directory, target_dir, dtype, device, self.module())
 
@@ -162,7 +162,7 @@ class Eagle3:
         seed: int,
     ) -> "EagleHead":
         """The base's head, or a new one over the traffic's draft vocabulary."""
-        from outrider.speculators.kinds.eagle3_start import start_eagle3
+        from outrider.speculators.kinds.eagle3.start import start_eagle3
 
         return start_eagle3(origin, dtype, device, seed, self.module(), self.new_config)
 
@@ -170,13 +170,13 @@ class Eagle3:
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
     ) -> "Iterator[tuple[str, Tensor]]":
         """Every weight, and the draft vocabulary."""
-        from outrider.speculators.kinds.eagle3_checkpoint import trained_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import trained_tensors
 
         return trained_tensors(cast("EagleHead", drafter), state)
 
     def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
         """In the layout of the base, or the plain one."""
-        from outrider.speculators.kinds.eagle3_checkpoint import write_eagle3
+        from outrider.speculators.kinds.eagle3.checkpoint import write_eagle3
 
         write_eagle3(changed, origin, out_dir, self.new_config)
 
@@ -184,7 +184,7 @@ class Eagle3:
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
         """`speculators`: the format of vllm-project/speculators, for Llama's attention."""
-        from outrider.speculators.kinds.eagle3_twin import write_twin
+        from outrider.speculators.kinds.eagle3.twin import write_twin
 
         target_config = read_json(Path(target_dir) / "config.json")
         write_twin(directory, target_config, target, drafts, out_dir / "speculators")
@@ -195,13 +195,13 @@ class Eagle3:
 
     def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Names in the plain layout; d2t is one of them."""
-        from outrider.speculators.kinds.eagle3_checkpoint import read_eagle3_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import read_eagle3_tensors
 
         return read_eagle3_tensors(directory)
 
     def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Head and d2t; the embedding stays the target's."""
-        from outrider.speculators.kinds.eagle3_checkpoint import stored_eagle3_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import stored_eagle3_tensors
 
         return stored_eagle3_tensors(directory)
 

@@ -8,14 +8,14 @@
 All slots are computed in one pass. No draft is read, so the drafts depend on the anchor alone, and
 the unroll is what the engine computes whatever it accepts.
 
-Shapes: as in eagle3_layer.py.
+Shapes: as in eagle3/layer.py.
 """
 
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 
 class ParallelHead(EagleHead):

@@ -3,7 +3,7 @@
     size.activations(row, depth=4, value_bytes=2, ...).saved_bytes()
 
 Counted are the distinct tensors that autograd holds when forward ends, weights excluded, from
-unroll.py, eagle3_layer.py, llama_attention.py and deepseek_layer.py. A test hooks autograd and
+unroll.py, eagle3/layer.py, llama_attention.py and deepseek_layer.py. A test hooks autograd and
 compares. No torch.
 
 Widths: H hidden, S values of the target's states, A heads, D and V widths of a key and of a value
@@ -13,7 +13,7 @@ input in float32: in float32 that is the value itself, in bf16 one more copy of 
 
 import dataclasses
 
-from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Device, RowShape
 
 

@@ -8,9 +8,9 @@ The layer reads the target's state after the final norm and drafts with the targ
 head. A speculator's directory holds the target's config.json and the tensors of the layer. The
 target's own checkpoint is such a directory, so the target's layer is a base speculator.
 
-The other files of the kind: mtp_tensors.py (names), mtp_check.py (compatibility), mtp_size.py and
-mtp_activations.py (sizing), mtp_layer.py (the module), mtp_checkpoint.py (reading and writing),
-mtp_training.py (trainable parts).
+The other files of the kind: mtp/tensors.py (names), mtp/check.py (compatibility), mtp/size.py and
+mtp/activations.py (sizing), mtp/layer.py (the module), mtp/checkpoint.py (reading and writing),
+mtp/training.py (trainable parts).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.mtp_check import check_mtp, check_mtp_target
-from outrider.speculators.kinds.mtp_size import MTPSize, mtp_size
-from outrider.speculators.kinds.mtp_tensors import MTPTensors, is_shared
+from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target
+from outrider.speculators.kinds.mtp.size import MTPSize, mtp_size
+from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared
 from outrider.speculators.kinds.protocol import (
     Abilities,
     KPerBatchSize,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
-    from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+    from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
 """Scales of a quantized key-value cache: vLLM makes room for them for an FP8 checkpoint, but
@@ -122,7 +122,7 @@ class MTP:
         device: "torch.device | str" = "cpu",
     ) -> "MTPSpeculator":
         """FP8 weights are dequantized to `dtype`."""
-        from outrider.speculators.kinds.mtp_checkpoint import load_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 
         return load_mtp(directory, dtype, device)
 
@@ -135,7 +135,7 @@ class MTP:
         seed: int,
     ) -> "MTPSpeculator":
         """The base's layer, or the target's own; `seed` draws the adapters of `lora`."""
-        from outrider.speculators.kinds.mtp_training import load_trainable
+        from outrider.speculators.kinds.mtp.training import load_trainable
 
         return load_trainable(origin.base_dir or origin.target_dir, parts, dtype, device, seed)
 
@@ -143,13 +143,13 @@ class MTP:
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
     ) -> "Iterator[tuple[str, Tensor]]":
         """Names are those of the checkpoint, without the layer's prefix."""
-        from outrider.speculators.kinds.mtp_training import trained_tensors
+        from outrider.speculators.kinds.mtp.training import trained_tensors
 
         return trained_tensors(cast("MTPSpeculator", drafter), state)
 
     def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
         """In the precision of the base, tensor by tensor."""
-        from outrider.speculators.kinds.mtp_checkpoint import write_mtp
+        from outrider.speculators.kinds.mtp.checkpoint import write_mtp
 
         write_mtp(changed, origin.base_dir or origin.target_dir, out_dir)
 
@@ -164,13 +164,13 @@ class MTP:
 
     def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Names without the layer's prefix."""
-        from outrider.speculators.kinds.mtp_checkpoint import read_mtp_tensors
+        from outrider.speculators.kinds.mtp.checkpoint import read_mtp_tensors
 
         return read_mtp_tensors(directory)
 
     def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """The layer's tensors; embedding and head stay the target's."""
-        from outrider.speculators.kinds.mtp_checkpoint import stored_mtp_tensors
+        from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 
         return stored_mtp_tensors(directory)
 

@@ -3,15 +3,15 @@
     size = EagleSize(EagleShape.read(config, target_config, path))
     size.total, size.parts
 
-The shapes are those of eagle3_layer.py, counted by hand. Tests compare them with the module. No
-weights and no torch. FLOPs are counted as in mtp_size.py.
+The shapes are those of eagle3/layer.py, counted by hand. Tests compare them with the module. No
+weights and no torch. FLOPs are counted as in mtp/size.py.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
-from outrider.speculators.kinds.eagle3_activations import EagleActivations
-from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3.activations import EagleActivations
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from tests.r1_config import R1
 from tests.tiny import tiny_config

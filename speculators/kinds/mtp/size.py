@@ -3,7 +3,7 @@
     size = mtp_size(read_json(target / "config.json"))
     size.total, size.routed_experts, size.trained("non_routed")      # R1: 11.6 B, 11.3 B, 336 M
 
-The shapes are those of layers/deepseek_layer.py and mtp_layer.py, counted by hand. Tests compare
+The shapes are those of layers/deepseek_layer.py and mtp/layer.py, counted by hand. Tests compare
 them with the modules. No weights and no torch.
 
 FLOPs are those of the matrix products, two for each multiply-add: forward once, and backward twice
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.kinds.mtp_activations import DENSE_EXPERTS, MTPActivations
-from outrider.speculators.kinds.mtp_widths import MTPWidths
+from outrider.speculators.kinds.mtp.activations import DENSE_EXPERTS, MTPActivations
+from outrider.speculators.kinds.mtp.widths import MTPWidths
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 NEEDED = (

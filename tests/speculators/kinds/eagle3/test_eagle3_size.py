@@ -7,11 +7,11 @@ import torch
 
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.eagle3 import Eagle3
-from outrider.speculators.kinds.eagle3_checkpoint import Build
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_shape import EagleShape
-from outrider.speculators.kinds.eagle3_size import EagleSize
+from outrider.speculators.kinds.eagle3.checkpoint import Build
+from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.protocol import RowShape
 from tests.tiny import tiny_config
 

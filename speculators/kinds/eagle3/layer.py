@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter
-from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.layers.deepseek_layer import (
     DeepseekArch,
     GatedMLP,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.mtp_activations import DENSE_EXPERTS, MTPActivations
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
-from outrider.speculators.kinds.mtp_size import mtp_size
+from outrider.speculators.kinds.mtp.activations import DENSE_EXPERTS, MTPActivations
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, Experts
 from outrider.speculators.layers.frozen_experts import FrozenExperts, Stack

@@ -18,9 +18,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import chosen_ids
-from outrider.speculators.kinds.eagle3_checkpoint import Build, load_eagle3
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.checkpoint import Build, load_eagle3
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
 from outrider.speculators.kinds.protocol import Origin
 
 INTO_RESIDUAL = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")

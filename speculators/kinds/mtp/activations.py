@@ -4,7 +4,7 @@
     size.activations(row, depth=4, value_bytes=2, ...).saved_bytes()
 
 Counted are the distinct tensors that autograd holds when forward ends, weights excluded, from
-unroll.py, mtp_layer.py and deepseek_layer.py. A test hooks autograd and compares. No torch.
+unroll.py, mtp/layer.py and deepseek_layer.py. A test hooks autograd and compares. No torch.
 
 Widths: H hidden, Q and C ranks of queries and of keys and values, A heads, D and V widths of a key
 and of a value head, R rope dims, X experts, F their intermediate size, k experts of a token. `b` is
@@ -14,7 +14,7 @@ is the value itself, in bf16 one more copy of 4 bytes.
 
 import dataclasses
 
-from outrider.speculators.kinds.mtp_widths import MTPWidths
+from outrider.speculators.kinds.mtp.widths import MTPWidths
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 DENSE_EXPERTS = 8

@@ -16,8 +16,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.speculators.kinds.mtp_checkpoint import checkpoint_names, load_mtp
-from outrider.speculators.kinds.mtp_layer import MTPSpeculator
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import TrainedParts
 from outrider.speculators.layers.deepseek_layer import MixtureOfExperts
 from outrider.speculators.layers.frozen_experts import FrozenExperts

@@ -21,9 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.eagle3_checkpoint import load_eagle3
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_shape import EagleShape
+from outrider.speculators.kinds.eagle3.checkpoint import load_eagle3
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target

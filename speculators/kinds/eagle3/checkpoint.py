@@ -25,10 +25,10 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
-from outrider.speculators.kinds.eagle3_check import check_embedding
-from outrider.speculators.kinds.eagle3_layer import EagleHead
-from outrider.speculators.kinds.eagle3_shape import EagleShape, plain_config
-from outrider.speculators.kinds.eagle3_tensors import D2T, MAPS, T2D, checkpoint_names
+from outrider.speculators.kinds.eagle3.check import check_embedding
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.tensors import D2T, MAPS, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import Origin
 
 Build = Callable[[EagleShape, Tensor | None], EagleHead]

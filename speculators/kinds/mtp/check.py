@@ -23,7 +23,7 @@ from outrider.speculators.checkpoints.layout import (
     weight_map,
 )
 from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, tensor_headers
-from outrider.speculators.kinds.mtp_tensors import (
+from outrider.speculators.kinds.mtp.tensors import (
     SHARED_WITH_TARGET,
     MTPTensors,
     is_derived,

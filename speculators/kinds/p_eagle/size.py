@@ -9,8 +9,8 @@ first reads the same row, which is projected once for all anchors; only its rota
 import dataclasses
 from collections.abc import Sequence
 
-from outrider.speculators.kinds.eagle3_activations import EagleActivations
-from outrider.speculators.kinds.eagle3_size import EagleSize
+from outrider.speculators.kinds.eagle3.activations import EagleActivations
+from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
 
 

@@ -20,8 +20,8 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.eagle3 import Eagle3
-from outrider.speculators.kinds.eagle3_layer import EagleHead
+from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target

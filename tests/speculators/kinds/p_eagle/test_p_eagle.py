@@ -16,15 +16,20 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
-from outrider.speculators.kinds.eagle3_shape import EagleShape
-from outrider.speculators.kinds.p_eagle import PEagle
-from outrider.speculators.kinds.p_eagle_layer import ParallelHead
-from outrider.speculators.kinds.p_eagle_size import ParallelSize
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+from outrider.speculators.kinds.p_eagle.kind import PEagle
+from outrider.speculators.kinds.p_eagle.layer import ParallelHead
+from outrider.speculators.kinds.p_eagle.size import ParallelSize
 from outrider.speculators.kinds.protocol import Origin, RowShape
 from outrider.speculators.unroll import valid_BT
 from tests.eagle3_head import write_eagle3_head
-from tests.speculators.kinds.test_eagle3_size import SEQUENCES, kept_by_autograd, shape
-from tests.speculators.kinds.test_eagle3_unroll import DEPTH, LAYERS, LiteralEngine, packed_row
+from tests.speculators.kinds.eagle3.test_eagle3_size import SEQUENCES, kept_by_autograd, shape
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import (
+    DEPTH,
+    LAYERS,
+    LiteralEngine,
+    packed_row,
+)
 from tests.tiny import VOCAB, write_tiny_target
 
 MASK = 2

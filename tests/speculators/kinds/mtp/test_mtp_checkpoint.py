@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp_checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
 from tests.tiny import LAYERS, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."

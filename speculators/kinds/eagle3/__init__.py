@@ -1,0 +1,1 @@
+"""EAGLE-3 heads: one layer over auxiliary states of the target."""

@@ -1,0 +1,1 @@
+"""The MTP layer that a DeepSeek-V3/R1 target ships."""

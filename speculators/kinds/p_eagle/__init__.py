@@ -1,0 +1,1 @@
+"""P-EAGLE heads: EAGLE-3 heads that draft all tokens in one pass."""
