@@ -36,6 +36,7 @@ VOCABULARY = "vllm.model_executor.layers.vocab_parallel_embedding"
 LAYER_UTILS = "vllm.model_executor.layers.utils"
 RELOAD = "vllm.model_executor.model_loader.reload"
 DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
+DFLASH = "vllm.model_executor.models.qwen3_dflash"
 
 _EXTENSION: list[Check] = [
     Attribute(WORKER_BASE, "WorkerBase", "model_runner"),
@@ -417,6 +418,27 @@ _SWAP: list[Check] = [
         "Eagle3DeepseekV2ForCausalLM.load_weights",
         ("weights",),
         called=True,
+    ),
+    Order(
+        DFLASH,
+        "DFlashQwen3ForCausalLM.load_weights",
+        ("loader.load_weights(", "self.model._build_fused_kv_buffers()"),
+    ),
+    Signature(DFLASH, "DFlashQwen3Model._build_fused_kv_buffers", called=True),
+    Order(
+        DFLASH,
+        "DFlashQwen3Model._build_context_kv_buffers",
+        (
+            "self._hidden_norm_weight = self.hidden_norm.weight.data",
+            "self._context_qkv_projs =",
+            "self._fused_kv_weight",
+            "self._k_norm_weights =",
+        ),
+    ),
+    Order(  # the layer itself projects the context where there is no copy
+        DFLASH,
+        "DFlashQwen3Model._project_context_kv",
+        ("if self._fused_kv_weight is not None:", "proj(normed_context_states)"),
     ),
     Signature(
         "vllm.model_executor.models.deepseek_mtp",

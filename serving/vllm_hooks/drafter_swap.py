@@ -61,6 +61,7 @@ class DrafterExtension:
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         if mask:
             load_mask(self.model_runner.drafter, mask[0])
+        renew_context(drafter.model)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
 
 
@@ -73,6 +74,21 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
+
+
+def renew_context(model: Any) -> None:
+    """Derives what a drafter with a context of its own keeps besides its weights.
+
+    Such a model keeps copies of weights, for keys and values of the target's states, and its rotary
+    tables. vLLM 0.32 copies them at the end of loading, when tables are still on the meta device
+    and a CPU's kernel may have packed the weights and dropped them. Without a copy the model
+    projects its context with the layer itself.
+    """
+    if not hasattr(model, "_build_fused_kv_buffers"):
+        return
+    model._build_fused_kv_buffers()
+    if any(projection.weight.numel() == 0 for projection in model._context_qkv_projs):
+        model._fused_kv_weight = model._fused_kv_bias = None
 
 
 def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
