@@ -1,6 +1,5 @@
 """Several kinds of drafter in one run: its stages, its directory, training in turn."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.quarantine import write_quarantine
 from outrider.recipes.config.load import load_recipe
 from outrider.recipes.config.recipe import Recipe
@@ -33,9 +32,9 @@ from outrider.recipes.pipeline.stages.registry import (
 from outrider.recipes.pipeline.stages.train import TRAIN, TRAIN_KINDS
 from outrider.speculators.kinds import KINDS, kind_of, trainable_names
 from outrider.training.distributed import launch
-from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy
+from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy, toy_corpus
 from tests.tiny import write_tiny_target
-from tests.training.corpus import Corpus, make_corpus
+from tests.training.corpus import Corpus
 
 BOTH = "speculator.kind=[mtp,toy]"
 
@@ -165,18 +164,7 @@ def test_a_dry_run_prices_each_kind_and_their_states_together(
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The usual corpus with the toy's auxiliary stream, as one capture for both kinds has it."""
-    folder = tmp_path_factory.mktemp("captured")
-    made = make_corpus(folder)
-    store = FeatureStore.open(made.features_dir)
-    from outrider.speculators.features import FeatureStream
-
-    streams = (FeatureStream(STREAM, WIDTH),)
-    with FeatureWriter(folder / "states", store.hidden_size, {}, auxiliary=streams) as writer:
-        for name in store.sequence_ids:
-            row = store.read(name)
-            auxiliary = {STREAM: row.hidden[:, :WIDTH] * 0.5}
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
-    return dataclasses.replace(made, features_dir=folder / "states")
+    return toy_corpus(tmp_path_factory.mktemp("captured"))
 
 
 @pytest.fixture
