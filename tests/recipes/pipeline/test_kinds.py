@@ -76,7 +76,7 @@ def test_auto_is_every_kind_that_the_target_supports(
 ) -> None:
     recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
     assert set(recipe.speculator.kinds) == set(trainable_names())
-    assert with_kinds(recipe) is recipe
+    assert with_kinds(recipe) == recipe
     # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
     other = tmp_path / "other"
     shutil.copytree(target, other)
@@ -89,6 +89,31 @@ def test_auto_is_every_kind_that_the_target_supports(
     printed = " ".join(capsys.readouterr().err.split())
     assert "speculator.kind = auto:" in printed and "not mtp:" in printed
     assert "num_nextn_predict_layers" in printed
+
+
+WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
+
+
+def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM keeps one form of cache, so a head of the other form could only be trained."""
+    for words, layer in (((), "llama"), ((WITH_MLA,), "mla")):
+        recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3", *words))
+        assert recipe.speculator.head.layer_type == layer
+        assert Recipe.model_validate(recipe.model_dump()) == recipe
+    for kind, words, why in (
+        ("eagle3", ("speculator.head.layer_type=llama", WITH_MLA), "Llama's .* with MLA.* to 1"),
+        ("eagle3", ("speculator.head.layer_type=mla",), "with MLA .* without MLA.* to 0"),
+        ("p_eagle", (WITH_MLA,), "Llama's attention cannot be served"),
+    ):
+        with pytest.raises(OutriderError, match=rf"speculator\.kind = {kind}: .*{why}"):
+            with_kinds(recipe_of(target, f"speculator.kind={kind}", *words))
+    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", WITH_MLA))
+    assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
+    assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
+    mtp = recipe_of(target, WITH_MLA)
+    assert with_kinds(mtp) is mtp
 
 
 def test_auto_without_a_target_config_names_the_fix(tmp_path: Path, monkeypatch) -> None:

@@ -162,6 +162,9 @@ class Toy:
         hidden = target_config["hidden_size"]
         return FeatureSpec((FeatureStream(STREAM, WIDTH), FeatureStream(FINAL_NORM, hidden)))
 
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        return None
+
     def native(self, target_config: Mapping[str, Any]) -> bool:
         return False
 
