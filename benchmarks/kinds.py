@@ -13,7 +13,7 @@ that can take turns with it in one engine. Ratios have Student's intervals over 
 import argparse
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,14 @@ from outrider.eval.prediction.kind_forecast import Candidate, forecast
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.kinds import KindChoice
-from outrider.eval.results.parts import Estimate
+from outrider.eval.results.parts import Drafter, Estimate
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.recipes.config.load import load_recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.evaluate import context_of_kind
 from outrider.serving.load_generator import LoadGenerator
 
-BASE = "base"
+BASE: Drafter = "base"
 HEAD = (
     "engine",
     "concurrency",
@@ -52,39 +52,32 @@ Record = dict[str, Any]
 
 
 def numbers_of_drafts(
-    contexts: Mapping[str, EvaluationContext], run: RunDirectory
+    contexts: Mapping[str, EvaluationContext], run: RunDirectory, sharing: str
 ) -> dict[str, dict[int, int]]:
-    """K of base and of every kind by concurrency, from exact replay and the timed steps."""
+    """K of base and of every kind by concurrency, from exact replay and the timed steps.
+
+    Base has the steps of the kind that is `sharing` its engine.
+    """
     first = next(iter(contexts.values()))
     chosen = KindChoice.model_validate(read_json(run.kind_choice))
     digests = {kind: each.cache.digest for kind, each in contexts.items()}
     steps = Steps(run.evaluation / "steps", digests).get("kind_steps")
     timed = KindSteps.model_validate(steps)
-    candidates = {
-        kind: Candidate(kind, replay_drafter(each, "validation", "custom"), chosen.of(kind).facts)
-        for kind, each in contexts.items()
-    }
-    for kind, each in contexts.items():
-        if each.speculators["custom"].exchanges_with(each.speculators["base"]):
-            replayed = replay_drafter(each, "validation", "base")
-            candidates[BASE] = Candidate(BASE, replayed, chosen.of(kind).facts)
-            timed = with_steps_of(timed, kind)
-    found = forecast(timed, candidates, first.settings, 0.0, by_batch_size=True)
-    return {
-        each.kind: {int(size): k for size, k in each.k_by_concurrency.items()}
-        for each in found.kinds
-    }
 
-
-def with_steps_of(timed: KindSteps, kind: str) -> KindSteps:
-    """The steps, base's equal to those of a kind."""
-    return timed.model_copy(
-        update={
-            "numbers": timed.numbers | {BASE: timed.numbers[kind]},
-            "turns": timed.turns | {BASE: timed.turns[kind]},
-            "prompt_token_s": timed.prompt_token_s | {BASE: timed.prompt_token_s[kind]},
+    def best(drafter: Drafter, kinds: Iterable[str]) -> dict[str, dict[int, int]]:
+        candidates = {
+            kind: Candidate(
+                kind, replay_drafter(contexts[kind], "validation", drafter), chosen.of(kind).facts
+            )
+            for kind in kinds
         }
-    )
+        found = forecast(timed, candidates, first.settings, 0.0, by_batch_size=True)
+        return {
+            each.kind: {int(size): k for size, k in each.k_by_concurrency.items()}
+            for each in found.kinds
+        }
+
+    return {BASE: best("base", (sharing,))[sharing]} | best("custom", contexts)
 
 
 def measure(
@@ -164,13 +157,14 @@ def main() -> None:
     run = RunDirectory.of(recipe, args.run.parent)
     contexts = {kind: context_of_kind(run, recipe, kind) for kind in recipe.speculator.kinds}
     first = next(iter(contexts.values()))
-    k = numbers_of_drafts(contexts, run)
+    speculators = {kind: each.speculators["custom"] for kind, each in contexts.items()}
+    base = first.speculators[BASE]
+    (sharing,) = (kind for kind, each in speculators.items() if each.exchanges_with(base))
+    k = numbers_of_drafts(contexts, run, sharing)
     print(json.dumps({"K by concurrency": k}), flush=True)
-    speculators = {BASE: first.speculators["base"]}
-    speculators |= {kind: each.speculators["custom"] for kind, each in contexts.items()}
-    # Fleet lets base share the engine of the last kind that it can be exchanged with.
-    able = [kind for kind in contexts if speculators[kind].exchanges_with(speculators[BASE])]
-    speculators |= {kind: speculators.pop(kind) for kind in able}
+    # A fleet lets base share the engine of the last speculator that it can be exchanged with.
+    last = {sharing: speculators.pop(sharing)}
+    speculators = {BASE: base} | speculators | last
     out = run.root / "kinds_served"
     table = []
     for mode in args.modes:

@@ -4,8 +4,8 @@
                   out_dir="runs/NAME/bundle")
     verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
 
-`config.json` and the speculator's safetensors are what `--speculative-config` reads. Folders beside
-them hold the speculator in other formats, where its kind has some.
+`config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
+hold the speculator in other formats, where its kind has some.
 `serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
 SHA-256 of every file, and the evidence.
 """

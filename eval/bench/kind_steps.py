@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.step_timing import steps_of_block
 from outrider.eval.results.parts import Part
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
@@ -83,11 +84,8 @@ def time_kinds(
     }
 
     def run(name: str, size: int, requests: int, tokens: int) -> list[Step]:
-        server = fleet.server(name)
-        fleet.new_steps(name)  # drops steps recorded before this block
         texts = list(itertools.islice(supply, requests))
-        load.run_block(server.url, texts, size, sampling, tokens)
-        return fleet.new_steps(name)
+        return steps_of_block(fleet, load, name, texts, size, sampling, tokens)
 
     def has_enough(name: str, size: int) -> bool:
         rows = [row for turn in found[name][size] for row in rounds(turn, size, numbers[name])]

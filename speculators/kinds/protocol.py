@@ -274,6 +274,12 @@ class TrainableKind(DrafterKind, Protocol):
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The target's states that a speculator with this config.json reads."""
 
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        """Whether a speculator with this config.json needs an engine that runs MLA.
+
+        vLLM keeps one form of cache for target and speculator. None: the target's, whichever it is.
+        """
+
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""
 

@@ -26,7 +26,12 @@ from outrider.speculators.kinds.eagle3.check import (
     check_eagle3_target,
     same_head,
 )
-from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.shape import (
+    DEEPSEEK_MODEL_TYPES,
+    EagleShape,
+    layer_config,
+    plain_config,
+)
 from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.eagle3.tensors import EMBEDDING, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import (
@@ -132,6 +137,10 @@ class Eagle3:
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The residual stream before some layers."""
         return self.shape(config, target_config, "config.json").features()
+
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        """As the head's attention is."""
+        return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """No target ships a head."""
