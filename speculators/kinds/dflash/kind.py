@@ -58,6 +58,7 @@ class DFlash(Eagle3):
         live_exchange=True,
         drafts_every_step=True,
         fixed_k=True,
+        one_block=True,
     )
     head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary", "intermediate_size"))
 
