@@ -71,11 +71,13 @@ def time_kinds(
     prompts: Sequence[str],
     sampling: Sampling,
     max_tokens: int,
+    deciding: Sequence[int],
 ) -> KindSteps:
     """Step times of each variant of the fleet at every batch size, for its `numbers` of drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. Servers
-    with several numbers rotate through them (`Fleet.draft` not yet called).
+    with several numbers rotate through them (`Fleet.draft` not yet called). Batch sizes that are
+    not `deciding` have LEAST_TURNS turns.
     """
     fleet.rotate(max(numbers.values(), key=len))
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
@@ -97,7 +99,8 @@ def time_kinds(
         for nth in range(MOST_TURNS):
             order = timed[nth % len(timed) :] + timed[: nth % len(timed)]
             for size in batch_sizes:
-                if nth >= LEAST_TURNS and all(has_enough(name, size) for name in timed):
+                enough = size not in deciding or all(has_enough(name, size) for name in timed)
+                if nth >= LEAST_TURNS and enough:
                     continue
                 for name in order:
                     fleet.server(name)
