@@ -30,6 +30,7 @@ V2 = "vllm.v1.worker.gpu.model_runner"
 V2_BATCH = "vllm.v1.worker.gpu.input_batch"
 V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_CHAIN = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
+V2_BLOCK = "vllm.v1.worker.gpu.spec_decode.dflash.speculator"
 SCHEDULED = "vllm.v1.core.sched.output"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 VOCABULARY = "vllm.model_executor.layers.vocab_parallel_embedding"
@@ -256,8 +257,37 @@ _DRAFTS: list[Check] = [
         ("token_indices_to_sample = cad.query_start_loc[1:] - 1",),
     ),
     Attribute("vllm.v1.attention.backend", "CommonAttentionMetadata", "query_start_loc"),
+    Inherits("vllm.v1.spec_decode.dflash", "DFlashProposer", "SpecDecodeBaseProposer"),
+    Order(
+        V1,
+        "GPUModelRunner.__init__",
+        ("get_pp_group().is_last_rank", "use_dflash()", "self.drafter = DFlashProposer("),
+    ),
     # V2
     Attribute(V2, "GPUModelRunner", "speculator"),
+    Inherits(V2_BLOCK, "DFlashSpeculator", "DraftModelSpeculator"),
+    Signature(
+        V2_BLOCK,
+        "DFlashSpeculator.propose",
+        named=(
+            "input_batch",
+            "num_sampled",
+            "num_rejected",
+            "last_sampled",
+            "next_prefill_tokens",
+            "dummy_run",
+            "num_speculative_tokens",
+        ),
+    ),
+    Order(  # all depths in one call, request after request
+        V2_BLOCK,
+        "DFlashSpeculator._generate_draft",
+        (
+            "num_sample = num_reqs * self.num_speculative_steps",
+            "self.sample_draft(sample_hidden_states",
+            "draft_tokens.view(num_reqs, self.num_speculative_steps)",
+        ),
+    ),
     Inherits(
         "vllm.v1.worker.gpu.spec_decode.mtp.speculator",
         "MTPSpeculator",
