@@ -59,9 +59,7 @@ WORKLOADS = {
 }
 
 
-def record(
-    name: str, workload: Workload, corpus_dir: Path, server: Server, out_dir: Path
-) -> None:
+def record(name: str, workload: Workload, corpus_dir: Path, server: Server, out_dir: Path) -> None:
     """Writes `out_dir/NAME.jsonl.gz`; resumes from `out_dir/.NAME.partial.jsonl`."""
     partial = out_dir / f".{name}.partial.jsonl"
     done = len(partial.read_bytes().splitlines()) if partial.exists() else 0

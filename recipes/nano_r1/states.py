@@ -20,9 +20,7 @@ from outrider.speculators.features import layer_name
 class ComputedStates:
     """The final state and those before `layers`, of rows of a table of sequences, by their ids."""
 
-    def __init__(
-        self, target_dir: Path, rows: Iterable[Mapping[str, Any]], layers: Sequence[int]
-    ):
+    def __init__(self, target_dir: Path, rows: Iterable[Mapping[str, Any]], layers: Sequence[int]):
         self.model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
         self.rows = {row["sequence_id"]: row for row in rows}
         self.layers = layers

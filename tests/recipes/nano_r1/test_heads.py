@@ -1,8 +1,6 @@
 """The heads that are shipped as bases for nano R1."""
 
 import fnmatch
-import gzip
-import json
 import tomllib
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Origin
+from tests.recipes.nano_r1.logged import general_rows
 
 HERE = Path(package.__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -47,24 +46,7 @@ def test_it_fits_nano_r1_and_is_small(name: str, nano_r1: Path) -> None:
 @pytest.fixture(scope="module")
 def responses(nano_r1: Path) -> ComputedStates:
     """A few general responses, with the states that the heads read."""
-    rows = []
-    with gzip.open(HERE / "traffic" / "general.jsonl.gz", "rt", encoding="utf-8") as log:
-        for number, line in enumerate(log):
-            response = json.loads(line)["response"]
-            if number % 40 or not response["choices"][0].get("token_ids"):
-                continue
-            prompt, said = response["prompt_token_ids"], response["choices"][0]["token_ids"]
-            rows.append(
-                {
-                    "sequence_id": str(number),
-                    "session": str(number),
-                    "temperature": 0.6,
-                    "top_p": 0.95,
-                    "token_ids": prompt + said,
-                    "completion_start": len(prompt),
-                }
-            )
-    return ComputedStates(nano_r1, rows, [2, 8, 13])
+    return ComputedStates(nano_r1, general_rows(every=40), [2, 8, 13])
 
 
 @pytest.mark.parametrize("name", HEADS)
