@@ -17,10 +17,10 @@ from speculators import SpeculatorModel, SpeculatorModelConfig
 
 
 def every_slot(seq_length, loss_mask, num_depths, **_):
-    """All depths of all anchors: first the anchors, then depth after depth."""
-    return torch.arange(seq_length).repeat(num_depths), (
-        torch.arange(num_depths).repeat_interleave(seq_length)
-    )
+    """Anchor and depth of each draft: depth after depth, of all anchors with a token there."""
+    anchors = [torch.arange(seq_length - depth) for depth in range(num_depths)]
+    depths = [torch.full_like(each, depth) for depth, each in enumerate(anchors)]
+    return torch.cat(anchors), torch.cat(depths)
 
 
 def main(twin: str, states: str, depth: int, out: str) -> None:
@@ -46,7 +46,8 @@ def main(twin: str, states: str, depth: int, out: str) -> None:
                 width = config.transformer_layer_config.hidden_size
                 final = torch.zeros(1, len(tokens_T) - 1, width)
                 model(**arguments, verifier_last_hidden_states=final, num_depths=depth)
-                logits_KTD = seen[0].unflatten(0, (depth, -1))
+                by_depth = seen[0].split([len(tokens_T) - 1 - each for each in range(depth)])
+                logits_KTD = torch.nn.utils.rnn.pad_sequence(by_depth, batch_first=True)
             else:
                 model(**arguments, ttt_steps=depth)
                 logits_KTD = torch.stack(seen)
