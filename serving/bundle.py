@@ -71,7 +71,9 @@ def export_bundle(
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[kind]
         if isinstance(trainable, TrainableKind):
-            trainable.write_twins(speculator_dir, target.directory(), target.model, k, stage)
+            # A format may name its target: by a path where no other reader knows the name.
+            name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
+            trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)
         schedule = [list(row) for row in k_per_batch_size or []]
         manifest = {
             "version": BUNDLE_VERSION,

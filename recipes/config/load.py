@@ -19,9 +19,15 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.config_errors import explain
 from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC, SHIPPED, shipped_recipes
+from outrider.recipes.config.shipped import (
+    EMBEDDED_TRAFFIC,
+    SHIPPED,
+    shipped_heads,
+    shipped_recipes,
+)
 from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
 from outrider.serving.serve_command import ServeCommand
+from outrider.speculators.base import is_directory
 
 OPTIONS = (
     "--recipe",
@@ -216,7 +222,7 @@ def _set(
 def _resolve_paths(
     values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes relative paths of logs, the privacy key, known answers and the target absolute.
+    """Makes relative paths of logs, key, known answers, target and base speculator absolute.
 
     They are relative to the recipe's folder, else to the current directory.
     """
@@ -225,7 +231,8 @@ def _resolve_paths(
         ("traffic", "general", _traffic_path),
         ("privacy", "key_file", _traffic_path),
         ("eval", "answers", _traffic_path),
-        ("target", "model", _target_directory),
+        ("target", "model", _model_directory),
+        ("speculator", "base", _base_directory),
     ):
         within = values.get(section)
         if isinstance(within, dict) and key in within and only in (None, (section, key)):
@@ -240,7 +247,23 @@ def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> 
     return value
 
 
-def _target_directory(model: str, folder: Path) -> str:
+def _base_directory(base: str, folder: Path) -> str:
+    """A shipped speculator's directory by its name, else the directory; kinds stay names."""
+    if not is_directory(base):
+        return base
+    found = _model_directory(base, folder)
+    if found != base or not base.startswith("nano_r1/"):
+        return found
+    heads = shipped_heads()
+    if base not in heads:
+        raise OutriderError(
+            f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
+            f" the package (included: {', '.join(heads) or 'none'})"
+        )
+    return str(heads[base])
+
+
+def _model_directory(model: str, folder: Path) -> str:
     for parent in (folder, Path.cwd()):
         if (parent / model / "config.json").is_file():
             return str((parent / model).resolve())

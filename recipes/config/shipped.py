@@ -1,15 +1,24 @@
-"""Recipes and traffic that come with the package.
+"""Recipes, traffic and base speculators that come with the package.
 
 shipped_recipes()      # ["document_extraction", "r1/resume_screening", ...]
+shipped_heads()        # {"nano_r1/eagle3": Path(...), ...}
 """
 
 from pathlib import Path
 
 SHIPPED = Path(__file__).resolve().parents[1]
 EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
+EMBEDDED_TARGET = "target"
+"""Folder of an embedded target, beside those of its speculators."""
 
 
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`."""
     paths = SHIPPED.glob("**/*.yaml")
     return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in paths)
+
+
+def shipped_heads() -> dict[str, Path]:
+    """Directories of speculators trained for the embedded target, by `speculator.base`."""
+    folders = (path.parent for path in sorted(SHIPPED.glob("nano_r1/*/config.json")))
+    return {f"nano_r1/{each.name}": each for each in folders if each.name != EMBEDDED_TARGET}

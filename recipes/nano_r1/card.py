@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,15 @@ from outrider.common.files import publish, read_json
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
-from outrider.recipes.nano_r1 import tasks
+from outrider.eval.replay.replay import replay
+from outrider.recipes.config.shipped import shipped_heads
+from outrider.recipes.nano_r1 import heads, tasks
 from outrider.recipes.nano_r1.record import WORKLOADS
+from outrider.recipes.nano_r1.states import ComputedStates
 from outrider.recipes.nano_r1.texts import WORKS, encode
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 
@@ -39,6 +45,7 @@ CHECKS = {
 }
 VALIDATION_TEXTS = 60
 TRAFFIC_SEQUENCES = 150
+HEADS_DEPTH = 5
 
 
 @dataclasses.dataclass
@@ -107,18 +114,8 @@ def traffic_table(
     ]
     samples = []
     for name in WORKLOADS:
-        with tempfile.TemporaryDirectory() as folder:
-            ingest(
-                target_dir,
-                TrafficConfig(path=str(HERE / "traffic" / f"{name}.jsonl.gz")),
-                Path(folder),
-            )
-            rows = load_sequences(Path(folder) / "sequences").to_list()
-        exact = [row for row in rows if row["fidelity"] == "exact"]
-        sums = meter.measure(
-            (r["token_ids"], r["completion_start"])
-            for r in itertools.islice(exact, TRAFFIC_SEQUENCES)
-        )
+        rows = logged_rows(name, target_dir)
+        sums = meter.measure((r["token_ids"], r["completion_start"]) for r in exact_rows(rows))
         texts = [
             (
                 row["prompt_text"],
@@ -137,6 +134,63 @@ def traffic_table(
         )
         samples += [f"### {name}", "```", "".join(texts[0]), "```"]
     return lines, samples
+
+
+def logged_rows(name: str, target_dir: Path) -> list[dict[str, Any]]:
+    """The recorded exchanges of a workload as token sequences."""
+    path = str(HERE / "traffic" / f"{name}.jsonl.gz")
+    with tempfile.TemporaryDirectory() as folder:
+        ingest(target_dir, TrafficConfig(path=path), Path(folder))
+        return load_sequences(Path(folder) / "sequences").to_list()
+
+
+def exact_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first exchanges whose token ids were logged."""
+    exact = (row for row in rows if row["fidelity"] == "exact")
+    return list(itertools.islice(exact, TRAFFIC_SEQUENCES))
+
+
+def heads_section(target_dir: Path) -> list[str]:
+    """The shipped heads: size, shape, and acceptance by exact replay beside the MTP layer's."""
+    target_config = read_json(target_dir / "config.json")
+    drafters, sizes, layers = {"MTP layer": target_dir}, [], set()
+    for name, directory in shipped_heads().items():
+        shape = EagleShape.read(read_json(directory / "config.json"), target_config, directory)
+        layers |= set(shape.layers)
+        weights = directory / "model.safetensors"
+        sizes.append(
+            f"- `{name}`: {trainable_kind_of(directory).in_words}, {shape.drafts:,} draft tokens,"
+            f" states before layers {', '.join(map(str, shape.layers))},"
+            f" {weights.stat().st_size / 1e6:.1f} MB."
+        )
+        drafters[f"`{name}`"] = directory
+    lines = [
+        f"| workload | {' | '.join(drafters)} |",
+        f"|---|{'---|' * len(drafters)}",
+    ]
+    for name in WORKLOADS:
+        rows = exact_rows(logged_rows(name, target_dir))
+        states = ComputedStates(target_dir, rows, sorted(layers))
+        found = (
+            replay(directory, target_dir, states, rows, HEADS_DEPTH).acceptance_length()[-1]
+            for directory in drafters.values()
+        )
+        lines.append(f"| {name} | {' | '.join(f'{length:.2f}' for length in found)} |")
+    exchanges, epochs = heads.ENDPOINT.exchanges, heads.SETTINGS["training.scratch.epochs"]
+    return [
+        f"## Base heads (acceptance length at K = {HEADS_DEPTH}, exact replay of"
+        f" {TRAFFIC_SEQUENCES} exchanges with logged ids)",
+        "",
+        *lines,
+        "",
+        *sizes,
+        "",
+        f"Trained by `heads.py`, with Outrider's own stages, on {exchanges:,} exchanges: nano R1's"
+        " answers, at temperature 0.6 and top_p 0.95, to prompts of the training part of the"
+        f" general mixture, {epochs} times over, from scratch. No prompt of the recorded traffic is"
+        " among them. They are what a public head is to a customer: a base for"
+        " `speculator.kind: eagle3` or `p_eagle`.",
+    ]
 
 
 def card(corpus_dir: Path, training_log: Path) -> str:
@@ -189,6 +243,8 @@ def card(corpus_dir: Path, training_log: Path) -> str:
             "on, arrival times drawn from a"
             " public trace of LLM requests (AzureLLMInferenceTrace, CC-BY-4.0) and stretched "
             "over two weeks.",
+            "",
+            *heads_section(target_dir),
             "",
             "## Samples (the first exchange of each workload)",
             "",

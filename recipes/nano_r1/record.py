@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import publish
-from outrider.recipes.nano_r1.conversations import Conversation, Work
+from outrider.recipes.nano_r1.conversations import Conversation, Part, Work
 from outrider.recipes.nano_r1.texts import WORKS, mixture
 from outrider.serving.client import post
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -40,12 +40,15 @@ CONCURRENCY = 32
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A customer's endpoint: exchanges, tenants, kind of work (None: the mixture), sessions."""
+    """An endpoint: exchanges, tenant, kind of work (None: the mixture), sessions, and its texts."""
 
     exchanges: int
     tenant: str
     work: Work | None
     session_length: int
+    part: Part = "traffic"
+    seed: int = 7
+    with_token_ids: float = WITH_TOKEN_IDS
 
 
 WORKLOADS = {
@@ -56,9 +59,8 @@ WORKLOADS = {
 }
 
 
-def record(name: str, corpus_dir: Path, server: Server, out_dir: Path) -> None:
+def record(name: str, workload: Workload, corpus_dir: Path, server: Server, out_dir: Path) -> None:
     """Writes `out_dir/NAME.jsonl.gz`; resumes from `out_dir/.NAME.partial.jsonl`."""
-    workload = WORKLOADS[name]
     partial = out_dir / f".{name}.partial.jsonl"
     done = len(partial.read_bytes().splitlines()) if partial.exists() else 0
     plan = itertools.islice(planned_rows(name, workload, corpus_dir), done, workload.exchanges)
@@ -88,7 +90,7 @@ def planned_rows(name: str, workload: Workload, corpus_dir: Path) -> Iterator[di
         if session[1] == 0:
             open_sessions.remove(session)
         request = {"model": "nano_r1", "messages": conversation.messages, **SAMPLING}
-        if rng.random() < WITH_TOKEN_IDS:
+        if rng.random() < workload.with_token_ids:
             request["return_token_ids"] = True
         yield {
             "timestamp": round(time, 3),
@@ -100,10 +102,10 @@ def planned_rows(name: str, workload: Workload, corpus_dir: Path) -> Iterator[di
 
 
 def prompts(workload: Workload, corpus_dir: Path) -> Iterator[Conversation]:
-    """Conversations outside the training part."""
+    """The workload's conversations; by default they are outside the training part."""
     if workload.work is None:
-        return mixture(corpus_dir, 7, "traffic")
-    return WORKS[workload.work](corpus_dir, 7, None, "traffic")
+        return mixture(corpus_dir, workload.seed, workload.part)
+    return WORKS[workload.work](corpus_dir, workload.seed, None, workload.part)
 
 
 def arrivals(corpus_dir: Path, count: int) -> list[float]:
@@ -125,6 +127,13 @@ def answer(row: dict[str, Any], server: Server) -> dict[str, Any]:
     return {**row, "response": {**response, "created": int(row["timestamp"])}}
 
 
+def recording_server(log: Path, cores: str = "auto") -> Server:
+    """A server of nano R1 that answers `CONCURRENCY` requests at a time, not yet started."""
+    engine = EngineConfig(mode="compiled", max_num_seqs=CONCURRENCY, cpu_cores=cores)
+    serving = ServingConfig(engine=engine)
+    return Server(TargetConfig(), serving, log_path=log, reasoning_parser="deepseek_r1")
+
+
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
     while chunk := list(itertools.islice(rows, size)):
         yield chunk
@@ -140,12 +149,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    engine = EngineConfig(mode="compiled", max_num_seqs=CONCURRENCY, cpu_cores=args.cores)
-    serving = ServingConfig(engine=engine)
     log = args.out / f".server_{args.cores}.log"
-    with Server(TargetConfig(), serving, log_path=log, reasoning_parser="deepseek_r1") as server:
+    with recording_server(log, args.cores) as server:
         for name in args.workloads or WORKLOADS:
-            record(name, args.corpus, server, args.out)
+            record(name, WORKLOADS[name], args.corpus, server, args.out)
     log.unlink()
 
 

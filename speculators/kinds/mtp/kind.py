@@ -10,7 +10,7 @@ target's own checkpoint is such a directory, so the target's layer is a base spe
 
 The other files of the kind: mtp/tensors.py (names), mtp/check.py (compatibility), mtp/size.py and
 mtp/activations.py (sizing), mtp/layer.py (the module), mtp/checkpoint.py (reading and writing),
-mtp/training.py (trainable parts).
+mtp/training.py (trainable parts), mtp/nextn.py (SGLang's form).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -160,7 +160,10 @@ class MTP:
     def write_twins(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
-        """None: vLLM's directory alone."""
+        """`sglang_nextn`: the draft model that SGLang loads."""
+        from outrider.speculators.kinds.mtp.nextn import write_nextn
+
+        write_nextn(directory, out_dir / "sglang_nextn")
 
     def tensor_names(self, directory: Path) -> set[str]:
         """Full names, scales included."""

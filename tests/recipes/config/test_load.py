@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.load import find_recipe, load_recipe, parse_overrides
-from outrider.recipes.config.shipped import shipped_recipes
+from outrider.recipes.config.shipped import shipped_heads, shipped_recipes
 
 
 @pytest.fixture
@@ -109,6 +109,28 @@ def test_the_key_of_surrogates_and_known_answers_are_looked_for_beside_the_recip
     recipe = load_recipe(path).recipe
     assert recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
     assert recipe.eval.answers == str(tmp_path / "recipes" / "gsm8k.jsonl")
+
+
+def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
+    tmp_path, monkeypatch, write
+):
+    monkeypatch.chdir(tmp_path)
+    path = write("traffic: {path: a}\nspeculator: {base: heads/old}", "recipes/mine.yaml")
+    for folder in ("recipes/heads/old", "heads/new", "mtp"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+
+    def base(*words):
+        return load_recipe(path, list(words)).recipe.speculator.base
+
+    assert base() == str(tmp_path / "recipes" / "heads" / "old")
+    assert base("speculator.base=heads/new") == str(tmp_path / "heads" / "new")
+    assert base("speculator.base=mtp") == "mtp"
+    assert base("speculator.base=null") is None
+    for name, directory in shipped_heads().items():
+        assert base(f"speculator.base={name}") == str(directory)
+    with pytest.raises(OutriderError, match=r"'nano_r1/egle3': no such .*nano_r1/eagle3"):
+        base("speculator.base=nano_r1/egle3")
 
 
 def test_overrides_in_every_spelling():

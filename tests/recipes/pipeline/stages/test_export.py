@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -20,8 +20,10 @@ def speculator(tmp_path):
     """Bytes by that name; nothing loads them here."""
     directory = tmp_path / "speculator"
     directory.mkdir()
-    (directory / "config.json").write_text('{"num_nextn_predict_layers": 1}')
-    save_file({"weight": torch.zeros(1)}, directory / "model.safetensors")
+    config = '{"num_hidden_layers": 4, "num_nextn_predict_layers": 1}'
+    (directory / "config.json").write_text(config)
+    tensors = {"model.layers.4.enorm.weight": torch.zeros(1)}
+    save_file(tensors, directory / "model.safetensors")
     return directory
 
 
@@ -45,6 +47,16 @@ def test_one_k_is_the_evaluated_one(speculator):
         [1, 4, 4],
         [5, 8, 2],
     ]
+
+
+def test_other_formats_are_in_folders_of_their_own(speculator):
+    manifest, _ = bundle(speculator, None)
+    files = {"config.json", "model.safetensors", "serve.sh"}
+    other = {"sglang_nextn/config.json", "sglang_nextn/model.safetensors"}
+    assert set(manifest["files"]) == files | other
+    assert set(load_file(speculator.parent / "bundle/sglang_nextn/model.safetensors")) == {
+        "model.layers.0.enorm.weight"
+    }
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(speculator):

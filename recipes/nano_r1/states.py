@@ -1,0 +1,41 @@
+"""States of nano R1 over logged token ids, computed by transformers where no engine is at hand.
+
+    states = ComputedStates(target_dir, rows, layers=[2, 8, 13])
+    replay(head, target_dir, states, rows, depth=5)
+
+float32 from the bf16 weights. Captured states differ from them by bf16 rounding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DeepseekV3ForCausalLM
+
+from outrider.data.features.feature_store import Features
+from outrider.speculators.features import layer_name
+
+
+class ComputedStates:
+    """The final state and those before `layers`, of rows of a table of sequences, by their ids."""
+
+    def __init__(self, target_dir: Path, rows: Iterable[Mapping[str, Any]], layers: Sequence[int]):
+        self.model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
+        self.rows = {row["sequence_id"]: row for row in rows}
+        self.layers = layers
+        self.done: dict[str, Features] = {}
+
+    @torch.no_grad()
+    def read(self, sequence_id: str) -> Features:
+        """States of one sequence; kept, so that several speculators read the same ones."""
+        if sequence_id not in self.done:
+            row = self.rows[sequence_id]
+            token_ids = torch.tensor(row["token_ids"])
+            out = self.model.model(token_ids[None], output_hidden_states=True, use_cache=False)
+            # hidden_states[i] is the residual stream before layer i.
+            auxiliary = {layer_name(index): out.hidden_states[index][0] for index in self.layers}
+            self.done[sequence_id] = Features(
+                token_ids, out.last_hidden_state[0], row["completion_start"], auxiliary
+            )
+        return self.done[sequence_id]

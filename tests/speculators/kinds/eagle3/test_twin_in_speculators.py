@@ -1,0 +1,145 @@
+"""The twin that an export writes, in PyPI's `speculators` and in vLLM: the same drafts.
+
+The library's test needs an environment of its own, which it makes in build/ (a minute), or takes
+the Python that OUTRIDER_SPECULATORS_PYTHON names.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from uv import find_uv_bin
+
+from outrider.common.files import read_json
+from outrider.recipes.config.shipped import shipped_heads
+from outrider.recipes.nano_r1.states import ComputedStates
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.speculator import Speculator
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.eagle3.twin import VERSION
+from outrider.speculators.unroll import valid_BT
+from tests.recipes.nano_r1.logged import general_rows
+
+ROOT = Path(__file__).parents[4]
+DEPTH = 5
+HEADS = shipped_heads()
+
+
+@pytest.fixture(scope="module")
+def their_python() -> Path:
+    """The Python of an environment with the library."""
+    if given := os.environ.get("OUTRIDER_SPECULATORS_PYTHON"):
+        return Path(given)
+    folder = ROOT / "build" / f"speculators-{VERSION}"
+    python = folder / "bin" / "python"
+    uv, overrides = find_uv_bin(), ROOT / "requirements" / "overrides-cpu.txt"
+    environment = {"UV_INDEX_STRATEGY": "unsafe-best-match"} | os.environ
+    if links := os.environ.get("PIP_FIND_LINKS"):
+        environment.setdefault("UV_FIND_LINKS", ",".join(links.split()))
+    if not python.is_file():
+        subprocess.run([uv, "venv", "--quiet", folder], check=True)
+    words = [uv, "pip", "install", "--quiet", "--python", python, "--override", overrides]
+    done = subprocess.run(
+        [*words, f"speculators=={VERSION}"], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"speculators {VERSION} cannot be installed here: {done.stderr[-500:]}")
+    return python
+
+
+def twin_of(head: Path, target_dir: Path, folder: Path) -> Path:
+    """The twin as an export writes it."""
+    kind = trainable_kind_of(head)
+    kind.write_twins(head, target_dir, str(target_dir), DEPTH, folder)
+    return folder / "speculators"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_the_library_drafts_the_same_tokens(
+    name: str, their_python: Path, nano_r1: Path, tmp_path: Path
+) -> None:
+    """At every anchor and depth of logged responses, from the same states."""
+    kind = trainable_kind_of(HEADS[name])
+    configs = (read_json(path / "config.json") for path in (HEADS[name], nano_r1))
+    spec = kind.features(*configs)
+    rows = general_rows(every=60)
+    states = ComputedStates(nano_r1, rows, [int(n.removeprefix("layer_")) for n in spec.names])
+    read = {row["sequence_id"]: states.read(row["sequence_id"]) for row in rows}
+    given = {f"tokens.{key}": each.token_ids for key, each in read.items()}
+    given |= {f"inputs.{key}": spec.inputs(each) for key, each in read.items()}
+    save_file(given, tmp_path / "states.safetensors")
+    twin, out = twin_of(HEADS[name], nano_r1, tmp_path), tmp_path / "drafts.safetensors"
+    script = Path(__file__).with_name("in_speculators.py")
+    words = [their_python, script, twin, tmp_path / "states.safetensors", str(DEPTH), out]
+    # From another folder, where no package of this checkout can be taken for the library.
+    subprocess.run(list(map(str, words)), check=True, cwd=tmp_path, env=_without_ours())
+    theirs = load_file(out)
+
+    head, ends = kind.load(HEADS[name], nano_r1, torch.float32), load_target_ends(nano_r1)
+    ids_D = head.head(ends).target_ids_D
+    assert ids_D is not None
+    assert torch.equal(theirs.pop("d2t"), ids_D - torch.arange(len(ids_D)))
+    equal = total = 0
+    for key, each in read.items():
+        length = len(each.token_ids)
+        sequence_BT, position_BT = torch.zeros(1, length).long(), torch.arange(length)[None]
+        with torch.no_grad():
+            anchors_N, drafts = head.unroll(
+                ends,
+                each.token_ids.long()[None],
+                spec.inputs(each)[None],
+                sequence_BT,
+                position_BT,
+                valid_BT(sequence_BT, 0),
+                DEPTH,
+            )
+        for depth, u_NH in enumerate(drafts):
+            keep_N = anchors_N < length - 2 - depth
+            ours_ND = head.head(ends).logits(u_NH[keep_N]).log_softmax(-1)
+            theirs_ND = theirs[key][depth, anchors_N[keep_N]]
+            torch.testing.assert_close(ours_ND, theirs_ND, atol=2e-3, rtol=0)
+            equal += int((ours_ND.argmax(-1) == theirs_ND.argmax(-1)).sum())
+            total += len(ours_ND)
+    print(f"{name}: {equal} of {total} draft tokens equal")
+    assert total > 5000 and equal == total
+
+
+def _without_ours() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Iterator[list[list[int]]]:
+    rows = general_rows(every=40)[:6]
+    yield [row["token_ids"][: row["completion_start"]] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("name", HEADS)
+def test_vllm_counts_the_same_with_the_twin(
+    name: str, nano_r1: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Greedy, one request at a time: the same steps, drafts and accepted drafts."""
+    rows = [AskedRow(str(n), prompt, 0.0, 1.0, 60) for n, prompt in enumerate(prompts)]
+    target, settings = TargetConfig(model=str(nano_r1)), EngineConfig(kv_cache_gb=0.25)
+    found = []
+    for directory in (HEADS[name], twin_of(HEADS[name], nano_r1, tmp_path)):
+        with open_engine(target, settings, Speculator.named(directory), DEPTH) as engine:
+            answers = [engine.answer([row]) for row in rows]
+            counters = {
+                metric.name: metric.value if hasattr(metric, "value") else metric.values
+                for metric in engine.llm.get_metrics()
+                if metric.name.startswith("vllm:spec_decode")
+            }
+        found.append((answers, counters))
+    assert found[0] == found[1]
+    _, counted = found[0]
+    assert counted["vllm:spec_decode_num_accepted_tokens"] > 20
