@@ -173,6 +173,13 @@ def check(context: EvaluationContext) -> None:
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
             " every batch size; set it to false"
         )
+    blocks = [each.in_words for each in context.speculators.values() if each.abilities.one_block]
+    if blocks and settings.k not in ("auto", depth):
+        raise OutriderError(
+            f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
+            f" trained, replayed and served at speculator.depth = {depth} alone; leave eval.k out,"
+            " or train at that depth"
+        )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
     if base.fixed_k and settings.current_k not in (None, base_k):
         raise OutriderError(

@@ -80,9 +80,7 @@ def test_the_protocol_is_met(toy: Toy) -> None:
 
 
 def test_a_kind_that_is_not_registered_is_no_config() -> None:
-    with pytest.raises(
-        ValueError, match="'toy' is not known; kinds that train: p_eagle, eagle3, mtp"
-    ):
+    with pytest.raises(ValueError, match=r"'toy' is not known; kinds that train: .*mtp"):
         SpeculatorConfig(kind="toy")
     with pytest.raises(ValueError, match="'ngram' can be evaluated, but not trained"):
         SpeculatorConfig(kind="ngram")
