@@ -35,6 +35,7 @@ from outrider.recipes.config.load import load_recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stages.evaluate import context_of_kind
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.speculator import Speculator
 
 BASE: Drafter = "base"
 HEAD = (
@@ -151,6 +152,9 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["compiled"])
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--per-seat", type=int, default=2, help="requests of a block and seat")
+    parser.add_argument(
+        "--also", type=Path, nargs="*", default=[], help="speculators of other runs, at their depth"
+    )
     parser.add_argument("--rival", default="mtp", help="the variant that others are divided by")
     args = parser.parse_args()
     recipe = load_recipe(str(args.run / "recipe.resolved.yaml")).recipe
@@ -161,6 +165,9 @@ def main() -> None:
     base = first.speculators[BASE]
     (sharing,) = (kind for kind, each in speculators.items() if each.exchanges_with(base))
     k = numbers_of_drafts(contexts, run, sharing)
+    for each in map(Speculator.named, args.also):
+        speculators[each.kind] = each
+        k[each.kind] = dict.fromkeys(first.settings.concurrency, first.depth)
     print(json.dumps({"K by concurrency": k}), flush=True)
     # A fleet lets base share the engine of the last speculator that it can be exchanged with.
     last = {sharing: speculators.pop(sharing)}

@@ -44,6 +44,7 @@ def export_bundle(
     k_per_batch_size: Sequence[tuple[int, int, int]] | None,
     evidence: dict[str, Any],
     out_dir: str | Path,
+    other_formats: bool = True,
 ) -> dict[str, Any]:
     """Writes the bundle to a local directory or an fsspec URL; returns its manifest.
 
@@ -70,7 +71,7 @@ def export_bundle(
         )
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[kind]
-        if isinstance(trainable, TrainableKind):
+        if other_formats and isinstance(trainable, TrainableKind):
             # A format may name its target: by a path where no other reader knows the name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)

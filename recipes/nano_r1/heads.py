@@ -14,9 +14,11 @@ the server's batches round: answers are sampled, and batches depend on when requ
 import argparse
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 
 from outrider.common.files import publish
+from outrider.common.supervision import Interrupted
 from outrider.recipes.commands.attempt import attempt, open_run
 from outrider.recipes.nano_r1.record import Workload, record, recording_server
 
@@ -88,7 +90,11 @@ def main() -> None:
     args = parser.parse_args()
     args.work_dir.mkdir(parents=True, exist_ok=True)
     log = record_endpoint(args.corpus, args.work_dir, args.seed)
-    for kind, trained in train_heads(log, args.work_dir, args.processes, args.seed).items():
+    try:
+        heads = train_heads(log, args.work_dir, args.processes, args.seed)
+    except Interrupted as signal:
+        sys.exit(f"heads: stopped by {signal}; run the same command to resume")
+    for kind, trained in heads.items():
         with publish(args.out / kind) as temporary:
             shutil.copytree(trained, temporary)
 

