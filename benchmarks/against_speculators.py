@@ -7,8 +7,8 @@
 
 Both train the same head from the same weights, in float32, with AdamW, one learning rate and one
 loss (KL over the draft vocabulary, weighted by decay ** depth), on the same rows of packed
-sequences in the same order. Each side is a process of its own that does a row when it is asked to,
-so the machine's noise is shared: rows alternate. Held-out responses are then replayed exactly with
+sequences in the same order. Each side is a process; they alternate by row, so that they share
+the machine's noise. Held-out responses are then replayed exactly with
 both heads, and the peak of each process's memory is compared.
 
 Outrider's side are the trainer's own parts (rows, unroll, objective). The other side is the

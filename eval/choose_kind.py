@@ -122,4 +122,5 @@ def _timed(contexts: Contexts) -> KindSteps:
             [prompt.text for prompt in prompts],
             customers_sampling(validation),
             settings.max_tokens,
+            settings.concurrency if first.by_batch_size else [settings.gated_concurrency],
         )

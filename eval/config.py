@@ -121,7 +121,7 @@ class EvalSection(BaseModel):
     k: PositiveInt | Literal["auto"] = "auto"
     """Drafted tokens per step. "auto" takes for base and for custom the k that gives each the most
     tokens/s at `main_concurrency`, from the validation part and timed steps of the engine (see
-    eval/prediction/choose_k.py), at most the trained depth. A number is for base and custom
+    eval/prediction/best_k.py), at most the trained depth. A number is for base and custom
     alike."""
 
     current_k: PositiveInt | None = None

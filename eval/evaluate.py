@@ -80,12 +80,11 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         if context.can_replay:
             replays = replay_drafters(context, "heldout")
             print_first_result(context, replays)
-        if times_steps(context):
-            # Servers start and compile in the background while the validation part is replayed.
-            servers.fleet(context.settings.engine_modes[0])
-            load.start()
-        if context.can_replay:
+            # Before the servers start: next to starting servers it takes ten times as long.
             validation = replay_drafters(context, "validation")
+        if times_steps(context):
+            servers.fleet(context.settings.engine_modes[0])  # starts in the background
+            load.start()
         choice, times = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")
@@ -173,6 +172,13 @@ def check(context: EvaluationContext) -> None:
         raise OutriderError(
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
             " every batch size; set it to false"
+        )
+    blocks = [each.in_words for each in context.speculators.values() if each.abilities.one_block]
+    if blocks and settings.k not in ("auto", depth):
+        raise OutriderError(
+            f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
+            f" trained, replayed and served at speculator.depth = {depth} alone; leave eval.k out,"
+            " or train at that depth"
         )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
     if base.fixed_k and settings.current_k not in (None, base_k):

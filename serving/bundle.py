@@ -4,8 +4,8 @@
                   out_dir="runs/NAME/bundle")
     verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
 
-`config.json` and the speculator's safetensors are what `--speculative-config` reads. Folders beside
-them hold the speculator in other formats, where its kind has some.
+`config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
+hold the speculator in other formats, where its kind has some.
 `serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
 SHA-256 of every file, and the evidence.
 """
@@ -44,6 +44,7 @@ def export_bundle(
     k_per_batch_size: Sequence[tuple[int, int, int]] | None,
     evidence: dict[str, Any],
     out_dir: str | Path,
+    other_formats: bool = True,
 ) -> dict[str, Any]:
     """Writes the bundle to a local directory or an fsspec URL; returns its manifest.
 
@@ -70,7 +71,7 @@ def export_bundle(
         )
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[kind]
-        if isinstance(trainable, TrainableKind):
+        if other_formats and isinstance(trainable, TrainableKind):
             # A format may name its target: by a path where no other reader knows the name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)

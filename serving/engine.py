@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +46,12 @@ Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
+
+
+def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
+    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator."""
+    latent = bool(target_config.get("kv_lora_rank"))
+    return latent and (os.environ | engine_environment(engine)).get("VLLM_MLA_DISABLE", "0") == "0"
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:

@@ -25,11 +25,11 @@ class HeadConfig(BaseModel):
     ascending, from 1; the number of layers means after the last. `auto`: 2, L // 2 and L - 3 of L
     layers, as vLLM reads them for a head that names none."""
 
-    layer_type: Literal["llama", "mla"] = "llama"
+    layer_type: Literal["auto", "llama", "mla"] = "auto"
     """Attention of the head's layer. `llama`: keys and values by head. `mla`: DeepSeek's latent
-    attention in the target's widths. vLLM keeps one form of cache for target and head: take `mla`
-    where the target runs with MLA, as R1 does on GPUs, and `llama` where it does not, as with
-    VLLM_MLA_DISABLE=1, the engine's default on a CPU."""
+    attention in the target's widths. vLLM keeps one form of cache for target and head, so `auto` is
+    `mla` where the engine runs the target with MLA, as R1 on GPUs, and `llama` where it does not,
+    as with VLLM_MLA_DISABLE=1, the default on a CPU."""
 
     draft_vocabulary: Literal["all"] | Size | Coverage = 0.999
     """Tokens that the head can draft. A share below 1: the most frequent tokens that together are

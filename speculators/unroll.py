@@ -20,16 +20,16 @@ The kinds' layers (`Chain`) supply inputs, projections and states; this file sup
 
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
 values that a drafter reads of a token, H hidden, A heads, D dims of a query or key, V dims of a
-value, S earlier chain depths.
+value, S keys of an anchor's own.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.layers.prefix_attention import Span, prefix_attention
+from outrider.speculators.layers.prefix_attention import Attend, Span, prefix_attention
 
 
 class Chain(Protocol):
@@ -113,8 +113,7 @@ def unroll_anchors(
     A parallel drafter reads `mask_token` at every depth but the first, and no draft. Its inputs
     there are one row [1, ...] for all anchors, and only the positions differ.
     """
-    slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
-    anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
+    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT)
     if not len(anchors_N):
         empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)
         return anchors_N, [empty] * depth
@@ -129,12 +128,7 @@ def unroll_anchors(
     x_PH = chain.inputs(next_embedding(slots_P, 0), first_PH, position[slots_P])
     q_APD, key_APD, value_APV = chain.project(x_PH, position[slots_P])
 
-    place_P = torch.full_like(token, -1)
-    place_P[slots_P] = torch.arange(len(slots_P), device=token.device)
-    anchor_place_N = place_P[anchors_N]
     x_NH, q_AND = x_PH[anchor_place_N], q_APD[:, anchor_place_N]
-
-    attend_prefix = prefix_attention(anchor_place_N, _spans(sequence_BT, anchor_BT), len(slots_P))
     chain_keys: list[Tensor] = []
     chain_values: list[Tensor] = []
     states: list[Tensor] = []
@@ -150,29 +144,61 @@ def unroll_anchors(
             chain_keys.append(key_AND)
             chain_values.append(value_ANV)
         prefix = attend_prefix(q_AND, key_APD, value_APV, chain.softmax_scale)
-        attended_ANV = _merge_chain(*prefix, q_AND, chain_keys, chain_values, chain.softmax_scale)
+        attended_ANV = merge(*prefix, q_AND, chain_keys, chain_values, chain.softmax_scale)
         state_NH, u_NH = chain.finish(x_NH, attended_ANV)
         states.append(u_NH)
     return anchors_N, states
 
 
-def _merge_chain(
+class Row(NamedTuple):
+    """The packed sequences of a batch and the anchors in them."""
+
+    slots_P: Tensor
+    """Flat indices into B*T of the slots that hold a token."""
+    anchors_N: Tensor
+    """Flat indices into B*T of the anchors."""
+    anchor_place_N: Tensor
+    """Index of each anchor among the P tokens."""
+    attend_prefix: Attend
+    """Attention of the anchors over the tokens up to their own; not to be called without any."""
+
+
+def row_of(sequence_BT: Tensor, anchor_BT: Tensor) -> Row:
+    """The slots with tokens, the anchors, and attention over the anchors' prefixes."""
+    slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
+    anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
+    place_P = torch.full_like(sequence_BT.flatten(), -1)
+    place_P[slots_P] = torch.arange(len(slots_P), device=slots_P.device)
+    place_N, spans = place_P[anchors_N], _spans(sequence_BT, anchor_BT)
+    attend = prefix_attention(place_N, spans, len(slots_P)) if spans else _no_anchors
+    return Row(slots_P, anchors_N, place_N, attend)
+
+
+def _no_anchors(*_: object) -> tuple[Tensor, Tensor]:
+    raise ValueError("no anchors, so no attention over prefixes")
+
+
+def merge(
     prefix_ANV: Tensor,
     log_sum_exp_AN: Tensor,
     q_AND: Tensor,
-    chain_keys: list[Tensor],
-    chain_values: list[Tensor],
+    keys: list[Tensor],
+    values: list[Tensor],
     scale: float,
 ) -> Tensor:
-    """Merges the chain's own keys into attention over the prefix, by the log-sum-exp."""
-    if not chain_keys:
+    """Merges each anchor's own keys into attention over the prefix, by the log-sum-exp.
+
+    `keys` [A, N, D] and `values` [A, N, V] have an element for each of them; N may be 1, for a key
+    or value that all anchors share.
+    """
+    if not keys:
         return prefix_ANV
-    score_ANS = torch.stack([(q_AND * key).sum(-1) for key in chain_keys], dim=-1).float() * scale
+    score_ANS = torch.stack([(q_AND * key).sum(-1) for key in keys], dim=-1).float() * scale
     share_ANS = (
         torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)
     )
     merged = prefix_ANV * share_ANS[..., :1]
-    for s, value_ANV in enumerate(chain_values):
+    for s, value_ANV in enumerate(values):
         merged = merged + value_ANV * share_ANS[..., s + 1 : s + 2]
     return merged
 

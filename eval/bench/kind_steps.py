@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.step_timing import steps_of_block
 from outrider.eval.results.parts import Part
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
@@ -70,11 +71,13 @@ def time_kinds(
     prompts: Sequence[str],
     sampling: Sampling,
     max_tokens: int,
+    deciding: Sequence[int],
 ) -> KindSteps:
     """Step times of each variant of the fleet at every batch size, for its `numbers` of drafts.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. Servers
-    with several numbers rotate through them (`Fleet.draft` not yet called).
+    with several numbers rotate through them (`Fleet.draft` not yet called). Batch sizes that are
+    not `deciding` have LEAST_TURNS turns.
     """
     fleet.rotate(max(numbers.values(), key=len))
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
@@ -83,11 +86,8 @@ def time_kinds(
     }
 
     def run(name: str, size: int, requests: int, tokens: int) -> list[Step]:
-        server = fleet.server(name)
-        fleet.new_steps(name)  # drops steps recorded before this block
         texts = list(itertools.islice(supply, requests))
-        load.run_block(server.url, texts, size, sampling, tokens)
-        return fleet.new_steps(name)
+        return steps_of_block(fleet, load, name, texts, size, sampling, tokens)
 
     def has_enough(name: str, size: int) -> bool:
         rows = [row for turn in found[name][size] for row in rounds(turn, size, numbers[name])]
@@ -99,7 +99,8 @@ def time_kinds(
         for nth in range(MOST_TURNS):
             order = timed[nth % len(timed) :] + timed[: nth % len(timed)]
             for size in batch_sizes:
-                if nth >= LEAST_TURNS and all(has_enough(name, size) for name in timed):
+                enough = size not in deciding or all(has_enough(name, size) for name in timed)
+                if nth >= LEAST_TURNS and enough:
                     continue
                 for name in order:
                     fleet.server(name)

@@ -48,14 +48,14 @@ def noise_of(measured: Mapping[str, Sequence[Record]]) -> Noise:
     )
     noise = {}
     for name, variants in COMPARED.items():
-        own = [(mode, size) for mode, size in kinds if _pairs(measured[mode], size, *variants)]
+        own = [(mode, size) for mode, size in kinds if paired(measured[mode], size, *variants)]
         if not own:
             continue
         apart = [
             (mode, size) for mode, size in own if not _alternated(measured[mode], size, *variants)
         ]
         noise[name] = block_noise(
-            _pairs(measured[mode], size, *variants) for mode, size in apart or own
+            paired(measured[mode], size, *variants) for mode, size in apart or own
         )
     return noise
 
@@ -176,7 +176,7 @@ def ratio(
 ) -> intervals.Estimate:
     """One of COMPARED; by default with the level that is valid after these repeats."""
     variants = COMPARED[name]
-    pairs = _pairs(blocks, concurrency, *variants)
+    pairs = paired(blocks, concurrency, *variants)
     level = level or level_after(repeats_of(blocks), settings)
     if _alternated(blocks, concurrency, *variants):
         return alternated_ratio(np.concatenate(pairs), level)
@@ -213,7 +213,7 @@ def _alternated(blocks: Sequence[Record], concurrency: int, over: str, under: st
     return all(block["alternated"] for block in both)
 
 
-def _pairs(
+def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[NDArray[np.float64]]:
     """Requests paired by prompt within a repeat, in the form of `speed_ratio`.

@@ -77,11 +77,8 @@ def time_steps(
     }
 
     def run(variant: str, size: int, requests: int, tokens: int) -> list[Step]:
-        server = fleet.server(variant)
-        fleet.new_steps(variant)  # drops steps recorded before this block
         texts = list(itertools.islice(supply, requests))
-        load.run_block(server.url, texts, size, sampling, tokens)
-        return fleet.new_steps(variant)
+        return steps_of_block(fleet, load, variant, texts, size, sampling, tokens)
 
     def has_enough(variant: str, size: int) -> bool:
         return enough(found[variant][size], size, numbers[variant])
@@ -116,3 +113,19 @@ def time_steps(
             further[size] = further.get(size, 0) + len(rows)
         times = replace(times, rounds=rounds, looks=times.looks + 1, further=further)
     return times
+
+
+def steps_of_block(
+    fleet: Fleet,
+    load: "LoadGenerator",
+    variant: str,
+    texts: list[str],
+    size: int,
+    sampling: Sampling,
+    max_tokens: int,
+) -> list[Step]:
+    """Steps of the variant's server while it answers one block, `size` requests at a time."""
+    server = fleet.server(variant)
+    fleet.new_steps(variant)  # drops steps recorded before this block
+    load.run_block(server.url, texts, size, sampling, max_tokens)
+    return fleet.new_steps(variant)

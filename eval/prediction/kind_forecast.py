@@ -4,7 +4,7 @@
     found.kinds[0].kind, found.finalists
 
 Acceptance is replayed on the validation part, with the recipe's depth. Each kind drafts its own
-best number of tokens (choose_k.py). The closed loop is simulated with its steps, as for predicted
+best number of tokens (best_k.py). The closed loop is simulated with its steps, as for predicted
 and measured throughput (predicted.py). So the forecast includes the prompts, which choose_k leaves
 out because they cost the same at every k of one kind.
 
@@ -21,7 +21,8 @@ import numpy as np
 from outrider.eval.bench.kind_steps import KindSteps
 from outrider.eval.bench.server_pool import PLAIN
 from outrider.eval.config import EvalConfig
-from outrider.eval.prediction.choose_k import RESAMPLES, best_k
+from outrider.eval.prediction.best_k import best_k
+from outrider.eval.prediction.choose_k import RESAMPLES
 from outrider.eval.prediction.paired_steps import fit_paired
 from outrider.eval.prediction.step_fit import StepFit, fit_steps
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds

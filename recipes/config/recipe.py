@@ -37,6 +37,11 @@ class ExportConfig(BaseModel):
     (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 where drafting does not pay.
     The evaluation then serves base and custom with their schedules too."""
 
+    other_formats: bool = True
+    """Whether the bundle also holds the speculator as other programs load it: `sglang_nextn` (an
+    MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators). They
+    are copies of the weights: false halves the bundle."""
+
     to: str | None = None
     """A directory or an fsspec URL (`s3://...`) to copy the verified bundle to. null: it stays in
     the run directory. `export-speculator --to` copies it without changing the recipe."""

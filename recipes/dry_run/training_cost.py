@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,8 @@ def _of_kind(
     tokens: int,
 ) -> dict[str, Any]:
     """Parameters, time, memory and checkpoint of the training of the recipe's only kind."""
-    size = trainable_kind(recipe.speculator.only_kind).size(
-        planned(recipe.speculator, config), config, source
-    )
+    speculator = planned(recipe.speculator, config)
+    size = trainable_kind(recipe.speculator.only_kind).size(speculator, config, source)
     row, assumed = _largest_row(run, recipe, size)
     plan = MemoryPlan(
         size,
@@ -138,13 +137,13 @@ def _of_kind(
         "row": dataclasses.asdict(row)
         | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
         "checkpoint_bytes": plan.checkpoint_bytes(),
-        "speculator_bytes": _speculator_bytes(size, config),
+        "speculator_bytes": _speculator_bytes(size, speculator),
         "memory": list(_judged(plan, recipe, gpu_bytes)),
     }
 
 
-def _speculator_bytes(size: DrafterSize, config: dict[str, Any]) -> int:
-    """Bytes of the published weights, in the target's precision."""
+def _speculator_bytes(size: DrafterSize, config: Mapping[str, Any]) -> int:
+    """Bytes of the published weights; a head is not quantized, whatever its target is."""
     return int(size.total * (FP8_BYTES if config.get("quantization_config") else 2))
 
 

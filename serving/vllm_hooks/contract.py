@@ -30,12 +30,14 @@ V2 = "vllm.v1.worker.gpu.model_runner"
 V2_BATCH = "vllm.v1.worker.gpu.input_batch"
 V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_CHAIN = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
+V2_BLOCK = "vllm.v1.worker.gpu.spec_decode.dflash.speculator"
 SCHEDULED = "vllm.v1.core.sched.output"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 VOCABULARY = "vllm.model_executor.layers.vocab_parallel_embedding"
 LAYER_UTILS = "vllm.model_executor.layers.utils"
 RELOAD = "vllm.model_executor.model_loader.reload"
 DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
+DFLASH = "vllm.model_executor.models.qwen3_dflash"
 
 _EXTENSION: list[Check] = [
     Attribute(WORKER_BASE, "WorkerBase", "model_runner"),
@@ -255,8 +257,37 @@ _DRAFTS: list[Check] = [
         ("token_indices_to_sample = cad.query_start_loc[1:] - 1",),
     ),
     Attribute("vllm.v1.attention.backend", "CommonAttentionMetadata", "query_start_loc"),
+    Inherits("vllm.v1.spec_decode.dflash", "DFlashProposer", "SpecDecodeBaseProposer"),
+    Order(
+        V1,
+        "GPUModelRunner.__init__",
+        ("get_pp_group().is_last_rank", "use_dflash()", "self.drafter = DFlashProposer("),
+    ),
     # V2
     Attribute(V2, "GPUModelRunner", "speculator"),
+    Inherits(V2_BLOCK, "DFlashSpeculator", "DraftModelSpeculator"),
+    Signature(
+        V2_BLOCK,
+        "DFlashSpeculator.propose",
+        named=(
+            "input_batch",
+            "num_sampled",
+            "num_rejected",
+            "last_sampled",
+            "next_prefill_tokens",
+            "dummy_run",
+            "num_speculative_tokens",
+        ),
+    ),
+    Order(  # all depths in one call, request after request
+        V2_BLOCK,
+        "DFlashSpeculator._generate_draft",
+        (
+            "num_sample = num_reqs * self.num_speculative_steps",
+            "self.sample_draft(sample_hidden_states",
+            "draft_tokens.view(num_reqs, self.num_speculative_steps)",
+        ),
+    ),
     Inherits(
         "vllm.v1.worker.gpu.spec_decode.mtp.speculator",
         "MTPSpeculator",
@@ -417,6 +448,27 @@ _SWAP: list[Check] = [
         "Eagle3DeepseekV2ForCausalLM.load_weights",
         ("weights",),
         called=True,
+    ),
+    Order(
+        DFLASH,
+        "DFlashQwen3ForCausalLM.load_weights",
+        ("loader.load_weights(", "self.model._build_fused_kv_buffers()"),
+    ),
+    Signature(DFLASH, "DFlashQwen3Model._build_fused_kv_buffers", called=True),
+    Order(
+        DFLASH,
+        "DFlashQwen3Model._build_context_kv_buffers",
+        (
+            "self._hidden_norm_weight = self.hidden_norm.weight.data",
+            "self._context_qkv_projs =",
+            "self._fused_kv_weight",
+            "self._k_norm_weights =",
+        ),
+    ),
+    Order(  # the layer itself projects the context where there is no copy
+        DFLASH,
+        "DFlashQwen3Model._project_context_kv",
+        ("if self._fused_kv_weight is not None:", "proj(normed_context_states)"),
     ),
     Signature(
         "vllm.model_executor.models.deepseek_mtp",

@@ -18,6 +18,10 @@ MASK = "mask_hidden"
 """Name of the states that a parallel drafter reads where no token is known."""
 
 
+CONTEXT_COPIES = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
+"""Attributes of a drafter that projects the target's states apart from its own tokens."""
+
+
 class DrafterExtension:
     """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
 
@@ -45,6 +49,7 @@ class DrafterExtension:
             method: Any = getattr(module, "quant_method", None)
             if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
+        copies = context_copies(drafter.model)
         initialize_layerwise_reload(drafter)
         # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
         # scales.
@@ -61,6 +66,7 @@ class DrafterExtension:
         finalize_layerwise_reload(drafter, self.vllm_config.model_config)
         if mask:
             load_mask(self.model_runner.drafter, mask[0])
+        renew_context(drafter.model, copies)
         return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
 
 
@@ -73,6 +79,30 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
+
+
+def context_copies(model: Any) -> dict[str, torch.Tensor]:
+    """The copies of weights with which a model makes keys and values of the target's states."""
+    found = {name: getattr(model, name, None) for name in CONTEXT_COPIES}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+@torch.no_grad()
+def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
+    """Derives what such a model keeps besides its weights, in the tensors that it had before.
+
+    vLLM 0.32 does so at the end of loading, in new tensors, when rotary tables are still on the
+    meta device and a CPU's kernel may have packed the weights and dropped them. Without a copy the
+    model projects its context with the layer itself.
+    """
+    if not hasattr(model, "_build_fused_kv_buffers"):
+        return
+    model._build_fused_kv_buffers()
+    if any(projection.weight.numel() == 0 for projection in model._context_qkv_projs):
+        model._fused_kv_weight = model._fused_kv_bias = None
+    for name, new in context_copies(model).items():
+        if name in copies:
+            setattr(model, name, copies[name].copy_(new))
 
 
 def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.p_eagle.kind import PEagle
@@ -24,7 +25,7 @@ def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
     return {kind.name: kind for kind in kinds}
 
 
-KINDS = _by_name(PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+KINDS = _by_name(DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
 """By name. A directory is of the first kind that recognizes it."""
 
 DEFAULT_KIND = "mtp"

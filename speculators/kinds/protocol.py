@@ -69,7 +69,10 @@ class Abilities:
     """The engine's count of drafts is its count of steps."""
     fixed_k: bool = False
     """Every step drafts as many tokens as the engine was started for. A schedule of drafts by batch
-    size, or any other number in a step, ends the engine."""
+    size, or any other number in a step, is not to be had of the engine."""
+    one_block: bool = False
+    """Drafts of a step attend to each other, so with fewer of them they are other ones. Replay is
+    exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +276,12 @@ class TrainableKind(DrafterKind, Protocol):
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The target's states that a speculator with this config.json reads."""
+
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        """Whether a speculator with this config.json needs an engine that runs MLA.
+
+        vLLM keeps one form of cache for target and speculator. None: the target's, whichever it is.
+        """
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""

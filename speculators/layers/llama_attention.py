@@ -3,6 +3,8 @@
     attention = LlamaAttention(hidden=192, heads=3, kv_heads=3, head_dim=64, theta=1e4, into=384)
     q, key, value = attention.project(x_NX, position_N)
 
+With `norm_eps` queries and keys are normed by head before they are rotated, as in Qwen3.
+
 Rotary embedding turns the halves of a head (d, d + D/2), not interleaved pairs as DeepSeek does.
 
 Shapes: N tokens, X width of the input, A heads, G heads of keys and values, D dims of a head, H
@@ -12,12 +14,24 @@ hidden.
 import torch
 from torch import Tensor, nn
 
+from outrider.speculators.layers.deepseek_layer import RMSNorm
+
+Tables = tuple[Tensor, Tensor]
+"""Cosine and sine [N, D / 2] of the angles of N positions."""
+
 
 class LlamaAttention(nn.Module):
     """Grouped-query attention; the input may be wider than the output."""
 
     def __init__(
-        self, hidden: int, heads: int, kv_heads: int, head_dim: int, theta: float, into: int
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        theta: float,
+        into: int,
+        norm_eps: float | None = None,
     ):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.theta = heads, kv_heads, head_dim, theta
@@ -25,6 +39,9 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        if norm_eps is not None:
+            self.q_norm, self.k_norm = (RMSNorm(head_dim, norm_eps) for _ in range(2))
+        self.normed = norm_eps is not None
 
     @property
     def softmax_scale(self) -> float:
@@ -33,25 +50,50 @@ class LlamaAttention(nn.Module):
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys and values [A, N, D]; keys and values repeated over a group."""
-        q_AND = self.q_proj(x_NX).unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1)
-        key_GND, value_GND = (
-            projection(x_NX).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(0, 1)
-            for projection in (self.k_proj, self.v_proj)
+        tables = self.tables(position_N)
+        return (
+            self.rotated(self.queries(x_NX), tables),
+            self.rotated(self.keys(x_NX), tables),
+            self.values(x_NX),
         )
+
+    def queries(self, x_NX: Tensor) -> Tensor:
+        """Queries [A, N, D], not rotated."""
+        q_AND = self._by_head(self.q_proj(x_NX), self.heads)
+        return self.q_norm(q_AND) if self.normed else q_AND
+
+    def keys(self, x_NX: Tensor) -> Tensor:
+        """Keys [G, N, D], not rotated."""
+        key_GND = self._by_head(self.k_proj(x_NX), self.kv_heads)
+        return self.k_norm(key_GND) if self.normed else key_GND
+
+    def values(self, x_NX: Tensor) -> Tensor:
+        """Values [A, N, D]."""
+        return self._repeated(self._by_head(self.v_proj(x_NX), self.kv_heads))
+
+    def tables(self, position_N: Tensor) -> Tables:
+        """The rotation of these positions."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
         frequency = (self.theta**-exponent).to(position_N.device)
         angle = position_N[:, None].float() * frequency
-        cos, sin = angle.cos(), angle.sin()
-        q_AND, key_GND = _rotate(q_AND, cos, sin), _rotate(key_GND, cos, sin)
-        if self.kv_heads != self.heads:
-            group = self.heads // self.kv_heads
-            key_GND = key_GND.repeat_interleave(group, dim=0)
-            value_GND = value_GND.repeat_interleave(group, dim=0)
-        return q_AND, key_GND, value_GND
+        return angle.cos(), angle.sin()
+
+    def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
+        """Queries or keys [A, N, D] at these positions; M is N, or 1 for a row that all share."""
+        return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:
         """Attended values [A, N, D] to [N, H]."""
         return self.o_proj(attended_AND.transpose(0, 1).flatten(1))
+
+    def _by_head(self, x_NX: Tensor, heads: int) -> Tensor:
+        return x_NX.unflatten(-1, (heads, self.head_dim)).transpose(0, 1)
+
+    def _repeated(self, x_AND: Tensor) -> Tensor:
+        """One head for each query; queries themselves as they are."""
+        if len(x_AND) == self.heads:
+            return x_AND
+        return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=0)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from outrider.eval.lossless.greedy_match import (
     text_statistics,
 )
 from outrider.eval.lossless.outputs import Outputs, Recorded
-from outrider.eval.prediction.choose_k import choose_k
+from outrider.eval.prediction.best_k import choose_k
 from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.replay.heldout_replay import replay_figures

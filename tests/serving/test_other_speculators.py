@@ -9,6 +9,7 @@ from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.compatibility import check_speculator
+from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 
 HEADS = {
@@ -18,6 +19,7 @@ HEADS = {
     "eagle3, 3.1": {"norm_output": True, "norm_before_fc": True},
     "p_eagle": {"pard_token": 2, "fc_norm": True},
     "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
+    "dflash": {"heads": 4, "kv_heads": 2},
 }
 SLOW = [*list(HEADS)[1:], "ngram"]
 PARITY = ParityConfig(prompts=8, max_tokens=40, anchors=120)
@@ -34,7 +36,8 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     speculator, environment, heads = Speculator.named("ngram"), {}, {}
     if kind != "ngram":
         for seed, name in enumerate(("first", "second")):
-            heads[name] = write_eagle3_head(
+            write = write_dflash_head if kind == "dflash" else write_eagle3_head
+            heads[name] = write(
                 target.directory(), tmp_path / name, seed, layers=(2, 8, 13), **HEADS[kind]
             )
             check_speculator(heads[name], target.directory())

@@ -86,12 +86,13 @@ def test_a_head_from_scratch_learns(corpus: Corpus, trained: tuple[Path, dict[st
     assert result["steps"] > 2 * 10
 
 
-def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path) -> None:
-    result = corpus.train(tmp_path, speculator=config(kind="p_eagle"), **SETTINGS)
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash"])
+def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, kind: str) -> None:
+    result = corpus.train(tmp_path, speculator=config(kind=kind), **SETTINGS)
     best, start = (result[name]["acceptance_length"] for name in ("best", "base"))
     # The second draft too, which reads neither a state of the target nor a draft.
     assert best[0] > start[0] + 0.2 and best[1] > best[0] + 0.05
-    assert kind_of(tmp_path / "speculator").name == "p_eagle"
+    assert kind_of(tmp_path / "speculator").name == kind
     check_speculator(tmp_path / "speculator", corpus.target_dir)
     rows = [
         {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}

@@ -71,6 +71,7 @@ def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str)
         k_per_batch_size=schedule,
         evidence=evidence,
         out_dir=to,
+        other_formats=recipe.export.other_formats,
     )
 
 

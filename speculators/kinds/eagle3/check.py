@@ -69,23 +69,28 @@ NEEDED = (
 def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> None:
     """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
     path, config = directory / "config.json", read_json(directory / "config.json")
-    layer = layer_config(config)
     if config.get("model_type") in TAKEN_FOR_MTP:
         raise OutriderError(
             f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
             " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
             ' attention has model_type "deepseek_v2"'
         )
+    layers = auxiliary_layers(config)
+    _check_layers(path, layers, target)
+    check_head(directory, target, in_words, len(layers) if layers else DEFAULT_AUX_STATES)
+
+
+def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
+    """Vocabulary, widths, shapes, the map of tokens and finiteness; fc reads so many states."""
+    path, config = directory / "config.json", read_json(directory / "config.json")
+    layer = layer_config(config)
     check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:
         raise foreign(path, "hidden_size", hidden, target, target.config["hidden_size"])
-    layers = auxiliary_layers(config)
-    _check_layers(path, layers, target)
     found = tensor_headers(directory)
     vocabulary = config.get("draft_vocab_size") or layer["vocab_size"]
     own_hidden = layer["hidden_size"]
-    states = len(layers) if layers else DEFAULT_AUX_STATES
     check_header_shape(found, "lm_head.weight", (vocabulary, own_hidden), path, in_words)
     check_header_shape(found, "fc.weight", (own_hidden, hidden * states), path, in_words)
     if embedding := header_named(found, EMBEDDING):

@@ -11,11 +11,15 @@ the whole vocabulary.
 
 The embedding is the target's and never written: SGLang, and vLLM's exchange of weights, would copy
 it over the target's own.
+
+Other kinds of head that are stored alike pass what differs, a `HeadFormat`.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -26,12 +30,31 @@ from outrider.common.files import publish, read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.kinds.eagle3.check import check_embedding
-from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
 from outrider.speculators.kinds.eagle3.tensors import D2T, MAPS, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import Origin
 
-Build = Callable[[EagleShape, Tensor | None], EagleHead]
+Build = Callable[[EagleShape, Tensor | None], StoredHead]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFormat:
+    """What differs between kinds of head that are stored alike."""
+
+    build: Build = EagleHead
+    """The module of a shape and a draft vocabulary [D]."""
+    read_shape: Callable[[Mapping[str, Any], Mapping[str, Any], object], EagleShape] = (
+        EagleShape.read
+    )
+    """The shape, of config.json, the target's config.json, and the path for messages."""
+    new_config: Callable[..., dict[str, Any]] = plain_config
+    """config.json of a head from scratch, of the target's, the `head` section, and its tokens."""
+    names: Callable[[Iterable[str]], dict[str, str]] = checkpoint_names
+    """The stored name of each tensor by the module's name for it."""
+
+
+EAGLE3 = HeadFormat()
 
 
 def load_eagle3(
@@ -39,22 +62,22 @@ def load_eagle3(
     target_dir: Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    build: Build = EagleHead,
-) -> EagleHead:
+    form: HeadFormat = EAGLE3,
+) -> StoredHead:
     """The head of a directory in either layout. Every weight starts as NaN, and none stays so."""
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
-    shape = EagleShape.read(stored.layout.config, read_json(target_dir / "config.json"), path)
+    shape = form.read_shape(stored.layout.config, read_json(target_dir / "config.json"), path)
     if shape.hidden != shape.target_hidden:
         raise OutriderError(
             f"{path}: hidden_size {shape.hidden}, the target's {shape.target_hidden}: such a head"
             " has an embedding of its own, and Outrider neither trains nor replays it"
         )
     check_embedding(directory, read_layout(target_dir))
-    names = checkpoint_names(stored.layout.weight_map)
+    names = form.names(stored.layout.weight_map)
     ids_D = _target_ids(stored, names, shape)
     with torch.device("meta"):
-        head = build(shape, ids_D)
+        head = form.build(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
     head.target_ids_D = None if ids_D is None else ids_D.to(device)
     state = head.state_dict()
@@ -80,7 +103,7 @@ def load_eagle3(
     return head
 
 
-def trained_tensors(head: EagleHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, tensor) of the head, the draft vocabulary included."""
     yield from state.items()
     ids_D = head.target_ids_D
@@ -94,7 +117,7 @@ def write_eagle3(
     changed: Iterable[tuple[str, Tensor]],
     origin: Origin,
     out_dir: Path,
-    new_config: Callable[..., dict[str, object]] = plain_config,
+    form: HeadFormat = EAGLE3,
 ) -> None:
     """Publishes a directory, atomically.
 
@@ -102,11 +125,11 @@ def write_eagle3(
     are not in `changed` keep its bytes. Without one they are stored in the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
-        config, written = _over_base(dict(changed), origin.base_dir)
+        config, written = _over_base(dict(changed), origin.base_dir, form)
     else:
         target_config = read_json(origin.target_dir / "config.json")
         tensors = dict(changed)
-        config = new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
+        config = form.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
         dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
         written = {name: _stored_as(tensor, dtype) for name, tensor in tensors.items()}
     with publish(Path(out_dir)) as temporary:
@@ -116,18 +139,20 @@ def write_eagle3(
         (temporary / "config.json").write_text(text, encoding="utf-8")
 
 
-def read_eagle3_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def read_eagle3_tensors(directory: Path, form: HeadFormat = EAGLE3) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
     stored = _stored(directory)
-    names = checkpoint_names(stored.layout.weight_map)
+    names = form.names(stored.layout.weight_map)
     for name in sorted(names.keys() - {T2D}):
         yield name, stored.read(names[name], torch.float32)
 
 
-def stored_eagle3_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def stored_eagle3_tensors(
+    directory: Path, form: HeadFormat = EAGLE3
+) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)
-    names = checkpoint_names(stored.layout.weight_map)
+    names = form.names(stored.layout.weight_map)
     for name in sorted(names.keys() - {T2D}):
         yield names[name], stored.raw(names[name])
 
@@ -173,12 +198,12 @@ def _target_ids(
 
 
 def _over_base(
-    changed: dict[str, Tensor], base_dir: Path
+    changed: dict[str, Tensor], base_dir: Path, form: HeadFormat
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's configuration, and its tensors with the changed ones in their place."""
     stored = _stored(base_dir)
     written = {}
-    for name, of_base in checkpoint_names(stored.layout.weight_map).items():
+    for name, of_base in form.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         new = changed.pop(name, None)
         if new is None:

@@ -26,7 +26,12 @@ from outrider.speculators.kinds.eagle3.check import (
     check_eagle3_target,
     same_head,
 )
-from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.shape import (
+    DEEPSEEK_MODEL_TYPES,
+    EagleShape,
+    layer_config,
+    plain_config,
+)
 from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.eagle3.tensors import EMBEDDING, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import (
@@ -43,7 +48,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
-    from outrider.speculators.kinds.eagle3.layer import EagleHead
+    from outrider.speculators.kinds.eagle3.checkpoint import HeadFormat
+    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 
 class Eagle3:
@@ -102,11 +108,27 @@ class Eagle3:
         """config.json of a head from scratch over so many draft tokens, in the plain layout."""
         return plain_config(target_config, head, drafts)
 
-    def module(self) -> "type[EagleHead]":
+    def module(self) -> "type[StoredHead]":
         """Class of the head as a module."""
         from outrider.speculators.kinds.eagle3.layer import EagleHead
 
         return EagleHead
+
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> EagleShape:
+        """The shape of a head with this config.json."""
+        return EagleShape.read(config, target_config, source)
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """The stored name of each tensor by the module's name for it."""
+        return checkpoint_names(stored)
+
+    def form(self) -> "HeadFormat":
+        """What differs from other kinds of head that are stored alike."""
+        from outrider.speculators.kinds.eagle3.checkpoint import HeadFormat
+
+        return HeadFormat(self.module(), self.shape, self.new_config, self.names)
 
     def size_of(self, shape: EagleShape) -> EagleSize:
         """Parameters, memory and FLOPs of a head of this shape."""
@@ -114,7 +136,11 @@ class Eagle3:
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The residual stream before some layers."""
-        return EagleShape.read(config, target_config, "config.json").features()
+        return self.shape(config, target_config, "config.json").features()
+
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        """As the head's attention is."""
+        return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """No target ships a head."""
@@ -130,7 +156,7 @@ class Eagle3:
         if base_dir is not None:
             target_config = read_json(Path(target_dir) / "config.json")
             path = Path(base_dir) / "config.json"
-            EagleShape.read(read_json(path), target_config, path)
+            self.shape(read_json(path), target_config, path)
 
     def size(
         self,
@@ -139,7 +165,7 @@ class Eagle3:
         source: object = "config.json",
     ) -> EagleSize:
         """Counted from the head's config.json."""
-        return self.size_of(EagleShape.read(config, target_config, source))
+        return self.size_of(self.shape(config, target_config, source))
 
     def load(
         self,
@@ -147,11 +173,11 @@ class Eagle3:
         target_dir: Path,
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
-    ) -> "EagleHead":
+    ) -> "StoredHead":
         """Either published layout."""
         from outrider.speculators.kinds.eagle3.checkpoint import load_eagle3
 
-        return load_eagle3(directory, target_dir, dtype, device, self.module())
+        return load_eagle3(directory, target_dir, dtype, device, self.form())
 
     def start(
         self,
@@ -160,11 +186,11 @@ class Eagle3:
         dtype: "torch.dtype",
         device: "torch.device | str",
         seed: int,
-    ) -> "EagleHead":
+    ) -> "StoredHead":
         """The base's head, or a new one over the traffic's draft vocabulary."""
         from outrider.speculators.kinds.eagle3.start import start_eagle3
 
-        return start_eagle3(origin, dtype, device, seed, self.module(), self.new_config)
+        return start_eagle3(origin, dtype, device, seed, self.form())
 
     def trained(
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
@@ -172,13 +198,13 @@ class Eagle3:
         """Every weight, and the draft vocabulary."""
         from outrider.speculators.kinds.eagle3.checkpoint import trained_tensors
 
-        return trained_tensors(cast("EagleHead", drafter), state)
+        return trained_tensors(cast("StoredHead", drafter), state)
 
     def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
         """In the layout of the base, or the plain one."""
         from outrider.speculators.kinds.eagle3.checkpoint import write_eagle3
 
-        write_eagle3(changed, origin, out_dir, self.new_config)
+        write_eagle3(changed, origin, out_dir, self.form())
 
     def write_twins(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
@@ -191,19 +217,19 @@ class Eagle3:
 
     def tensor_names(self, directory: Path) -> set[str]:
         """Names in the plain layout, without t2d, which follows from d2t."""
-        return checkpoint_names(weight_map(Path(directory))).keys() - {T2D}
+        return self.names(weight_map(Path(directory))).keys() - {T2D}
 
     def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Names in the plain layout; d2t is one of them."""
         from outrider.speculators.kinds.eagle3.checkpoint import read_eagle3_tensors
 
-        return read_eagle3_tensors(directory)
+        return read_eagle3_tensors(directory, self.form())
 
     def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Head and d2t; the embedding stays the target's."""
         from outrider.speculators.kinds.eagle3.checkpoint import stored_eagle3_tensors
 
-        return stored_eagle3_tensors(directory)
+        return stored_eagle3_tensors(directory, self.form())
 
     def exchangeable(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
-from outrider.speculators.kinds.drafter import ChainDrafter
+from outrider.speculators.kinds.drafter import ChainDrafter, Drafter
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.layers.deepseek_layer import (
     DeepseekArch,
@@ -35,14 +35,30 @@ from outrider.speculators.layers.deepseek_layer import (
 from outrider.speculators.layers.llama_attention import LlamaAttention
 
 
-class EagleHead(ChainDrafter):
-    """fc, one layer over [embedding ; state], the last norm, and rows of the draft vocabulary."""
+class StoredHead(Drafter):
+    """A drafter with a layer and rows of its own, over a draft vocabulary."""
 
+    shape: EagleShape
     target_ids_D: Tensor | None
+    """Target token of each row; None: the target's vocabulary."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__()
         self.shape = shape
+        self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
+        # Not part of the state: it is never trained, and the checkpoint has it as offsets.
+        self.register_buffer("target_ids_D", target_ids_D, persistent=False)
+
+    def head(self, ends: TargetEnds) -> DraftHead:
+        """The head's own rows over its draft vocabulary."""
+        return DraftHead(self.lm_head.weight, self.target_ids_D)
+
+
+class EagleHead(StoredHead, ChainDrafter):
+    """fc, one layer over [embedding ; state], the last norm, and rows of the draft vocabulary."""
+
+    def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
+        super().__init__(shape, target_ids_D)
         eps = shape.norm_eps
         if shape.norm_before_fc:
             self.input_norm = RMSNorm(shape.states, eps)
@@ -51,13 +67,6 @@ class EagleHead(ChainDrafter):
         self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
         self.midlayer = EagleLayer(shape)
         self.norm = RMSNorm(shape.hidden, eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
-        # Not part of the state: it is never trained, and the checkpoint has it as offsets.
-        self.register_buffer("target_ids_D", target_ids_D, persistent=False)
-
-    def head(self, ends: TargetEnds) -> DraftHead:
-        """The head's own rows over its draft vocabulary."""
-        return DraftHead(self.lm_head.weight, self.target_ids_D)
 
     @property
     def width(self) -> int:

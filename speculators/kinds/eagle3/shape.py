@@ -160,6 +160,18 @@ def mask_token(config: Mapping[str, Any]) -> int | None:
     return next(found, None)
 
 
+def spare_token(target_config: Mapping[str, Any]) -> int:
+    """A token for slots whose token is not known, which no text contains.
+
+    Padding, where the target has it; else the token that ends a text, after which nothing is
+    drafted.
+    """
+    end = target_config.get("eos_token_id")
+    first_end = end[0] if isinstance(end, list) else end
+    padding = target_config.get("pad_token_id")
+    return int((padding if padding is not None else first_end) or 0)
+
+
 def default_layers(count: int) -> tuple[int, ...]:
     """Layers of a head that names none; fewer than three only for a target of few layers."""
     return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
@@ -167,19 +179,25 @@ def default_layers(count: int) -> tuple[int, ...]:
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
     """config.json of a head from scratch, in the layout of vLLM and SGLang."""
-    hidden, count = target_config["hidden_size"], target_config["num_hidden_layers"]
-    layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
-    if list(layers) != sorted(set(layers)) or not layers or layers[-1] > count or layers[0] < 1:
-        raise OutriderError(
-            f"speculator.head.layers = {list(layers)}: the target has {count} layers; name layers"
-            f" from 1 to {count}, ascending, each once"
-        )
     return {
         **_attention(target_config, head),
+        **one_layer_config(target_config, head, drafts),
+        "fc_norm": head.fc_norm,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_output": head.norm_output,
+        "eagle_config": {LAYER_IDS: list(chosen_layers(target_config, head))},
+    }
+
+
+def one_layer_config(
+    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+) -> dict[str, Any]:
+    """What config.json of every head of one layer has, besides its attention's widths."""
+    return {
         "torch_dtype": target_config.get("torch_dtype", "bfloat16"),
         "vocab_size": target_config["vocab_size"],
         "draft_vocab_size": drafts,
-        "hidden_size": hidden,
+        "hidden_size": target_config["hidden_size"],
         "intermediate_size": head.intermediate_size or target_config["intermediate_size"],
         "num_hidden_layers": 1,
         "hidden_act": "silu",
@@ -187,11 +205,19 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
         "max_position_embeddings": target_config["max_position_embeddings"],
         "tie_word_embeddings": False,
         "attention_bias": False,
-        "fc_norm": head.fc_norm,
-        "norm_before_residual": head.norm_before_residual,
-        "norm_output": head.norm_output,
-        "eagle_config": {LAYER_IDS: list(layers)},
     }
+
+
+def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[int, ...]:
+    """The target's layers before which a head from scratch reads the residual stream."""
+    count = target_config["num_hidden_layers"]
+    layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
+    if list(layers) != sorted(set(layers)) or not layers or layers[-1] > count or layers[0] < 1:
+        raise OutriderError(
+            f"speculator.head.layers = {list(layers)}: the target has {count} layers; name layers"
+            f" from 1 to {count}, ascending, each once"
+        )
+    return layers
 
 
 def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
@@ -203,14 +229,20 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
             "first_k_dense_replace": 1,
             **kept,
         }
-    hidden = target_config["hidden_size"]
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **llama_widths(target_config["hidden_size"]),
+    }
+
+
+def llama_widths(hidden: int) -> dict[str, Any]:
+    """Heads of Llama's attention for a head of this width, and its rotary embedding."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
     # At most 8 heads of keys and values: a cache of 4 kB a token at R1's widths.
     kv_heads = max(count for count in range(1, 9) if heads % count == 0)
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,

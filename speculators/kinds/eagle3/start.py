@@ -9,7 +9,6 @@ stream with 0.02, so that the layer begins near the identity. The target's own n
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,12 +17,11 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import chosen_ids
-from outrider.speculators.kinds.eagle3.checkpoint import Build, load_eagle3
-from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
+from outrider.speculators.kinds.eagle3.checkpoint import EAGLE3, HeadFormat, load_eagle3
+from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.protocol import Origin
 
-INTO_RESIDUAL = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")
+INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
 def start_eagle3(
@@ -31,18 +29,17 @@ def start_eagle3(
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,
-    build: Build = EagleHead,
-    new_config: Callable[..., dict[str, object]] = plain_config,
-) -> EagleHead:
+    form: HeadFormat = EAGLE3,
+) -> StoredHead:
     """The base's head, or a new one over the draft vocabulary of the origin's traffic."""
     if origin.base_dir is not None:
-        return load_eagle3(origin.base_dir, origin.target_dir, dtype, device, build)
+        return load_eagle3(origin.base_dir, origin.target_dir, dtype, device, form)
     target_config = read_json(origin.target_dir / "config.json")
     ids_D = draft_ids(origin)
     drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
-    config = new_config(target_config, origin.head, drafts)
-    shape = EagleShape.read(config, target_config, origin.target_dir / "config.json")
-    head = build(shape, ids_D)
+    config = form.new_config(target_config, origin.head, drafts)
+    shape = form.read_shape(config, target_config, origin.target_dir / "config.json")
+    head = form.build(shape, ids_D)
     generator = torch.Generator().manual_seed(seed)
     rows_VH = load_target_ends(origin.target_dir).lm_head_VH
     with torch.no_grad():
@@ -50,7 +47,7 @@ def start_eagle3(
             if name == "lm_head.weight":
                 parameter.copy_(rows_VH if ids_D is None else rows_VH[ids_D])
             elif parameter.dim() > 1:
-                std = 0.02 if name in INTO_RESIDUAL else 0.7 / math.sqrt(parameter.shape[1])
+                std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
                 parameter.normal_(std=std, generator=generator)
     return head.to(device=device, dtype=dtype)
 

@@ -54,6 +54,12 @@ def write_twin(
         return False
     if "speculators_model_type" in config:
         return False
+    publish_twin(directory, twin_config(config, shape, target_config, target, drafts), out_dir)
+    return True
+
+
+def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> None:
+    """Writes the tensors of a plain directory under the format's names, and its config.json."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -64,9 +70,8 @@ def write_twin(
     with publish(Path(out_dir)) as temporary:
         temporary.mkdir()
         save_file(renamed, temporary / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(twin_config(config, shape, target_config, target, drafts), indent=2)
+        text = json.dumps(config, indent=2)
         (temporary / "config.json").write_text(text + "\n", encoding="utf-8")
-    return True
 
 
 def twin_config(
@@ -77,20 +82,12 @@ def twin_config(
     drafts: int,
 ) -> dict[str, Any]:
     """config.json of the twin."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": drafts,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     algorithm, architecture, mask = "eagle3", "Eagle3Speculator", {}
     if shape.mask_token is not None:
         algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
         mask = {"mask_token_id": shape.mask_token}
     return {
-        "architectures": [architecture],
-        "speculators_model_type": algorithm,
-        "speculators_version": VERSION,
+        **of_speculators(algorithm, architecture, target_config, target, drafts),
         "torch_dtype": config.get("torch_dtype", "bfloat16"),
         "draft_vocab_size": shape.drafts,
         "norm_before_residual": shape.norm_before_residual,
@@ -100,6 +97,23 @@ def twin_config(
         "transformer_layer_config": {
             key: value for key, value in config.items() if key not in OF_THE_HEAD
         },
+    }
+
+
+def of_speculators(
+    algorithm: str, architecture: str, target_config: Mapping[str, Any], target: str, drafts: int
+) -> dict[str, Any]:
+    """What config.json of every kind has in this format: what it is, and for which target."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafts,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": algorithm,
+        "speculators_version": VERSION,
         "speculators_config": {
             "algorithm": algorithm,
             "default_proposal_method": "greedy",

@@ -91,6 +91,10 @@ class MTP:
         """The state after the final norm alone."""
         return FeatureSpec((FeatureStream(FINAL_NORM, target_config["hidden_size"]),))
 
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        """The layer has the target's attention."""
+        return None
+
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """DeepSeek-V3 and R1 ship one layer; conversions often drop it."""
         return self.recognizes(target_config)

@@ -28,13 +28,14 @@ from outrider.speculators.kinds.eagle3.shape import (
     PARALLEL_OF_SPECULATORS,
     EagleShape,
     mask_token,
+    spare_token,
 )
 from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.p_eagle.size import ParallelSize
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
 
 if TYPE_CHECKING:
-    from outrider.speculators.kinds.eagle3.layer import EagleHead
+    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -94,18 +95,11 @@ class PEagle(Eagle3):
     def new_config(
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
-        """An EAGLE-3 head's, with a mask token that no text contains.
+        """An EAGLE-3 head's, with a mask token that no text contains."""
+        mask = {MASK_TOKEN: spare_token(target_config)}
+        return super().new_config(target_config, head, drafts) | mask
 
-        Padding, where the target has it; else the token that ends a text, after which nothing is
-        drafted.
-        """
-        end = target_config.get("eos_token_id")
-        first_end = end[0] if isinstance(end, list) else end
-        padding = target_config.get("pad_token_id")
-        token = padding if padding is not None else first_end
-        return super().new_config(target_config, head, drafts) | {MASK_TOKEN: int(token or 0)}
-
-    def module(self) -> "type[EagleHead]":
+    def module(self) -> "type[StoredHead]":
         """Class of the head as a module."""
         from outrider.speculators.kinds.p_eagle.layer import ParallelHead
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.eval.bench.server_pool import Fleet
-from outrider.eval.prediction.choose_k import choose_k
+from outrider.eval.prediction.best_k import choose_k
 from outrider.eval.prediction.step_fit import StepFit
 from outrider.eval.replay.draft_parity import by_engine
 from outrider.eval.results.parts import SAME_K

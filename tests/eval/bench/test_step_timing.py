@@ -58,7 +58,7 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
         )
         # Servers in turn, as they are timed for several kinds of drafter.
         in_turn = time_kinds(
-            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [3], texts, sampling, 48
+            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [1, 3], texts, sampling, 36, [3]
         )
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
@@ -95,6 +95,7 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     assert all(row[1] is None for row in further[1:])
     assert StepTimes.from_dict(times.as_dict()) == times
     assert in_turn.shared and KindSteps.model_validate_json(in_turn.model_dump_json()) == in_turn
+    assert {len(in_turn.tables(name)[1]) for name in in_turn.turns} == {LEAST_TURNS}
     turns = {name: in_turn.tables(name)[3] for name in ("none", "custom")}
     assert LEAST_TURNS <= len(turns["none"]) == len(turns["custom"]) <= MOST_TURNS
     for name, own in turns.items():

@@ -12,7 +12,8 @@ from outrider.eval.context import (
     EvaluationFolders,
     HeldoutRequests,
 )
-from outrider.eval.prediction.choose_k import choose, choose_k, draft_plan, recipe_times
+from outrider.eval.prediction.best_k import choose_k
+from outrider.eval.prediction.choose_k import choose, draft_plan, recipe_times
 from outrider.eval.prediction.step_fit import StepFit
 from outrider.eval.results.parts import CURRENT, SAME_K, Drafters
 from outrider.eval.results.prediction import Choice

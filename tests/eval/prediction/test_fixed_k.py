@@ -23,6 +23,7 @@ from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.serving.step_times import StepTimes
 from outrider.speculators.features import FeatureStream, layer_name
+from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, write_tiny_target
 
@@ -114,3 +115,21 @@ def test_its_server_starts_without_a_schedule(context, tmp_path):
     )
     numbers = {name: fleet._numbers(name) for name in fleet.server_names}
     assert sorted(numbers.values()) == [(), (1, 2), (2,)]
+
+
+def test_drafts_that_depend_on_their_number_are_measured_at_the_trained_one(context, tmp_path):
+    context, _ = context
+    context.data.parts.update(validation=["a"], heldout=["b"])
+    target = context.target.directory()
+    custom = Speculator("dflash", write_dflash_head(target, tmp_path / "dflash"))
+
+    def checked(speculator, k):
+        both = context.speculators | {"custom": speculator}
+        settings = context.settings.model_copy(update={"k": k})
+        check(dataclasses.replace(context, speculators=both, settings=settings))
+
+    for k in ("auto", DEPTH):
+        checked(custom, k)
+    with pytest.raises(OutriderError, match=r"eval\.k = 1: the drafts of a DFlash head depend on"):
+        checked(custom, 1)
+    checked(context.speculators["custom"], 1)  # a P-EAGLE head's drafts are the same ones

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from outrider.eval.bench.kind_steps import KindSteps
-from outrider.eval.prediction.choose_k import RESAMPLES, choose_k, round_table
+from outrider.eval.prediction.best_k import choose_k
+from outrider.eval.prediction.choose_k import RESAMPLES, round_table
 from outrider.eval.prediction.kind_forecast import Candidate, forecast, step_times_of
 from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.prediction.throughput_simulator import closed_loop_seconds

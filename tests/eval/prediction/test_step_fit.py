@@ -15,7 +15,7 @@ import pytest
 from scipy.optimize import minimize
 
 from outrider.eval.bench.step_timing import FURTHER_ROUNDS, LOOKS
-from outrider.eval.prediction.choose_k import MIN_GAIN, best_k
+from outrider.eval.prediction.best_k import MIN_GAIN, best_k
 from outrider.eval.prediction.step_fit import StepFit, _within_rounds, fit_steps, increasing
 from outrider.serving.step_times import ROUNDS
 

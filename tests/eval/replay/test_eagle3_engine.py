@@ -21,14 +21,14 @@ from outrider.training.distributed.launch import train
 from tests.training.forked_ranks import run_forked
 
 K, TRAINED, ASKED = 4, 64, 16
-LEAST = {"eagle3": 2, "p_eagle": 1.5}
+LEAST = {"eagle3": 2, "p_eagle": 1.5, "dflash": 1.3}
 """Acceptance lengths above which a head has learned something in a minute."""
 PARITY = ParityConfig(prompts=8, max_tokens=96, anchors=200)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("kind_name", ["eagle3", "p_eagle"])
+@pytest.mark.parametrize("kind_name", LEAST)
 def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     nano_r1: Path, tmp_path: Path, kind_name: str
 ) -> None:

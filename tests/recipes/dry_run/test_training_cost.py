@@ -109,6 +109,16 @@ def test_states_of_layers_take_their_disk(r1_target, dtype, each):
     assert f"(80,000,000 tokens x {each:,} bytes)" in str(cost)
 
 
+def test_a_head_is_published_in_bf16_though_the_target_is_in_fp8(r1_target, tmp_path):
+    traffic = ["traffic.path=nano_r1/social_chat", f"target.model={r1_target}"]
+    bytes_each = {}
+    for kind in ("mtp", "eagle3"):
+        recipe = load_recipe("r1/resume_screening", [*traffic, f"speculator.kind={kind}"]).recipe
+        found = price(RunDirectory(tmp_path), recipe, H200)
+        bytes_each[kind] = found["speculator_bytes"] / found["parameters"]["total"]
+    assert bytes_each == pytest.approx({"mtp": 1, "eagle3": 2}, rel=0.001)
+
+
 def test_nothing_is_read_that_is_not_there(r1_target, tmp_path):
     recipe = recipe_for(r1_target)
     check(recipe, dry_run=True)

@@ -1,6 +1,5 @@
 """Several kinds of drafter in one run: its stages, its directory, training in turn."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.quarantine import write_quarantine
 from outrider.recipes.config.load import load_recipe
 from outrider.recipes.config.recipe import Recipe
@@ -33,9 +32,9 @@ from outrider.recipes.pipeline.stages.registry import (
 from outrider.recipes.pipeline.stages.train import TRAIN, TRAIN_KINDS
 from outrider.speculators.kinds import KINDS, kind_of, trainable_names
 from outrider.training.distributed import launch
-from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy
+from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy, toy_corpus
 from tests.tiny import write_tiny_target
-from tests.training.corpus import Corpus, make_corpus
+from tests.training.corpus import Corpus
 
 BOTH = "speculator.kind=[mtp,toy]"
 
@@ -77,7 +76,7 @@ def test_auto_is_every_kind_that_the_target_supports(
 ) -> None:
     recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
     assert set(recipe.speculator.kinds) == set(trainable_names())
-    assert with_kinds(recipe) is recipe
+    assert with_kinds(recipe) == recipe
     # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
     other = tmp_path / "other"
     shutil.copytree(target, other)
@@ -90,6 +89,31 @@ def test_auto_is_every_kind_that_the_target_supports(
     printed = " ".join(capsys.readouterr().err.split())
     assert "speculator.kind = auto:" in printed and "not mtp:" in printed
     assert "num_nextn_predict_layers" in printed
+
+
+WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
+
+
+def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM keeps one form of cache, so a head of the other form could only be trained."""
+    for words, layer in (((), "llama"), ((WITH_MLA,), "mla")):
+        recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3", *words))
+        assert recipe.speculator.head.layer_type == layer
+        assert Recipe.model_validate(recipe.model_dump()) == recipe
+    for kind, words, why in (
+        ("eagle3", ("speculator.head.layer_type=llama", WITH_MLA), "Llama's .* with MLA.* to 1"),
+        ("eagle3", ("speculator.head.layer_type=mla",), "with MLA .* without MLA.* to 0"),
+        ("p_eagle", (WITH_MLA,), "Llama's attention cannot be served"),
+    ):
+        with pytest.raises(OutriderError, match=rf"speculator\.kind = {kind}: .*{why}"):
+            with_kinds(recipe_of(target, f"speculator.kind={kind}", *words))
+    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", WITH_MLA))
+    assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
+    assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
+    mtp = recipe_of(target, WITH_MLA)
+    assert with_kinds(mtp) is mtp
 
 
 def test_auto_without_a_target_config_names_the_fix(tmp_path: Path, monkeypatch) -> None:
@@ -165,18 +189,7 @@ def test_a_dry_run_prices_each_kind_and_their_states_together(
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The usual corpus with the toy's auxiliary stream, as one capture for both kinds has it."""
-    folder = tmp_path_factory.mktemp("captured")
-    made = make_corpus(folder)
-    store = FeatureStore.open(made.features_dir)
-    from outrider.speculators.features import FeatureStream
-
-    streams = (FeatureStream(STREAM, WIDTH),)
-    with FeatureWriter(folder / "states", store.hidden_size, {}, auxiliary=streams) as writer:
-        for name in store.sequence_ids:
-            row = store.read(name)
-            auxiliary = {STREAM: row.hidden[:, :WIDTH] * 0.5}
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
-    return dataclasses.replace(made, features_dir=folder / "states")
+    return toy_corpus(tmp_path_factory.mktemp("captured"))
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.recipes.pipeline.preflight import check_target
+from outrider.recipes.config.load import load_recipe
+from outrider.recipes.pipeline.preflight import check, check_target
 from tests.fp8_target import QUANTIZATION, write_fp8_copy
 from tests.tiny import write_tiny_target
 
@@ -23,3 +24,11 @@ def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
             match=rf"target/config\.json: quantization_config .*{other['quant_method']}",
         ):
             check_target(target)
+
+
+def test_a_loss_near_the_base_needs_a_kind_that_starts_from_it() -> None:
+    """Found before the capture, not when the kind's training begins."""
+    words = ["training.base_kl=0.5", "speculator.kind=[mtp,eagle3]"]
+    with pytest.raises(OutriderError, match=r"training\.base_kl = 0\.5: eagle3 would be trained"):
+        check(load_recipe("resume_screening", words).recipe, dry_run=True)
+    check(load_recipe("resume_screening", words[:1]).recipe, dry_run=True)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = ("common", "speculators", "serving", "data", "training", "eval", "recipes")
 
-KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|n_?gram)(?![a-z])", re.IGNORECASE)
+KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|n_?gram)(?![a-z])", re.IGNORECASE)
 """A kind's name as a word of an identifier (`load_mtp`) or of a string."""
 
 EXCEPTIONS = {
@@ -92,6 +92,7 @@ def test_an_exception_is_needed(prefix: str) -> None:
         "class MTPThing: pass",
         "def load_mtp(): pass",
         "y.eagle3_head",
+        "DFlashThing()",
         "f(ngram=1)",
         "say(f'an MTP layer of {x}')",
         "mtp: int = 1",

@@ -5,6 +5,7 @@ every second token, a head of its own that is trained, no attention, training fr
 config.json and tensors of its own layout.
 """
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.common.files import publish, read_json
+from outrider.data.features.feature_store import FeatureStore, FeatureWriter
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
@@ -34,6 +36,7 @@ from outrider.speculators.kinds.protocol import (
     TrainedParts,
 )
 from outrider.training.distributed.spec import TrainingSpec
+from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import PRELOADED
 
 STREAM, WIDTH = "layer_1", 4
@@ -159,6 +162,9 @@ class Toy:
         hidden = target_config["hidden_size"]
         return FeatureSpec((FeatureStream(STREAM, WIDTH), FeatureStream(FINAL_NORM, hidden)))
 
+    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
+        return None
+
     def native(self, target_config: Mapping[str, Any]) -> bool:
         return False
 
@@ -234,6 +240,19 @@ class Toy:
 
     def stays_with_target(self, name: str) -> bool:
         return False
+
+
+def toy_corpus(folder: Path) -> Corpus:
+    """The usual corpus, its store with the toy's auxiliary stream."""
+    made = make_corpus(folder)
+    store = FeatureStore.open(made.features_dir)
+    streams = (FeatureStream(STREAM, WIDTH),)
+    with FeatureWriter(folder / "states", store.hidden_size, {}, auxiliary=streams) as writer:
+        for name in store.sequence_ids:
+            row = store.read(name)
+            auxiliary = {STREAM: row.hidden[:, :WIDTH] * 0.5}
+            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
+    return dataclasses.replace(made, features_dir=folder / "states")
 
 
 def run_toy(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:

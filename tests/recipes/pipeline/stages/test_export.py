@@ -57,6 +57,8 @@ def test_other_formats_are_in_folders_of_their_own(speculator):
     assert set(load_file(speculator.parent / "bundle/sglang_nextn/model.safetensors")) == {
         "model.layers.0.enorm.weight"
     }
+    manifest, _ = bundle(speculator, None, "export.other_formats=false")
+    assert set(manifest["files"]) == files
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(speculator):

@@ -13,6 +13,7 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.eagle3.size import EagleSize
 from outrider.speculators.kinds.protocol import RowShape
+from tests.speculators.kinds.kept import kept_bytes
 from tests.tiny import tiny_config
 
 SEQUENCES = [(120, 60), (90, 80), (40, 5)]
@@ -58,34 +59,11 @@ def test_parameters_are_those_of_the_module(options: dict[str, Any]) -> None:
 def kept_by_autograd(
     made: EagleShape, depth: int, dtype: torch.dtype, build: Build = EagleHead
 ) -> int:
-    """Bytes of the distinct storages of saved tensors, weights and target ends excluded."""
+    """Bytes that autograd keeps of the unroll of a head of this shape."""
     torch.manual_seed(0)
     head = build(made, None).to(dtype)
     ends = TargetEnds(*(torch.randn(made.vocab, made.hidden).to(dtype) for _ in range(2)))
-    tokens = sum(length for length, _ in SEQUENCES)
-    lengths = torch.tensor([length for length, _ in SEQUENCES])
-    sequence_BT = torch.arange(len(SEQUENCES)).repeat_interleave(lengths)[None]
-    position_BT = torch.cat([torch.arange(length) for length, _ in SEQUENCES])[None]
-    anchor_BT, start = torch.zeros(1, tokens, dtype=torch.bool), 0
-    for length, anchors in SEQUENCES:
-        anchor_BT[0, start + length - 2 - anchors : start + length - 2] = True
-        start += length
-    inputs_BTX = torch.randn(1, tokens, made.states).bfloat16()
-    ours = {p.untyped_storage().data_ptr() for p in head.parameters()} | {
-        tensor.untyped_storage().data_ptr() for tensor in (ends.embedding_VH, ends.lm_head_VH)
-    }
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in ours:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        token_BT = torch.randint(0, made.vocab, (1, tokens))
-        head.unroll(ends, token_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth)
-    return sum(storage.nbytes() for storage in kept.values())
+    return kept_bytes(head, ends, SEQUENCES, made.states, depth)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

@@ -11,7 +11,7 @@ from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, Experts
 from outrider.speculators.layers.frozen_experts import FrozenExperts, Stack
 from outrider.speculators.layers.lora import AdaptedExperts
-from outrider.speculators.unroll import unroll_anchors
+from tests.speculators.kinds.kept import kept_bytes
 from tests.tiny import tiny_config
 
 
@@ -47,7 +47,7 @@ def kept_by_autograd(
     dtype: torch.dtype,
     train: str = "all",
 ) -> int:
-    """Bytes of the distinct storages of saved tensors, weights and target ends excluded."""
+    """Bytes that autograd keeps of the unroll of an MTP layer of this shape."""
     torch.manual_seed(0)
     arch = DeepseekArch.from_config(settings)
     speculator = MTPSpeculator(arch)
@@ -61,34 +61,7 @@ def kept_by_autograd(
         torch.randn(arch.vocab, arch.hidden).to(dtype),
         torch.randn(arch.vocab, arch.hidden).to(dtype),
     )
-    tokens = sum(length for length, _ in sequences)
-    lengths = torch.tensor([length for length, _ in sequences])
-    sequence_BT = torch.arange(len(sequences)).repeat_interleave(lengths)[None]
-    position_BT = torch.cat([torch.arange(length) for length, _ in sequences])[None]
-    anchor_BT = torch.zeros(1, tokens, dtype=torch.bool)
-    start = 0
-    for length, anchors in sequences:
-        anchor_BT[0, start + length - 2 - anchors : start + length - 2] = True
-        start += length
-    hidden_BTH = torch.randn(1, tokens, arch.hidden).bfloat16()
-    ours = {p.untyped_storage().data_ptr() for p in speculator.parameters()} | {
-        tensor.untyped_storage().data_ptr() for tensor in (ends.embedding_VH, ends.lm_head_VH)
-    }
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in ours:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        token_ids_BT = torch.randint(0, arch.vocab, (1, tokens))
-        _, states = unroll_anchors(
-            speculator, ends, token_ids_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT, depth
-        )
-    assert states[-1].requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return kept_bytes(speculator, ends, sequences, arch.hidden, depth)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

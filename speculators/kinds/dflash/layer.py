@@ -1,0 +1,99 @@
+"""The DFlash head as a module, computed as vLLM 0.32 does (qwen3_dflash.py).
+
+    context j <= i            key and value of hidden_norm(fc(a_j)), position j, no query
+    slot 0 at anchor i        token t_{i+1}, position i + 1
+    slot s = 1 .. K           the mask token, position i + 1 + s
+    u_{i,s}                   one layer over the slots; q_{i+1+s} = softmax(W_D u_{i,s})
+
+Every slot attends to the context up to i and to all K + 1 slots: the block is not causal. So a
+draft depends on the number of slots, and the unroll to `depth` drafts is what an engine computes
+that was started for so many. No draft is read: the drafts depend on the anchor alone. Slot 0 drafts
+nothing, and in a head of one layer only its key and value are needed.
+
+    r_s = x_s + attention(input_layernorm(x))     queries and keys are normed by head, then rotated
+    u_s = norm(r_s + mlp(post_attention_layernorm(r_s)))
+
+Names of parameters are those of the plain checkpoint layout.
+
+Shapes: as in eagle3/layer.py; K = depth, P tokens of all sequences, X values of the auxiliary
+states.
+"""
+
+from torch import Tensor, nn
+
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.eagle3.layer import StoredHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+from outrider.speculators.layers.deepseek_layer import GatedMLP, RMSNorm
+from outrider.speculators.layers.llama_attention import LlamaAttention
+from outrider.speculators.unroll import merge, row_of
+
+
+class DFlashHead(StoredHead):
+    """fc, one layer over a block of slots, the last norm, and rows of the draft vocabulary."""
+
+    def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
+        super().__init__(shape, target_ids_D)
+        self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.layers = nn.ModuleList([BlockLayer(shape)])
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """All drafts of every anchor, from a block of depth + 1 slots."""
+        row = row_of(sequence_BT, anchor_BT)
+        anchors_N = row.anchors_N
+        if not len(anchors_N):
+            return anchors_N, [inputs_BTX.new_zeros(0, self.shape.hidden, dtype=ends.dtype)] * depth
+        layer: BlockLayer = self.layers[0]  # type: ignore[assignment]
+        attention, position = layer.self_attn, position_BT.flatten()
+        known_NH = ends.embed(token_ids_BT.flatten()[anchors_N + 1])
+        mask_1H = ends.embed(token_ids_BT.new_full((1,), self.shape.mask_token or 0))
+
+        context_PH = self.hidden_norm(self.fc(inputs_BTX.flatten(0, 1)[row.slots_P].to(ends.dtype)))
+        tables_P = attention.tables(position[row.slots_P])
+        key_APD = attention.rotated(attention.keys(context_PH), tables_P)
+        value_APD = attention.values(context_PH)
+        normed_NH, normed_1H = layer.input_layernorm(known_NH), layer.input_layernorm(mask_1H)
+        tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(depth + 1)]
+        mask_query_A1D, mask_key_G1D = attention.queries(normed_1H), attention.keys(normed_1H)
+        keys = [
+            attention.rotated(attention.keys(normed_NH), tables[0]),
+            *(attention.rotated(mask_key_G1D, each) for each in tables[1:]),
+        ]
+        values = [attention.values(normed_NH), *[attention.values(normed_1H)] * depth]
+        states, scale = [], attention.softmax_scale
+        for each in tables[1:]:
+            q_AND = attention.rotated(mask_query_A1D, each)
+            prefix = row.attend_prefix(q_AND, key_APD, value_APD, scale)
+            attended_AND = merge(*prefix, q_AND, keys, values, scale)
+            states.append(self.norm(layer.finish(mask_1H, attended_AND)))
+        return anchors_N, states
+
+
+class BlockLayer(nn.Module):
+    """One decoder layer of Qwen3's form."""
+
+    def __init__(self, shape: EagleShape):
+        super().__init__()
+        hidden, eps = shape.hidden, shape.norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = LlamaAttention(
+            hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.theta, hidden, eps
+        )
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = GatedMLP(hidden, shape.intermediate)
+
+    def finish(self, x_NH: Tensor, attended_AND: Tensor) -> Tensor:
+        """The residual stream after the layer, of its input [N or 1, H]."""
+        residual_NH = x_NH + self.self_attn.combine(attended_AND)
+        return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

@@ -1,0 +1,155 @@
+"""The shape of a DFlash head: its config.json, read and written. No torch.
+
+    shape = read_shape(config, target_config, path)          # either published layout
+    plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
+
+Two layouts are published: the plain one, a Qwen3 configuration with a section `dflash_config`, and
+that of vllm-project/speculators. `target_layer_ids` of the plain one count outputs of layers: 1 is
+the state after layer 1, which is the residual stream before layer 2. The defaults of missing keys
+are those of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds.eagle3.shape import (
+    EagleShape,
+    chosen_layers,
+    layer_config,
+    llama_widths,
+    one_layer_config,
+    spare_token,
+)
+from outrider.speculators.kinds.eagle3.tensors import LAYER, LAYER_OF_SPECULATORS, checkpoint_names
+
+ARCHITECTURE = "DFlashDraftModel"
+NAME_OF_SPECULATORS = "dflash"
+"""`speculators_model_type` of a DFlash head."""
+
+SECTION = "dflash_config"
+LAYER_IDS = "target_layer_ids"
+LAYER_IDS_OF_SPECULATORS = "aux_hidden_state_layer_ids"
+MASK_TOKEN = "mask_token_id"
+DEFAULT_THETA = 1_000_000.0
+"""Base of the rotary embedding where config.json has none."""
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """True for the config.json of a DFlash head of any number of layers."""
+    return (
+        config.get("speculators_model_type") == NAME_OF_SPECULATORS
+        or ARCHITECTURE in (config.get("architectures") or [])
+        or SECTION in config
+    )
+
+
+def read_shape(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> EagleShape:
+    """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here."""
+    layer, section = layer_config(config), config.get(SECTION) or {}
+    of_speculators = "speculators_model_type" in config
+    _check_supported(layer, section, config, path)
+    if of_speculators:
+        layers, mask = config.get(LAYER_IDS_OF_SPECULATORS), config.get(MASK_TOKEN)
+    else:
+        layers = [index + 1 for index in section.get(LAYER_IDS) or ()]
+        mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
+    count = target_config["num_hidden_layers"]
+    if not layers or list(layers) != sorted({*layers}) or min(layers) < 1 or max(layers) > count:
+        key = LAYER_IDS_OF_SPECULATORS if of_speculators else f"{SECTION}.{LAYER_IDS}"
+        raise OutriderError(
+            f"{path}: {key}: the states before layers {list(layers or ())}, but the target has"
+            f" {count} layers; the engine reads the residual stream before layers 1 to {count},"
+            " in ascending order, each once. The head was made for another target, or its ids are"
+            " off by one (the plain layout counts outputs, one less)"
+        )
+    if mask is None or not 0 <= mask < layer["vocab_size"]:
+        raise OutriderError(
+            f"{path}: {MASK_TOKEN} = {mask}: not a token of the target's vocabulary of"
+            f" {layer['vocab_size']}; the head was made for another target"
+        )
+    hidden, heads = layer["hidden_size"], layer["num_attention_heads"]
+    rope = layer.get("rope_parameters") or layer
+    return EagleShape(
+        vocab=layer["vocab_size"],
+        drafts=config.get("draft_vocab_size") or layer["vocab_size"],
+        target_hidden=config.get("target_hidden_size") or hidden,
+        hidden=hidden,
+        layers=tuple(layers),
+        intermediate=layer["intermediate_size"],
+        norm_eps=layer["rms_norm_eps"],
+        heads=heads,
+        kv_heads=layer.get("num_key_value_heads") or heads,
+        head_dim=layer.get("head_dim") or hidden // heads,
+        theta=float(rope.get("rope_theta", DEFAULT_THETA)),
+        latent=None,
+        mask_token=mask,
+    )
+
+
+def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+    """config.json of a head from scratch, in the plain layout."""
+    layers = chosen_layers(target_config, head)
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        **llama_widths(target_config["hidden_size"]),
+        **one_layer_config(target_config, head, drafts),
+        "layer_types": ["full_attention"],
+        SECTION: {
+            MASK_TOKEN: spare_token(target_config),
+            LAYER_IDS: [index - 1 for index in layers],
+            "causal": False,
+        },
+    }
+
+
+def tensor_names(stored: Iterable[str]) -> dict[str, str]:
+    """The stored name of each tensor by the module's name for it."""
+    return {
+        LAYER_OF_SPECULATORS + name.removeprefix(LAYER) if name.startswith(LAYER) else name: found
+        for name, found in checkpoint_names(stored).items()
+    }
+
+
+def _check_supported(
+    layer: Mapping[str, Any], section: Mapping[str, Any], config: Mapping[str, Any], path: object
+) -> None:
+    count = layer.get("num_hidden_layers", 1)
+    if count != 1:
+        raise OutriderError(
+            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays DFlash heads"
+            " of one layer. On a CPU vLLM 0.32 norms the keys of all layers with the first"
+            " layer's weight, without an error; train a head of one layer (speculator.base: none)"
+        )
+    causal = section.get("causal", config.get("is_causal"))
+    if "speculators_model_type" in config:
+        # vLLM reads `false` as a causal block.
+        causal = not config.get("sliding_window_non_causal", True)
+    rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
+    wrong = {
+        "causal": bool(causal),
+        "layer_types": "sliding_attention" in (layer.get("layer_types") or ()),
+        "use_swa": section.get("use_swa"),
+        "attention_sink_bias": section.get(
+            "attention_sink_bias", layer.get("add_swa_attention_sink_bias")
+        ),
+        "attention_value_scale": section.get("attention_value_scale"),
+        "use_aux_hidden_state": section.get("use_aux_hidden_state", True) is False,
+        "sample_from_anchor": section.get("sample_from_anchor"),
+        "attention_bias": layer.get("attention_bias"),
+        "is_neox_style": layer.get("is_neox_style", True) is False,
+        "hidden_act": layer.get("hidden_act", "silu") != "silu",
+        "logit_scale": config.get("logit_scale", 1.0) != 1.0,
+        "rope_type": rope.get("rope_type", rope.get("type", "default")) != "default",
+    }
+    for key, differs in wrong.items():
+        if differs:
+            raise OutriderError(
+                f"{path}: {key}: Outrider neither trains nor replays such a DFlash head. Trained"
+                " and replayed are heads with full attention that is not causal, SiLU, no biases"
+                " and a plain rotary embedding; train one from scratch (speculator.base: none)"
+            )

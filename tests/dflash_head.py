@@ -1,0 +1,98 @@
+"""A random DFlash head for a target, in the published layout.
+
+    write_dflash_head(nano_r1, tmp_path / "head", layers=[2, 8, 13])
+
+Names as in the checkpoints of the authors and in vLLM's qwen3_dflash.py, with rows of its own over
+a draft vocabulary: every second token of the first half of the target's.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+HEAD_DIM = 64
+
+
+def write_dflash_head(
+    target: Path,
+    directory: Path,
+    seed: int = 0,
+    layers: Sequence[int] = (1, 2),
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    mask_token: int = 2,
+    section: dict[str, Any] | None = None,
+    **changed: Any,
+) -> Path:
+    """Writes the head and returns its directory.
+
+    `layers` are counted as EAGLE-3 counts them. `section` adds keys to `dflash_config`, `changed`
+    replace keys of config.json.
+    """
+    torch.manual_seed(seed)
+    config = json.loads((target / "config.json").read_text())
+    hidden, vocab, inner = (
+        config[key] for key in ("hidden_size", "vocab_size", "intermediate_size")
+    )
+    heads = heads or hidden // HEAD_DIM
+    kv_heads, drafts = kv_heads or heads, vocab // 4
+
+    def linear(out: int, into: int) -> torch.Tensor:
+        return (torch.randn(out, into) / into**0.5).bfloat16()
+
+    def norm(width: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(width)).bfloat16()
+
+    layer = {
+        "input_layernorm": norm(hidden),
+        "post_attention_layernorm": norm(hidden),
+        "self_attn.q_proj": linear(heads * HEAD_DIM, hidden),
+        "self_attn.k_proj": linear(kv_heads * HEAD_DIM, hidden),
+        "self_attn.v_proj": linear(kv_heads * HEAD_DIM, hidden),
+        "self_attn.o_proj": linear(hidden, heads * HEAD_DIM),
+        "self_attn.q_norm": norm(HEAD_DIM),
+        "self_attn.k_norm": norm(HEAD_DIM),
+        "mlp.gate_proj": linear(inner, hidden),
+        "mlp.up_proj": linear(inner, hidden),
+        "mlp.down_proj": linear(hidden, inner),
+    }
+    tensors = {
+        "fc.weight": linear(hidden, len(layers) * hidden),
+        "hidden_norm.weight": norm(hidden),
+        "norm.weight": norm(hidden),
+        "lm_head.weight": linear(drafts, hidden),
+        "d2t": torch.arange(drafts),  # draft token i is the target's 2 i
+        **{f"layers.0.{name}.weight": tensor for name, tensor in layer.items()},
+    }
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "vocab_size": vocab,
+        "draft_vocab_size": drafts,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": config["rms_norm_eps"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "dflash_config": {
+            "mask_token_id": mask_token,
+            "target_layer_ids": [index - 1 for index in layers],
+        }
+        | (section or {}),
+    }
+    (directory / "config.json").write_text(json.dumps(settings | changed, indent=2))
+    return directory

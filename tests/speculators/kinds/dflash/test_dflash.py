@@ -1,0 +1,265 @@
+"""The DFlash head's unroll against its slots computed one by one over an explicit list of keys.
+
+Norms, rotary embedding and MLP of the reference are transformers' Qwen3; the order is that of
+vLLM's qwen3_dflash.py.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.dflash.kind import DFlash
+from outrider.speculators.kinds.dflash.layer import DFlashHead
+from outrider.speculators.unroll import valid_BT
+from tests.dflash_head import write_dflash_head
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import DEPTH, LAYERS, packed_row
+from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+
+MASK = 2
+KIND = DFlash()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+class LiteralEngine:
+    """Appends one key and value after the other, then lets every slot read the whole list."""
+
+    def __init__(self, directory: Path, ends: TargetEnds):
+        self.config, self.ends = json.loads((directory / "config.json").read_text()), ends
+        self.tensors = {
+            name: tensor.float()
+            for name, tensor in load_file(directory / "model.safetensors").items()
+        }
+        config = Qwen3Config(**self.config)
+        self.rotary = Qwen3RotaryEmbedding(config)
+        self.mlp = Qwen3MLP(config)
+        prefix = "layers.0.mlp."
+        self.mlp.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+        )
+        self.query_heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        module = Qwen3RMSNorm(x.shape[-1], self.config["rms_norm_eps"])
+        module.weight.data = self.tensors[f"{name}.weight"]
+        return module(x)
+
+    def heads(self, x_H: Tensor, name: str, position: int | None) -> Tensor:
+        """Heads of one vector, normed and rotated where it has a position."""
+        out_AD = (self.tensors[f"layers.0.self_attn.{name}_proj.weight"] @ x_H).view(
+            -1, self.config["head_dim"]
+        )
+        if position is None:
+            return out_AD
+        normed = self.norm(out_AD, f"layers.0.self_attn.{name}_norm")[None, :, None]
+        cos, sin = self.rotary(normed, torch.tensor([[position]]))
+        return apply_rotary_pos_emb(normed, normed, cos, sin)[0][0, :, 0]
+
+    def context(self, aux_X: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Key and value of the target's state at a position."""
+        c_H = self.norm(self.tensors["fc.weight"] @ aux_X, "hidden_norm")
+        return self.heads(c_H, "k", position), self.heads(c_H, "v", None)
+
+    def block(self, token: int, anchor: int, seen: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """u of the mask slots after an anchor, with the context up to it."""
+        rows = [
+            (self.ends.embedding_VH[each].float(), anchor + 1 + slot)
+            for slot, each in enumerate([token, *[MASK] * DEPTH])
+        ]
+        normed = [(self.norm(x, "layers.0.input_layernorm"), position) for x, position in rows]
+        keys = [*seen, *((self.heads(x, "k", p), self.heads(x, "v", None)) for x, p in normed)]
+        found = []
+        for (x_H, _), (normed_H, position) in zip(rows, normed, strict=True):
+            query_AD, attended = self.heads(normed_H, "q", position), []
+            for head, q_D in enumerate(query_AD):
+                group = head * self.key_heads // self.query_heads
+                scores = torch.stack([q_D @ key[group] for key, _ in keys])
+                share = (scores / self.config["head_dim"] ** 0.5).softmax(-1)
+                attended.append(share @ torch.stack([value[group] for _, value in keys]))
+            r_H = x_H + self.tensors["layers.0.self_attn.o_proj.weight"] @ torch.cat(attended)
+            out_H = r_H + self.mlp(self.norm(r_H, "layers.0.post_attention_layernorm"))
+            found.append(self.norm(out_H, "norm"))
+        return found[1:]
+
+    def slots(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
+        """u of every (draft, anchor) that has a token to predict."""
+        found, seen = {}, []
+        for i in range(len(tokens) - 2):
+            seen.append(self.context(aux_TX[i], i))
+            for s, u in enumerate(self.block(tokens[i + 1], i, seen)):
+                if i + 2 + s < len(tokens):
+                    found[s, i] = u
+        return found
+
+
+@torch.no_grad()
+def differences(head: DFlashHead, engine: LiteralEngine) -> Tensor:
+    """Largest difference of the states by draft, [K], over every anchor of the packed row."""
+    token_BT, aux_BTX, sequence_BT, _ = packed_row()
+    anchors_N, states = head.unroll(engine.ends, *packed_row(), valid_BT(sequence_BT, 0), DEPTH)
+    place = {slot: n for n, slot in enumerate(anchors_N.tolist())}
+    worst_K, compared = torch.zeros(DEPTH), 0
+    for number in sequence_BT[sequence_BT >= 0].unique().tolist():
+        slots = (sequence_BT[0] == number).nonzero().squeeze(1)
+        of_row = engine.slots(token_BT[0, slots].tolist(), aux_BTX[0, slots])
+        for (s, i), u in of_row.items():
+            difference = (states[s][place[int(slots[i])]] - u).abs().max()
+            worst_K[s] = torch.maximum(worst_K[s], difference)
+            compared += 1
+    assert compared == sum(int(valid_BT(sequence_BT, s).sum()) for s in range(DEPTH))
+    return worst_K
+
+
+def both(target: Path, directory: Path, **options: object) -> tuple[DFlashHead, LiteralEngine]:
+    write_dflash_head(target, directory, layers=LAYERS, mask_token=MASK, **options)
+    head = KIND.load(directory, target, torch.float32)
+    assert isinstance(head, DFlashHead)
+    return head, LiteralEngine(directory, load_target_ends(target))
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": 4, "kv_heads": 2}, {"rope_theta": 1e6}])
+def test_unroll_is_what_the_engine_computes(
+    target: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    head, engine = both(target, tmp_path / "head", **options)
+    assert differences(head, engine).max() < 2e-4
+
+
+def causal_block(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    """Slot s reads the slots up to its own."""
+    from outrider.speculators.kinds.dflash import layer
+
+    plain, seen = layer.merge, [0]
+
+    def causal(*args: object) -> Tensor:
+        seen[0] += 1
+        *first, keys, values, scale = args
+        return plain(*first, keys[: seen[0] + 1], values[: seen[0] + 1], scale)
+
+    patch.setattr(layer, "merge", causal)
+
+
+def one_slot_less(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    from outrider.speculators.kinds.dflash import layer
+
+    plain = layer.merge
+    patch.setattr(
+        layer, "merge", lambda p, z, q, keys, values, c: plain(p, z, q, keys[:-1], values[:-1], c)
+    )
+
+
+def no_bonus_slot(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    from outrider.speculators.kinds.dflash import layer
+
+    plain = layer.merge
+    patch.setattr(
+        layer, "merge", lambda p, z, q, keys, values, c: plain(p, z, q, keys[1:], values[1:], c)
+    )
+
+
+def block_at_the_anchor(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    """A shift of all positions turns queries and keys alike; one of the block alone does not."""
+    attention, calls = head.layers[0].self_attn, [0]
+    plain = attention.tables
+
+    def shifted(position_N: Tensor) -> tuple[Tensor, Tensor]:
+        calls[0] += 1
+        return plain(position_N - int(calls[0] > 1))
+
+    attention.tables = shifted
+
+
+def context_by_the_layers_norm(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    head.hidden_norm = head.layers[0].input_layernorm
+
+
+def no_norm_of_keys(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    head.layers[0].self_attn.k_norm = torch.nn.Identity()
+
+
+def swapped_layers(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    plain = head.fc.forward
+    head.fc.forward = lambda x: plain(x.roll(HIDDEN, -1))  # type: ignore[method-assign]
+
+
+def another_mask(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    head.shape = dataclasses.replace(head.shape, mask_token=MASK + 1)
+
+
+MISTAKES = [
+    causal_block,
+    one_slot_less,
+    no_bonus_slot,
+    block_at_the_anchor,
+    context_by_the_layers_norm,
+    no_norm_of_keys,
+    swapped_layers,
+    another_mask,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_silent_mistake_is_seen(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: Callable[[DFlashHead, pytest.MonkeyPatch], None],
+) -> None:
+    head, engine = both(target, tmp_path / "head")
+    mistake(head, monkeypatch)
+    assert differences(head, engine).max() > 5e-3
+
+
+def test_drafts_depend_on_the_anchor_and_the_number_of_slots(target: Path, tmp_path: Path) -> None:
+    """Other tokens after the anchor's own next one change no slot; another slot changes all."""
+    head, engine = both(target, tmp_path / "head")
+    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
+    anchor_BT = torch.zeros_like(sequence_BT, dtype=torch.bool)
+    anchor_BT[0, 3] = True
+    others_BT = torch.cat([token_BT[:, :5], (token_BT[:, 5:] + 1) % VOCAB], dim=1)
+
+    def drafted(token_BT: Tensor, depth: int) -> list[Tensor]:
+        row = (token_BT, aux_BTX, sequence_BT, position_BT, anchor_BT)
+        with torch.no_grad():
+            return head.unroll(engine.ends, *row, depth)[1]
+
+    first, second, fewer = drafted(token_BT, 4), drafted(others_BT, 4), drafted(token_BT, 3)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(first[:3], fewer, strict=True))
+
+
+def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
+    head, engine = both(target, tmp_path / "head")
+    row = packed_row()
+    _, states = head.unroll(engine.ends, *row, valid_BT(row[2], 0), DEPTH)
+    sum(head.head(engine.ends).logits(u).square().sum() for u in states).backward()
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_no_anchors_draft_nothing(target: Path, tmp_path: Path) -> None:
+    head, engine = both(target, tmp_path / "head")
+    row = packed_row()
+    anchors_N, states = head.unroll(
+        engine.ends, *row, torch.zeros_like(row[2], dtype=torch.bool), DEPTH
+    )
+    assert len(anchors_N) == 0 and [u.shape for u in states] == [(0, HIDDEN)] * DEPTH
