@@ -66,6 +66,7 @@ def write_dflash_head(
         "norm.weight": norm(hidden),
         "lm_head.weight": linear(drafts, hidden),
         "d2t": torch.arange(drafts),  # draft token i is the target's 2 i
+        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill_(0, 2 * torch.arange(drafts), True),
         **{f"layers.0.{name}.weight": tensor for name, tensor in layer.items()},
     }
     directory.mkdir(parents=True)
