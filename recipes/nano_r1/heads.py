@@ -42,6 +42,7 @@ SETTINGS = {
     "split.max_train_sequences": "null",
     "speculator.base": "none",
     "speculator.depth": 5,
+    "speculator.head.layer_type": "llama",
     "speculator.head.draft_vocabulary": 2048,
     "training.scratch.epochs": 3,
     "training.row_tokens": 2048,
