@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.eval.bench import step_timing
+from outrider.eval.bench import kind_steps, step_timing
 from outrider.eval.bench.kind_steps import LEAST_TURNS, MOST_TURNS, KindSteps, time_kinds
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.prediction.paired_steps import fit_paired
 from outrider.eval.results.parts import CURRENT, SAME_K
+from outrider.serving import step_times
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
@@ -22,6 +23,8 @@ from outrider.serving.step_times import StepTimes
 DEPTH = 3
 FURTHER = 6
 """Further rounds until the second look."""
+ENOUGH = 6
+"""Rounds of every number of drafts at a batch size, in place of ROUNDS."""
 
 
 def enough_rows(rows: list[list[float | None]]) -> bool:
@@ -34,6 +37,8 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_timing, "FURTHER_ROUNDS", (FURTHER, FURTHER, FURTHER))
+    for module in (step_times, kind_steps):
+        monkeypatch.setattr(module, "ROUNDS", ENOUGH)
     target = TargetConfig(model=str(nano_r1))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
