@@ -9,7 +9,7 @@ from pathlib import Path
 SHIPPED = Path(__file__).resolve().parents[1]
 EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
 EMBEDDED_TARGET = "target"
-"""Folder of an embedded target, beside those of its speculators."""
+"""Folder of an embedded target; its speculators have folders next to it."""
 
 
 def shipped_recipes() -> list[str]:

@@ -151,7 +151,7 @@ def exact_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def heads_section(target_dir: Path) -> list[str]:
-    """The shipped heads: size, shape, and acceptance by exact replay beside the MTP layer's."""
+    """The shipped heads: size, shape, and acceptance by exact replay, with the MTP layer's."""
     target_config = read_json(target_dir / "config.json")
     drafters, sizes, layers = {"MTP layer": target_dir}, [], set()
     for name, directory in shipped_heads().items():
