@@ -16,19 +16,18 @@ Other kinds of head that are stored alike pass what differs, a `HeadFormat`.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json
+from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
+from outrider.speculators.checkpoints.write import write_checkpoint
 from outrider.speculators.kinds.eagle3.check import check_embedding
 from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
@@ -132,11 +131,7 @@ def write_eagle3(
         config = form.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
         dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
         written = {name: _stored_as(tensor, dtype) for name, tensor in tensors.items()}
-    with publish(Path(out_dir)) as temporary:
-        temporary.mkdir()
-        save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(config, indent=2) + "\n"
-        (temporary / "config.json").write_text(text, encoding="utf-8")
+    write_checkpoint(config, written, out_dir)
 
 
 def read_eagle3_tensors(directory: Path, form: HeadFormat = EAGLE3) -> Iterator[tuple[str, Tensor]]:

@@ -7,15 +7,15 @@ layer's settings apart, the auxiliary layers at the top, and `norm_before_residu
 is true there and false in the plain layout. speculators 0.9 has heads with Llama's attention only.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.common.files import publish, read_json
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.write import write_checkpoint
 from outrider.speculators.kinds.eagle3.shape import (
     LAYER_IDS,
     PARALLEL_OF_SPECULATORS,
@@ -67,11 +67,7 @@ def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> N
         name.replace(LAYER, LAYER_OF_SPECULATORS): tensors[stored].contiguous()
         for name, stored in checkpoint_names(tensors).items()
     }
-    with publish(Path(out_dir)) as temporary:
-        temporary.mkdir()
-        save_file(renamed, temporary / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(config, indent=2)
-        (temporary / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_checkpoint(config, renamed, out_dir)
 
 
 def twin_config(

@@ -16,19 +16,18 @@ bias) keeps its dtype. Unchanged tensors are copied, scales included, so their b
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json
+from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, check_tensor_shape
+from outrider.speculators.checkpoints.write import write_checkpoint
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared, layer_prefix
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
@@ -117,12 +116,7 @@ def write_mtp(changed: Iterable[tuple[str, Tensor]], base_dir: Path, out_dir: Pa
     for name in layer.names:
         if name not in written:
             written[name] = tensors.raw(name)
-    with publish(Path(out_dir)) as temporary:
-        temporary.mkdir()
-        save_file(written, temporary / "model.safetensors", metadata={"format": "pt"})
-        (temporary / "config.json").write_text(
-            json.dumps(layout.config, indent=2) + "\n", encoding="utf-8"
-        )
+    write_checkpoint(layout.config, written, out_dir)
 
 
 def read_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:

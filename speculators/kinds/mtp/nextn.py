@@ -12,12 +12,10 @@ Read in sgl-project/sglang, commit 29bd4e85 (2026): models/deepseek_nextn.py and
 models/deepseek_common/deepseek_weight_loader.py.
 """
 
-import json
 from pathlib import Path
 
-from safetensors.torch import save_file
-
-from outrider.common.files import publish, read_json
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.write import write_checkpoint
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 from outrider.speculators.kinds.mtp.tensors import is_derived, layer_prefix
 
@@ -35,8 +33,4 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
         if not is_derived(name)
     }
     config |= {"architectures": [ARCHITECTURE], "num_hidden_layers": 1}
-    with publish(Path(out_dir)) as temporary:
-        temporary.mkdir()
-        save_file(renamed, temporary / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(config, indent=2) + "\n"
-        (temporary / "config.json").write_text(text, encoding="utf-8")
+    write_checkpoint(config, renamed, out_dir)
