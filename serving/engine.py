@@ -49,9 +49,17 @@ DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
-    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator."""
-    latent = bool(target_config.get("kv_lora_rank"))
-    return latent and (os.environ | engine_environment(engine)).get("VLLM_MLA_DISABLE", "0") == "0"
+    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator.
+
+    Without vLLM, as on a machine that only plans a run, the engine is taken for one on a GPU.
+    """
+    if not target_config.get("kv_lora_rank"):
+        return False
+    try:
+        environment = engine_environment(engine)
+    except OutriderError:
+        environment = engine.environment
+    return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:

@@ -116,6 +116,19 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
     assert with_kinds(mtp) is mtp
 
 
+def test_a_head_is_planned_where_vllm_is_not_installed(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.serving import engine
+
+    def missing() -> bool:
+        raise OutriderError("vLLM is not installed")
+
+    monkeypatch.setattr(engine, "runs_on_cpu", missing)
+    recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
+    assert recipe.speculator.head.layer_type == "mla"
+
+
 def test_auto_without_a_target_config_names_the_fix(tmp_path: Path, monkeypatch) -> None:
     recipe = recipe_of(tmp_path, "speculator.kind=auto", "target.model=nobody/nothing")
 
