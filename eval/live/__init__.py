@@ -1,0 +1,1 @@
+"""Decisions from live requests: which of two speculators is better."""

@@ -1,0 +1,1 @@
+"""Publishing to a live endpoint, and following its traffic."""

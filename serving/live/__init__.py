@@ -1,0 +1,1 @@
+"""The live endpoint: its replicas, the router in front of them, and releases."""
