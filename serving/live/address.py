@@ -1,0 +1,84 @@
+"""Addresses of HTTP servers: a Unix socket or a TCP port.
+
+Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/health")
+"""
+
+import http.client
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens: `path` of a Unix socket, or `host` and `port`."""
+
+    path: str | None = None
+    host: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Reads `unix:PATH`, `http://HOST:PORT` or `HOST:PORT`; else a `ValueError`."""
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:")
+            if not path or "\0" in path:
+                raise ValueError("no path after `unix:`; write unix:/run/vllm.sock")
+            if (length := len(path.encode())) > LONGEST_SOCKET_PATH:
+                raise ValueError(
+                    f"a path of {length} bytes; a Unix socket's has at most {LONGEST_SOCKET_PATH},"
+                    " so give a shorter one"
+                )
+            return cls(path=path)
+        if text.startswith("https://"):
+            raise ValueError("https is not supported; write http://HOST:PORT or unix:/PATH")
+        match = _HOST_PORT.fullmatch(text.removeprefix("http://").removesuffix("/"))
+        if not match or int(match["port"]) > 65535:
+            raise ValueError("not an address; write unix:/run/vllm.sock or http://127.0.0.1:8000")
+        return cls(host=match["host"].strip("[]"), port=int(match["port"]))
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it: a Unix socket or the loopback interface."""
+        if self.path is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host or "").is_loopback
+        except ValueError:
+            return False
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection for one request or several; it opens at the first request."""
+        if self.path is not None:
+            return _UnixConnection(self.path, timeout_s)
+        return http.client.HTTPConnection(self.host or "", self.port, timeout=timeout_s)
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return (
+            f"http://[{self.host}]:{self.port}"
+            if ":" in (self.host or "")
+            else (f"http://{self.host}:{self.port}")
+        )
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except BaseException:
+            self.close()
+            raise
