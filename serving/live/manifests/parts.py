@@ -2,58 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest
+from outrider.serving.live.endpoint_file import CanaryPolicy, Endpoint
 from outrider.serving.live.manifests.cluster import ClusterSettings
 from outrider.serving.live.manifests.pod import MODEL, SPECULATOR, image_of, model_source
 from outrider.serving.model_card import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags
 from outrider.serving.speculator import Speculator
-
-
-class Policy(Protocol):
-    """What a manifest reads of the endpoint's policy."""
-
-    @property
-    def shares(self) -> list[float]: ...
-    @property
-    def min_requests(self) -> int: ...
-    @property
-    def min_seconds(self) -> float: ...
-    @property
-    def max_seconds(self) -> float: ...
-    @property
-    def margin(self) -> float: ...
-    @property
-    def max_error_rate(self) -> float: ...
-    @property
-    def max_p50_latency_ratio(self) -> float: ...
-    @property
-    def max_p99_latency_ratio(self) -> float: ...
-    @property
-    def max_ttft_ratio(self) -> float: ...
-    @property
-    def min_acceptance_ratio(self) -> float: ...
-    @property
-    def on_undecided(self) -> str: ...
-
-
-class EndpointFile(Protocol):
-    """What a manifest reads of an endpoint."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def stable(self) -> list[Any]: ...
-    @property
-    def canary(self) -> list[Any]: ...
-    @property
-    def policy(self) -> Any: ...
-    @property
-    def cluster(self) -> ClusterSettings: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +24,7 @@ class Parts:
     endpoint: str
     """Of the endpoint, as its metrics have it."""
     settings: ClusterSettings
-    policy: Policy
+    policy: CanaryPolicy
     image: str
     model: str
     model_name: str
@@ -124,7 +83,7 @@ class Parts:
         }
 
 
-def parts_of(bundle: Path, endpoint: EndpointFile, source: str | None) -> Parts:
+def parts_of(bundle: Path, endpoint: Endpoint, source: str | None) -> Parts:
     """Reads the bundle and the endpoint. `source`: the bundle's address, where it has one."""
     settings = endpoint.cluster
     digest = bundle_digest(bundle)

@@ -43,7 +43,8 @@ def mounted(name: str, source: str, path: str, settings: ClusterSettings) -> Mou
     download = {
         "name": f"download-{name}",
         "image": settings.initializer_image,
-        "args": [source, path],
+        # The initializer writes a revision of the hub behind a colon.
+        "args": [source.replace("@", ":") if scheme == "hf" else source, path],
         "volumeMounts": [{"name": name, "mountPath": path}],
     }
     return Mounted({"name": name, "emptyDir": {}}, mount, [download])
@@ -80,5 +81,5 @@ def model_source(settings: ClusterSettings, target: dict[str, Any], hub_id: bool
             f"cluster.model: null, but the bundle's target {target['model']!r} is no hub id; set it"
             " to where the pods read the target from, such as pvc://CLAIM/PATH"
         )
-    revision = f":{target['revision']}" if target.get("revision") else ""
+    revision = f"@{target['revision']}" if target.get("revision") else ""
     return f"hf://{target['model']}{revision}"

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import yaml
 
 from outrider.serving.bundle_places import local_bundle
+from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.manifests.argo import argo_notes, argo_objects
 from outrider.serving.live.manifests.kserve import kserve_notes, kserve_objects
-from outrider.serving.live.manifests.parts import EndpointFile, parts_of
+from outrider.serving.live.manifests.parts import parts_of
 
 ManifestKind = Literal["kserve", "argo"]
 
 
-def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: EndpointFile) -> str:
+def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -> str:
     """The manifest's YAML: comments, then one document per object.
 
     `bundle`: a folder or an address that `export-speculator --to` wrote; its files are checked
