@@ -81,5 +81,5 @@ def test_a_value_that_needs_quotes_is_refused() -> None:
 def test_another_scripts_text_is_refused(tmp_path) -> None:
     bundle = write_exported(tmp_path / "bundle")
     (bundle / "serve.sh").write_text("#!/bin/sh\nvllm serve x\n")
-    with pytest.raises(OutriderError, match="not a serve.sh that Outrider wrote"):
+    with pytest.raises(OutriderError, match=r"not a serve\.sh that Outrider wrote"):
         read_serve_flags(bundle, HERE)

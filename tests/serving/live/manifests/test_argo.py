@@ -219,13 +219,14 @@ def evaluated(
 def queries(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:
     """Name -> query with the pods' hashes, rounded: promtool compares floats exactly."""
     found = metrics(objects, "guards") | metrics(objects, "promotion")
-    return {
-        name: "round(%s, 0.000001)"
-        % each["provider"]["prometheus"]["query"]
-        .replace("{{args.stable-hash}}", "stable-1")
-        .replace("{{args.canary-hash}}", "canary-1")
-        for name, each in found.items()
-    }
+    hashes = {"{{args.stable-hash}}": "stable-1", "{{args.canary-hash}}": "canary-1"}
+    asked = {}
+    for name, metric in found.items():
+        query = metric["provider"]["prometheus"]["query"]
+        for argument, value in hashes.items():
+            query = query.replace(argument, value)
+        asked[name] = f"round({query}, 0.000001)"
+    return asked
 
 
 @needs_promtool
@@ -242,5 +243,5 @@ def test_prometheus_computes_what_the_policy_means(tmp_path: Path) -> None:
 @needs_promtool
 def test_nothing_is_concluded_from_too_few_requests(tmp_path: Path) -> None:
     asked = queries(written(tmp_path, policy={"min_requests": 18}, window_seconds=240))
-    done = evaluated(tmp_path, asked, dict.fromkeys(asked, []))
+    done = evaluated(tmp_path, asked, {name: [] for name in asked})
     assert done.returncode == 0, done.stdout + done.stderr

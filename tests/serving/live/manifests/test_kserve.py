@@ -91,10 +91,8 @@ def test_an_oci_image_is_a_volume(tmp_path: Path) -> None:
 def test_the_next_shares_are_in_the_head(tmp_path: Path) -> None:
     text, _ = written(tmp_path)
     assert text.startswith("# Release ")
-    assert (
-        'patch llmisvc resume-eu-canary --type merge -p \'{"spec":{"router":{"route":{"weight":2500}}}}\''
-        in text
-    )  # noqa: E501
+    patch = '{"spec":{"router":{"route":{"weight":2500}}}}'
+    assert f"patch llmisvc resume-eu-canary --type merge -p '{patch}'" in text
     assert '"weight":10000' in text
 
 
@@ -147,6 +145,6 @@ def test_a_field_that_kserve_does_not_know_is_found(tmp_path: Path, place: str) 
         "router": spec["router"],
         "route": spec["router"]["route"],
         "container": container(canary),
-    }  # noqa: E501
+    }
     found[place]["wieght"] = 5
     assert len(problems(canary)) == 1
