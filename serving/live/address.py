@@ -5,9 +5,13 @@ Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/healt
 
 import http.client
 import ipaddress
+import json
 import re
 import socket
 from dataclasses import dataclass
+from typing import Any
+
+from outrider.common.errors import OutriderError
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
@@ -59,6 +63,33 @@ class Address:
             return _UnixConnection(self.path, timeout_s)
         return http.client.HTTPConnection(self.host or "", self.port, timeout=timeout_s)
 
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        api_key: str | None = None,
+        timeout_s: float = 600,
+    ) -> tuple[int, Any]:
+        """The status, and the answer: from JSON where it is JSON, else text.
+
+        `OSError` or `http.client.HTTPException` where there is no answer.
+        """
+        headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        connection = self.connect(timeout_s)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+        finally:
+            connection.close()
+        try:
+            return response.status, json.loads(text)
+        except ValueError:
+            return response.status, text
+
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
@@ -67,6 +98,14 @@ class Address:
             if ":" in (self.host or "")
             else (f"http://{self.host}:{self.port}")
         )
+
+
+def address_of(text: str) -> Address:
+    """Reads an address; an `OutriderError` for anything else."""
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise OutriderError(f"address {text!r}: {error}") from error
 
 
 class _UnixConnection(http.client.HTTPConnection):
