@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
-from outrider.recipes.config.config_errors import explain
+from outrider.common.yaml_tree import Origins, read_value, read_yaml
+from outrider.recipes.config.moved_keys import moved_key
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import (
     EMBEDDED_TRAFFIC,
@@ -25,7 +27,6 @@ from outrider.recipes.config.shipped import (
     shipped_heads,
     shipped_recipes,
 )
-from outrider.recipes.config.yaml_tree import Origins, read_value, read_yaml
 from outrider.serving.serve_command import ServeCommand
 from outrider.speculators.base import is_directory
 
@@ -87,7 +88,7 @@ def _checked(
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
     except ValidationError as error:
-        raise OutriderError(explain(error, Recipe, origins)) from None
+        raise OutriderError(explain(error, Recipe, origins, "a recipe", moved_key)) from None
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:

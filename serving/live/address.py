@@ -1,55 +1,67 @@
-"""HTTP to a server on this machine, over TCP or a Unix socket.
+"""Addresses of HTTP servers: a Unix socket or a TCP port.
 
-Address("unix:/run/outrider/a.sock").call("GET", "/health")     # (200, {}, seconds)
-Address("http://127.0.0.1:8000").call("POST", "/v1/completions", {...}, api_key="...")
+Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/health")
 """
 
 import http.client
+import ipaddress
 import json
+import re
 import socket
-import urllib.parse
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
 
-UNIX = "unix:"
+LONGEST_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """An HTTP connection over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connects to the socket."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
+@dataclass(frozen=True)
 class Address:
-    """`unix:/path` or `http://HOST:PORT`."""
+    """Where a server listens: `path` of a Unix socket, or `host` and `port`."""
 
-    def __init__(self, text: str) -> None:
-        """An `OutriderError` for anything else."""
-        split = urllib.parse.urlsplit(text)
-        absolute = text.startswith(UNIX + "/")
-        if not absolute and (split.scheme != "http" or not split.netloc or split.path.strip("/")):
-            raise OutriderError(
-                f"address {text!r}: expected unix:/absolute/path or http://127.0.0.1:PORT"
-            )
-        self.text, self._netloc = text, split.netloc
+    path: str | None = None
+    host: str | None = None
+    port: int | None = None
 
-    def __str__(self) -> str:
-        return self.text
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Reads `unix:PATH`, `http://HOST:PORT` or `HOST:PORT`; else a `ValueError`."""
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:")
+            if not path or "\0" in path:
+                raise ValueError("no path after `unix:`; write unix:/run/vllm.sock")
+            if (length := len(path.encode())) > LONGEST_SOCKET_PATH:
+                raise ValueError(
+                    f"a path of {length} bytes; a Unix socket's has at most {LONGEST_SOCKET_PATH},"
+                    " so give a shorter one"
+                )
+            return cls(path=path)
+        if text.startswith("https://"):
+            raise ValueError("https is not supported; write http://HOST:PORT or unix:/PATH")
+        match = _HOST_PORT.fullmatch(text.removeprefix("http://").removesuffix("/"))
+        if not match or int(match["port"]) > 65535:
+            raise ValueError("not an address; write unix:/run/vllm.sock or http://127.0.0.1:8000")
+        return cls(host=match["host"].strip("[]"), port=int(match["port"]))
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it: a Unix socket or the loopback interface."""
+        if self.path is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host or "").is_loopback
+        except ValueError:
+            return False
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """An unopened connection."""
-        if self.text.startswith(UNIX):
-            return UnixConnection(self.text.removeprefix(UNIX), timeout_s)
-        return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
+        """A connection for one request or several; it opens at the first request."""
+        if self.path is not None:
+            return _UnixConnection(self.path, timeout_s)
+        return http.client.HTTPConnection(self.host or "", self.port, timeout=timeout_s)
 
     def call(
         self,
@@ -77,3 +89,35 @@ class Address:
             return response.status, json.loads(text)
         except ValueError:
             return response.status, text
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return (
+            f"http://[{self.host}]:{self.port}"
+            if ":" in (self.host or "")
+            else (f"http://{self.host}:{self.port}")
+        )
+
+
+def address_of(text: str) -> Address:
+    """Reads an address; an `OutriderError` for anything else."""
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise OutriderError(f"address {text!r}: {error}") from error
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except BaseException:
+            self.close()
+            raise

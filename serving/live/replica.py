@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from outrider.common.errors import OutriderError
-from outrider.serving.live.address import Address
+from outrider.serving.live.address import address_of
 
 ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
@@ -132,7 +132,7 @@ class Replica:
 
     def __init__(self, admin: str, data: str | None = None, api_key: str | None = None) -> None:
         """`admin` and `data` are `unix:/path` or `http://127.0.0.1:PORT`; `data` None: the same."""
-        self.admin, self.data = Address(admin), Address(data or admin)
+        self.admin, self.data = address_of(admin), address_of(data or admin)
         self._api_key = api_key
 
     def status(self) -> ReplicaStatus:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.recipes.config.config_errors import fields_at
+from outrider.common.config_errors import fields_at
 from outrider.recipes.config.moved_keys import MOVED_KEYS, moved_key
 from outrider.recipes.config.recipe import Recipe
 

@@ -1,35 +1,46 @@
-"""Messages for mistakes in a recipe: file and line, key, value, nearest valid key, valid keys.
+"""Messages for mistakes in a configuration: file and line, key, value, nearest and valid keys.
 
 except ValidationError as error:
-    raise OutriderError(explain(error, Recipe, origins)) from None
+    raise OutriderError(explain(error, Endpoint, origins, "an endpoint")) from None
 """
 
 import difflib
 import json
 import types
 import typing
+from collections.abc import Callable
 
 from pydantic import BaseModel, ValidationError
 
-from outrider.recipes.config.moved_keys import moved_key
-from outrider.recipes.config.yaml_tree import Keys, Origins
+from outrider.common.yaml_tree import Keys, Origins
+
+Moved = Callable[[Keys], str | None]
+"""The new name of a key that has moved, or None."""
 
 
-def explain(error: ValidationError, model: type[BaseModel], origins: Origins) -> str:
-    """All mistakes that pydantic found in a recipe, one per line."""
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    origins: Origins,
+    noun: str,
+    moved: Moved = lambda keys: None,
+) -> str:
+    """All mistakes that pydantic found in the file of `noun` ("a recipe"), one per line."""
     lines = []
     for detail in error.errors(include_url=False):
         keys = _named_keys(detail["loc"], model)
-        lines.append(f"{_origin(keys, origins)}{_message(detail, keys, model)}")
+        lines.append(f"{_origin(keys, origins)}{_message(detail, keys, model, noun, moved)}")
     return "\n".join(dict.fromkeys(lines))
 
 
-def _message(detail: typing.Any, keys: Keys, model: type[BaseModel]) -> str:
+def _message(
+    detail: typing.Any, keys: Keys, model: type[BaseModel], noun: str, moved: Moved
+) -> str:
     dotted = ".".join(map(str, keys))
     if detail["type"] == "extra_forbidden":
-        if new := moved_key(keys):
+        if new := moved(keys):
             return _moved(dotted, new, detail["input"])
-        return no_such_key(keys, model)
+        return _no_such_key(keys, model, noun)
     if detail["type"] == "missing":
         return f"{dotted}: must be given"
     reason = detail["msg"].removeprefix("Value error, ")
@@ -45,7 +56,7 @@ def _moved(old: str, new: str, value: typing.Any) -> str:
     return f"{old} = {text}: this key has moved; write `{new}: {text}`"
 
 
-def no_such_key(keys: Keys, model: type[BaseModel]) -> str:
+def _no_such_key(keys: Keys, model: type[BaseModel], noun: str) -> str:
     """`training.epoch: no such key; did you mean ...`, with the valid keys of that section."""
     *parents, key = keys
     valid = sorted(fields_at(tuple(parents), model))
@@ -54,7 +65,7 @@ def no_such_key(keys: Keys, model: type[BaseModel]) -> str:
     guesses = [path for path in _all_keys(model) if path.split(".")[-1] == str(key)]
     guesses += [prefix + name for name in near]
     hint = f"did you mean `{guesses[0]}`? " if guesses else ""
-    section = f"`{'.'.join(map(str, parents))}` has" if parents else "a recipe has"
+    section = f"`{'.'.join(map(str, parents))}` has" if parents else f"{noun} has"
     return f"{'.'.join(map(str, keys))}: no such key; {hint}{section}: {', '.join(valid)}"
 
 
@@ -65,7 +76,7 @@ def fields_at(keys: Keys, model: type[BaseModel]) -> list[str]:
         key = str(remaining.pop(0))
         annotation = model.model_fields[key].annotation if key in model.model_fields else None
         if _is_named(annotation) and remaining:
-            remaining.pop(0)  # a name that the recipe chose
+            remaining.pop(0)  # a name that the file chose, or an index
         if not (section := _section(annotation)):
             return []
         model = section
@@ -73,13 +84,13 @@ def fields_at(keys: Keys, model: type[BaseModel]) -> list[str]:
 
 
 def _is_named(annotation: typing.Any) -> bool:
-    """Whether the recipe chooses the names of the sections here, as in eval.scenarios."""
-    return typing.get_origin(annotation) is dict and _section(annotation) is not None
+    """Whether the sections here have names that the file chooses, or are a list."""
+    return typing.get_origin(annotation) in (dict, list) and _section(annotation) is not None
 
 
 def _section(annotation: typing.Any) -> type[BaseModel] | None:
-    if typing.get_origin(annotation) is dict:
-        annotation = typing.get_args(annotation)[1]
+    if typing.get_origin(annotation) in (dict, list):
+        annotation = typing.get_args(annotation)[-1]
     candidates = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 

@@ -28,17 +28,20 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
-    """The mapping in a file, and file and line of each key.
+def read_yaml(path: Path, noun: str = "recipe") -> tuple[dict[str, Any], Origins]:
+    """The mapping in the file of a `noun`, and file and line of each key.
 
     Anything but a mapping is an `OutriderError` with file and line.
     """
+    article = "an" if noun[0] in "aeiou" else "a"
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
-        raise OutriderError(f"{path}: no such recipe") from None
+        raise OutriderError(f"{path}: no such {noun}") from None
     except IsADirectoryError:
-        raise OutriderError(f"{path}: a directory, not a recipe; name a YAML file in it") from None
+        raise OutriderError(
+            f"{path}: a directory, not {article} {noun}; name a YAML file in it"
+        ) from None
     except UnicodeDecodeError as error:
         raise OutriderError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
@@ -51,7 +54,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origins]:
         return {}, origins
     if not isinstance(root, yaml.MappingNode):
         raise OutriderError(
-            f"{path}:1: a recipe is a mapping of sections (`training:` and so on), "
+            f"{path}:1: {article} {noun} is a mapping (`key: value`), "
             f"not a {type(root).__name__.removesuffix('Node').lower()}"
         )
     return _value(root, (), path, origins), origins
