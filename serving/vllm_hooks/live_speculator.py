@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
 from outrider.serving.live.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
 from outrider.serving.vllm_hooks.exchange import Report, exchange_steps
@@ -52,8 +53,6 @@ class _Watching:
         watch = self.order.watch
         if watch is None or request.version != self.order.version or not request.drafts:
             return None
-        from outrider.common.anytime import ratio_of_sums  # type: ignore[import-not-found,unused-ignore]
-
         self.tokens.append(request.drafts + request.accepted)
         self.steps.append(request.drafts)
         bounds = ratio_of_sums(self.tokens, self.steps, alpha=watch.level)

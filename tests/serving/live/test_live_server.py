@@ -189,7 +189,6 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
     swap: Callable[..., SwapResult],
     prompts: list[list[int]],
 ) -> None:
-    pytest.importorskip("outrider.common.anytime")
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:2])
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
