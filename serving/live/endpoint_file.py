@@ -16,6 +16,7 @@ from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.yaml_tree import Origins, read_yaml
 from outrider.serving.live.address import Address
+from outrider.serving.live.manifests.cluster import ClusterSettings
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "endpoints"
 """Endpoints that come with the package; a name without a folder is looked up here."""
@@ -211,6 +212,9 @@ class Endpoint(Section):
 
     policy: CanaryPolicy = CanaryPolicy()
     """The policy."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    """What `--manifest` needs to write the same canary for Kubernetes."""
 
     @field_validator("replicas")
     @classmethod
