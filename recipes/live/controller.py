@@ -18,7 +18,13 @@ from outrider.common.errors import OutriderError
 from outrider.recipes.live.adoption import adopt
 from outrider.recipes.live.canary import CanaryTest, Verdict, fair_share
 from outrider.recipes.live.control import clear_request, take_request
-from outrider.recipes.live.fleet import Fleet, Reverted, one_directory, served_by
+from outrider.recipes.live.fleet import (
+    Fleet,
+    Reverted,
+    known_directories,
+    one_directory,
+    served_by,
+)
 from outrider.recipes.live.parts import (
     Clock,
     Decide,
@@ -93,11 +99,11 @@ class Controller:
                 reason = "the controller ended before there was a verdict"
                 self._decided(Verdict("roll_back", reason, "controller"))
             self._finish()
-        elif state.serving is not None:
+        else:
             names = [each.name for each in self.endpoint.replicas]
-            if any(self._serves(name) != state.serving for name in names):
+            if state.serving and any(self._serves(name) != state.serving for name in names):
                 release = self.parts.releases.verified(state.serving)
-                self._fleet.bring(names, release, state.started_with)
+                self._fleet.bring(names, release, self._directories())
             self._share(fair_share(self.endpoint))
         return self.state
 
@@ -244,7 +250,7 @@ class Controller:
             return self._fleet.bring(
                 [each.name for each in canary_first],
                 self.parts.releases.verified(new),
-                self.state.started_with,
+                self._directories(),
                 # A release that a person goes back to is not judged again.
                 watched=deployment.mode != "rollback",
                 tried=deployment.exchanged,
@@ -271,7 +277,7 @@ class Controller:
         return self._fleet.bring(
             [each.name for each in canary_first],
             self.parts.releases.verified(deployment.old),
-            self.state.started_with,
+            self._directories(),
         )
 
     def _decided(self, verdict: Verdict) -> None:
@@ -297,6 +303,9 @@ class Controller:
         except RouterUnavailable as error:
             self.parts.say(str(error))
 
+    def _directories(self) -> dict[str, str]:
+        return known_directories(self.state, self.parts.releases)
+
     def _serves(self, name: str) -> str | None:
         status = self._fleet.status(name)
-        return served_by(status, self.state.started_with) if status is not None else None
+        return served_by(status, self._directories()) if status is not None else None

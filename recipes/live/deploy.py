@@ -18,6 +18,7 @@ from outrider.recipes.live.control import InControl, ask, controller, controllin
 from outrider.recipes.live.controller import Controller, Parts
 from outrider.recipes.live.parts import Events
 from outrider.recipes.live.state import Action, Deployment, State, fold
+from outrider.serving.bundle_places import local_bundle
 from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.journal import Journal, read_journal
 from outrider.serving.live.releases import Releases
@@ -58,7 +59,7 @@ def controlled(
 
 
 def deploy_bundle(
-    bundle: Path,
+    bundle: str | Path,
     endpoint: Endpoint,
     in_place: bool = False,
     say: Say = lambda text: None,
@@ -66,11 +67,12 @@ def deploy_bundle(
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 
-    A deployment that was interrupted is finished first.
+    `bundle` is a folder, or an address that `export-speculator --to` wrote. A deployment that was
+    interrupted is finished first.
     """
-    with controlled(endpoint, say, events) as live:
+    with controlled(endpoint, say, events) as live, local_bundle(bundle) as directory:
         live.recover()
-        return live.deploy(bundle, in_place)
+        return live.deploy(directory, in_place)
 
 
 def recover(endpoint: Endpoint, say: Say = lambda text: None) -> State:

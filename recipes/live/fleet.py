@@ -1,12 +1,12 @@
 """The replicas of an endpoint: which release each serves, and exchanging it.
 
     fleet = Fleet(replicas, releases, journal, policy, watch_of, clock, events, say)
-    fleet.serves("b", started_with)                 # a release's name; None: something else
+    fleet.serves("b", directories)                 # a release's name; None: something else
     fleet.exchange("b", release, watched=True)      # journalled first
-    behind = fleet.bring(["a", "b"], release, started_with)
+    behind = fleet.bring(["a", "b"], release, directories)
 
 A server that was started again serves what its command names. Its directory tells which release
-that is (`State.started_with`).
+that is (`known_directories`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.live.parts import Clock, Events, ReplicaClient, WatchOf
+from outrider.recipes.live.state import State
 from outrider.serving.live.endpoint_file import CanaryPolicy
 from outrider.serving.live.journal import Journal
 from outrider.serving.live.releases import Release, Releases, release_name
@@ -88,7 +89,7 @@ class Fleet:
         self,
         names: Iterable[str],
         release: Release,
-        started_with: Mapping[str, str],
+        directories: Mapping[str, str],
         watched: bool = False,
         tried: Collection[str] = (),
         before_each: Callable[[], None] = lambda: None,
@@ -101,7 +102,7 @@ class Fleet:
         behind = []
         for name in names:
             is_new = name not in tried
-            if not self._bring_one(name, release, started_with, watched, is_new, before_each):
+            if not self._bring_one(name, release, directories, watched, is_new, before_each):
                 behind.append(name)
                 self._say(
                     f"{name}: no answer for {PATIENCE_S:.0f} s; left behind, until it answers and"
@@ -113,7 +114,7 @@ class Fleet:
         self,
         name: str,
         release: Release,
-        started_with: Mapping[str, str],
+        directories: Mapping[str, str],
         watched: bool,
         is_new: bool,
         before_each: Callable[[], None],
@@ -123,7 +124,7 @@ class Fleet:
             before_each()
             try:
                 status = self.replicas[name].status()
-                if served_by(status, started_with) == release.name:
+                if served_by(status, directories) == release.name:
                     self._events.serving(name, release.name)
                     return True
                 if watched and not is_new and status.reverted == release.name:
@@ -153,11 +154,17 @@ class Fleet:
         return Reverted(f"{name} took release {status.reverted} back: {status.reverted_because}")
 
 
-def served_by(status: ReplicaStatus, started_with: Mapping[str, str]) -> str | None:
+def served_by(status: ReplicaStatus, directories: Mapping[str, str]) -> str | None:
     """Name of the release that a replica serves; None where it is none that is known."""
     if status.digest:
         return release_name(status.digest)
-    return started_with.get(str(Path(status.directory).resolve()))
+    return directories.get(str(Path(status.directory).resolve()))
+
+
+def known_directories(state: State, releases: Releases) -> dict[str, str]:
+    """Directories and the releases in them: of servers that were started with one."""
+    kept = {str(each.directory.resolve()): each.name for each in releases.all()}
+    return state.started_with | kept
 
 
 def one_directory(statuses: Collection[ReplicaStatus]) -> Path:
