@@ -2,7 +2,7 @@
 
     write_oci_layout(stage, "oci:images/resume:march")
     read_oci_layout("oci:images/resume:march", directory)
-    # skopeo copy --all oci:images/resume:march docker://registry.example/resume:march
+    # skopeo copy --all --preserve-digests oci:images/resume:march docker://registry.example/resume:march
 
 The image has the bundle's files below /models, as KServe's modelcars and image volumes of
 Kubernetes have models. Each weight file is an uncompressed layer of its own (weights do not
@@ -54,7 +54,7 @@ class OciAddress(NamedTuple):
         if not found:
             raise OutriderError(
                 f"{address}: write oci:FOLDER:TAG, a layout on this machine; copy it to a registry"
-                " with `skopeo copy --all oci:FOLDER:TAG docker://REGISTRY/NAME:TAG`"
+                " with `skopeo copy --all --preserve-digests oci:FOLDER:TAG docker://REGISTRY/NAME:TAG`"
             )
         return cls(Path(found[1]), found[2] or "latest")
 
@@ -84,7 +84,6 @@ def write_oci_layout(stage: Path, address: str) -> str:
         {
             "schemaVersion": 2,
             "mediaType": INDEX_TYPE,
-            "artifactType": ARTIFACT_TYPE,
             "manifests": images,
         },
         INDEX_TYPE,

@@ -1,6 +1,7 @@
 """Prometheus metrics of the controller of a live endpoint and of `adapt-speculator`.
 
-    with LiveMetrics("resume", port=9464, textfile=state_dir / "metrics.prom") as metrics:
+    log = event_log(sys.stderr, "resume")
+    with LiveMetrics("resume", port=9464, textfile=state_dir / "metrics.prom", log=log) as metrics:
         metrics.state("canary")
         metrics.observed("canary", observations)
 
@@ -12,7 +13,6 @@ serving/live/grafana/ and the manifests in serving/live/manifests/ read these na
 
 import contextlib
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from outrider.common.errors import OutriderError
+from outrider.serving.live.event_log import Log, facts_of, name_or_withheld
 
 Group = Literal["stable", "canary"]
 Action = Literal["wait", "promote", "roll_back"]
@@ -27,8 +28,6 @@ Action = Literal["wait", "promote", "roll_back"]
 VERDICTS: dict[str, int] = {"roll_back": -1, "wait": 0, "promote": 1}
 """Values of `outrider_canary_verdict`."""
 
-WITHHELD = "withheld"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,127}")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
 _TOKENS_PER_S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
@@ -55,10 +54,15 @@ class LiveMetrics:
     """One registry of metrics per process; every method is one event."""
 
     def __init__(
-        self, endpoint: str, port: int | None = None, textfile: Path | None = None
+        self,
+        endpoint: str,
+        port: int | None = None,
+        textfile: Path | None = None,
+        log: Log | None = None,
     ) -> None:
         """`port`: serve http://127.0.0.1:PORT/metrics (0: any free port). `textfile`: also write
-        the metrics there after each event. A port in use is an `OutriderError`.
+        the metrics there after each event. `log`: gets every event too (event_log.py). A port in
+        use is an `OutriderError`.
         """
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -69,11 +73,13 @@ class LiveMetrics:
 
         self.registry = CollectorRegistry()
         self.port: int | None = None
-        self._endpoint = _name(endpoint)
-        self._textfile = textfile
+        self.address: tuple[str, int] | None = None
+        self._endpoint = name_or_withheld(endpoint)
+        self._textfile, self._log = textfile, log
         self._server: Any = None
         self._started: float | None = None
         self._served: dict[str, str] = {}
+        self._last_action: Action | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"outrider_{name}", text, ("endpoint", *labels), registry=self.registry)
@@ -151,46 +157,47 @@ class LiveMetrics:
     def state(self, name: str) -> None:
         """The controller is in this state, such as `canary`."""
         self._state.clear()
-        self._state.labels(self._endpoint, _name(name)).set(1)
-        self._publish()
+        self._state.labels(self._endpoint, name_or_withheld(name)).set(1)
+        self._tell("state", state=name)
 
     def serving(self, replica: str, version: str | None) -> None:
         """A replica serves this release; None: the speculator that it was started with."""
-        name, served = _name(replica), _name(version or "initial")
+        name, served = name_or_withheld(replica), name_or_withheld(version or "initial")
         if name in self._served:
             self._serving.remove(self._endpoint, name, self._served[name])
         self._served[name] = served
         self._serving.labels(self._endpoint, name, served).set(1)
-        self._publish()
+        self._tell("serving", replica=replica, version=version)
 
     def share(self, percent: float) -> None:
         """The canary gets this percentage of the requests."""
         self._share.labels(self._endpoint).set(percent / 100)
-        self._publish()
+        self._tell("share", percent=percent)
 
     def swapped(self, replica: str, read_s: float, apply_s: float, stall_s: float) -> None:
         """A replica exchanged its speculator."""
-        self._swaps.labels(self._endpoint, _name(replica), "applied").inc()
+        self._swaps.labels(self._endpoint, name_or_withheld(replica), "applied").inc()
         for part, seconds in (("read", read_s), ("apply", apply_s), ("stall", stall_s)):
             self._swap_seconds.labels(self._endpoint, part).observe(seconds)
-        self._publish()
+        self._tell("swapped", replica=replica, read_s=read_s, apply_s=apply_s, stall_s=stall_s)
 
     def swap_refused(self, replica: str) -> None:
         """A replica refused a bundle and serves the old speculator."""
-        self._swaps.labels(self._endpoint, _name(replica), "refused").inc()
-        self._publish()
+        self._swaps.labels(self._endpoint, name_or_withheld(replica), "refused").inc()
+        self._tell("swap_refused", replica=replica)
 
     def swap_reverted(self, replica: str) -> None:
         """A replica took its last exchange back because acceptance fell short."""
-        self._swaps.labels(self._endpoint, _name(replica), "reverted").inc()
-        self._publish()
+        self._swaps.labels(self._endpoint, name_or_withheld(replica), "reverted").inc()
+        self._tell("swap_reverted", replica=replica)
 
     def deployment_started(self) -> None:
         """A deployment begins: the next `deployment_finished` is timed from here."""
         self._started = time.monotonic()
         self._verdict.labels(self._endpoint).set(VERDICTS["wait"])
         self._ratio.clear()
-        self._publish()
+        self._last_action = None
+        self._tell("deployment_started")
 
     def deployment_finished(self, outcome: Literal["promoted", "rolled_back", "failed"]) -> None:
         """A deployment ended."""
@@ -199,7 +206,7 @@ class LiveMetrics:
             elapsed = time.monotonic() - self._started
             self._deployment_seconds.labels(self._endpoint).observe(elapsed)
             self._started = None
-        self._publish()
+        self._tell("deployment_finished", outcome=outcome)
 
     def observed(self, group: Group, requests: Iterable[FinishedRequest]) -> None:
         """Finished requests of one group of replicas, each counted once."""
@@ -230,18 +237,22 @@ class LiveMetrics:
         for measure, bounds in (ratios or {}).items():
             for bound, value in zip(("lower", "upper"), bounds, strict=True):
                 if math.isfinite(value):
-                    self._ratio.labels(self._endpoint, _name(measure), bound).set(value)
+                    self._ratio.labels(self._endpoint, name_or_withheld(measure), bound).set(value)
+        # A canary is looked at every few seconds.
+        if action != self._last_action:
+            self._last_action = action
+            self._tell("decided", action=action, ratios=dict(ratios or {}))
         self._publish()
 
     def recovered(self) -> None:
         """A start found an unfinished deployment in the journal."""
         self._recoveries.labels(self._endpoint).inc()
-        self._publish()
+        self._tell("recovered")
 
     def error(self, error: BaseException) -> None:
         """An error, by the name of its class; its text is not recorded."""
-        self._errors.labels(self._endpoint, _name(type(error).__name__)).inc()
-        self._publish()
+        self._errors.labels(self._endpoint, name_or_withheld(type(error).__name__)).inc()
+        self._tell("error", **facts_of(error))
 
     # -- adapt-speculator -------------------------------------------------------------------------
 
@@ -250,7 +261,7 @@ class LiveMetrics:
         self._exchanges.labels(self._endpoint, "accepted").inc(accepted)
         self._exchanges.labels(self._endpoint, "rejected").inc(rejected)
         self._lag.labels(self._endpoint).set(lag_bytes)
-        self._publish()
+        self._tell("log_read", accepted=accepted, rejected=rejected, lag_bytes=lag_bytes)
 
     def window(
         self, tokens_per_step: float, reference: float | None = None, drift: float | None = None
@@ -261,12 +272,12 @@ class LiveMetrics:
             self._reference.labels(self._endpoint).set(reference)
         if drift is not None:
             self._drift.labels(self._endpoint).set(drift)
-        self._publish()
+        self._tell("window", tokens_per_step=tokens_per_step, reference=reference, drift=drift)
 
     def round_started(self) -> None:
         """A round of adaptation begins."""
         self._round_running.labels(self._endpoint).set(1)
-        self._publish()
+        self._tell("round_started")
 
     def round_finished(
         self, outcome: Literal["shipped", "lost", "failed"], gpu_seconds: float
@@ -275,13 +286,13 @@ class LiveMetrics:
         self._round_running.labels(self._endpoint).set(0)
         self._rounds.labels(self._endpoint, outcome).inc()
         self._gpu_seconds.labels(self._endpoint).inc(gpu_seconds)
-        self._publish()
+        self._tell("round_finished", outcome=outcome, gpu_seconds=gpu_seconds)
 
     def budget(self, gpu_hours_left: float, back_off_s: float = 0.0) -> None:
         """What is left of today's budget, and the time until the next round may start."""
         self._budget.labels(self._endpoint).set(gpu_hours_left)
         self._back_off.labels(self._endpoint).set(back_off_s)
-        self._publish()
+        self._tell("budget", gpu_hours_left=gpu_hours_left, back_off_s=back_off_s)
 
     # -- output -----------------------------------------------------------------------------------
 
@@ -321,7 +332,15 @@ class LiveMetrics:
                 f"metrics: port {port} of 127.0.0.1 cannot be used ({error.strerror}); choose"
                 " another port"
             ) from None
+        self.address = self._server[0].server_address
         self.port = self._server[0].server_port
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        if self._log is not None:
+            # A log that cannot be written must not stop a rollback.
+            with contextlib.suppress(OSError, ValueError):
+                self._log(event, **fields)
+        self._publish()
 
     def _publish(self) -> None:
         if self._textfile is None:
@@ -331,8 +350,3 @@ class LiveMetrics:
         # A full disk must not stop a rollback: the file is written again at the next event.
         with contextlib.suppress(OSError):
             write_to_textfile(str(self._textfile), self.registry)
-
-
-def _name(value: str) -> str:
-    """A label's value, or `withheld` where it is not a name."""
-    return value if _NAME.fullmatch(value) else WITHHELD

@@ -146,12 +146,15 @@ class Router:
             raise OutriderError(f"Envoy {reason}; {self.log_path} ends:\n{end}")
 
     def stop(self, drain_s: float = 0.0) -> None:
-        """Ends an Envoy that `start` started; requests in flight get `drain_s` seconds."""
+        """Ends an Envoy that `start` started.
+
+        It takes no more requests at once; those in flight get `drain_s` seconds.
+        """
         if self._process is None:
             return
         try:
             if drain_s and self._process.poll() is None:
-                self._call("POST", "/drain_listeners?graceful&skip_exit")
+                self._call("POST", "/drain_listeners")
                 _until(lambda: not self._stat("http.public.downstream_rq_active"), drain_s)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
