@@ -76,9 +76,7 @@ class CanaryTest:
         self._clock, self._events, self._say, self._request = clock, events, say, request
         self._new = new
         roles: dict[str, Role] = {each.name: each.role for each in endpoint.replicas}
-        self._traffic = Traffic(
-            fleet.replicas, router, roles, {"stable": old, "canary": new.name}
-        )
+        self._traffic = Traffic(fleet.replicas, router, roles, {"stable": old, "canary": new.name})
         self._silent_since: dict[str, float] = {}
         self._counted = {"stable": 0, "canary": 0}
         self._said = 0.0

@@ -115,9 +115,7 @@ def journal_path(endpoint: Endpoint) -> Path:
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     """A client for each replica, by name."""
     key = endpoint.api_key()
-    return {
-        each.name: Replica(each.admin_address, each.data, key) for each in endpoint.replicas
-    }
+    return {each.name: Replica(each.admin_address, each.data, key) for each in endpoint.replicas}
 
 
 def _asked(endpoint: Endpoint, action: Action, by: str, say: Say, busy: InControl) -> Deployment:

@@ -53,14 +53,13 @@ def read_prompts(log: str, most: int = 400) -> list[dict[str, Any]]:
     path = shipped if shipped.is_file() and not Path(log).exists() else Path(log).expanduser()
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open()
+    data = path.read_bytes()
     bodies = []
-    with opened as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                request = json.loads(line)["request"]
-                kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
-                bodies.append(kept | {"max_tokens": min(request.get("max_tokens") or 256, 256)})
+    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            request = json.loads(line)["request"]
+            kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
+            bodies.append(kept | {"max_tokens": min(request.get("max_tokens") or 256, 256)})
     if not bodies:
         raise OutriderError(f"--load {log}: no line has a `request` with `messages`")
     return bodies[::-1][:most]

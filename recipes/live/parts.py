@@ -80,7 +80,7 @@ class SystemClock:
 
 
 class Events:
-    """Is told what happens; the methods of `LiveMetrics` (serving/live/metrics.py), doing nothing."""
+    """The methods of `LiveMetrics` (serving/live/metrics.py), doing nothing."""
 
     def state(self, name: str) -> None:
         """The controller is in this state."""
@@ -103,14 +103,10 @@ class Events:
     def deployment_started(self) -> None:
         """A deployment begins."""
 
-    def deployment_finished(
-        self, outcome: Literal["promoted", "rolled_back", "failed"]
-    ) -> None:
+    def deployment_finished(self, outcome: Literal["promoted", "rolled_back", "failed"]) -> None:
         """A deployment ended."""
 
-    def observed(
-        self, group: Literal["stable", "canary"], requests: Iterable[Observation]
-    ) -> None:
+    def observed(self, group: Literal["stable", "canary"], requests: Iterable[Observation]) -> None:
         """Finished requests, each once."""
 
     def decided(

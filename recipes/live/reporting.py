@@ -1,6 +1,6 @@
 """Metrics of a controller's events, where the extra `live` is installed.
 
-    with reporting(endpoint, port=9464) as events: deploy_bundle(bundle, endpoint, events=events)
+with reporting(endpoint, port=9464) as events: deploy_bundle(bundle, endpoint, events=events)
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A controller on a small endpoint, with a clock that does not wait.
 
-    controller = Rig(small).controller()
-    controller.deploy(small.bundles["better"])
+controller = Rig(small).controller()
+controller.deploy(small.bundles["better"])
 """
 
 from collections.abc import Callable, Sequence

@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.serving.live.address import Address
@@ -252,7 +254,9 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class SmallEndpoint:
     """The endpoint, its process, and three bundles: `first` serves, `better` and `worse`."""
 
-    def __init__(self, stable: int = 1, canary: int = 1, **policy: Any) -> None:
+    def __init__(
+        self, stable: int = 1, canary: int = 1, state_dir: Path | None = None, **policy: Any
+    ) -> None:
         # Short: a socket's path has at most 107 bytes. In memory: what is synced is there at once.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=memory))
@@ -260,7 +264,7 @@ class SmallEndpoint:
         self.endpoint = Endpoint.model_validate(
             {
                 "name": "small",
-                "state_dir": self.folder / "state",
+                "state_dir": state_dir or self.folder / "state",
                 "replicas": [
                     {"name": name, "role": role, "data": f"unix:{self.folder}/{name}"}
                     for name, role in names
@@ -323,6 +327,12 @@ class SmallEndpoint:
         status, answer = Address.parse(f"unix:{self.folder}/test").call("POST", path, body)
         assert status == 200, answer
         return answer
+
+    def file(self) -> Path:
+        """The endpoint's file."""
+        path = self.folder / "small.yaml"
+        path.write_text(yaml.safe_dump(self.endpoint.model_dump(mode="json")))
+        return path
 
     def served(self) -> dict[str, str]:
         """What each replica that is alive serves, by the name of the bundle."""

@@ -1,5 +1,6 @@
 """Deployments on small servers: promoted, rolled back, refused, and everything that may break."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -273,3 +274,28 @@ def test_replicas_that_serve_different_speculators_are_no_endpoint(small: SmallE
     small.test("/test/start", replica="canary")
     with Rig(small) as controller:
         assert controller.deploy(small.bundles["better"]).outcome == "promoted"
+
+
+def test_a_disk_that_is_full_before_and_while_a_canary_is_tested(small_disk) -> None:
+    with SmallEndpoint(state_dir=small_disk / "state") as small:
+        rig, filler = Rig(small), small_disk / "filler"
+
+        def fill(now: float) -> None:
+            if not filler.exists():
+                with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
+
+        rig.clock.then, rig.clock.requests = fill, 0
+        with rig as controller:
+            # Lines until the reserve is needed: the journal's last block has room for some.
+            note = controller.parts.journal.append
+            controller.parts.clock.then = lambda now: (fill(now), note("note", text="x" * 4096))
+            done = controller.deploy(small.bundles["better"])
+            assert (done.outcome, done.reason) == ("rolled_back", "no space left on the disk")
+            assert set(small.served().values()) == {"first"}
+            with pytest.raises(OutriderError, match="no space left on the disk; free some first"):
+                controller.deploy(small.bundles["better"])
+        filler.unlink()
+        with Rig(small) as controller:
+            assert controller.deploy(small.bundles["better"]).outcome == "promoted"
