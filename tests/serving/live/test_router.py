@@ -315,6 +315,24 @@ def test_a_missing_envoy_names_the_extra(monkeypatch, tmp_path) -> None:
         envoy_binary(tmp_path / "envoy")
 
 
+def test_a_supervisor_starts_envoy_alone(fleet) -> None:
+    command = [sys.executable, "-m", "outrider.serving.live.router"]
+    router = Router(fleet.endpoint)
+    envoy = subprocess.Popen([*command, str(fleet.state / "fleet.yaml")])
+    try:
+        wait_for(router.ready)
+        router.set_canary_share(100)
+        assert set(fleet.names(3)) == {"c"}
+        second = subprocess.run(
+            [*command, str(fleet.state / "fleet.yaml")], capture_output=True, text=True
+        )
+        assert second.returncode == 1 and "a router runs there already" in second.stderr
+        assert router.ready()
+    finally:
+        envoy.terminate()
+    assert envoy.wait() == 0
+
+
 def test_envoy_ends_with_the_process_that_started_it(fleet) -> None:
     code = (
         "import sys, time\n"
