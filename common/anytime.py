@@ -19,8 +19,8 @@ n that starts at 1. By Ville's inequality it ever reaches 1 / beta with probabil
 arXiv:2310.03722; Lindon et al., arXiv:2210.08589, for regressions).
 
 One side at a time: E is the mean of the mixtures over positive and over negative effects, and the
-latter is at most 1 where t > 0. So E >= 1/beta implies that the positive one is at least 2/beta - 1,
-which has probability at most alpha = beta / (2 - beta).
+latter is at most 1 where t > 0. So E >= 1/beta implies that the positive one is at least
+2/beta - 1, which has probability at most alpha = beta / (2 - beta).
 
 This is exact for normal clusters of equal size. For others, n - 1 is replaced by the degrees of
 freedom of the jackknife variance (jackknife.py), as in Student's intervals of eval/stats. That it

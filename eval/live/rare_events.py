@@ -1,13 +1,12 @@
 """Evidence that rare events, such as failures, fall on the canary more often than on stable.
 
-    more_often(failed_N, canary_N, blocks_N, sessions_N)      # e-value: 200 has 0.5 % chance if equal
+    more_often(failed_N, canary_N, blocks_N, sessions_N)     # over 250 ever: in 0.4 % if equal
     over_limit(failures, trials, limit=0.01)
 
 An e-value is the gain of a fair bet against the hypothesis. It is followed over time, and reaches
 1 / alpha ever with probability alpha at most (Ville's inequality).
 
-`more_often` is the safe log-rank test (ter Schure, Perez-Ortiz, Ly and Gruenwald, arXiv:2011.06931).
-Sessions that are active in a block of requests and had no event before are at risk. If canary and
+`more_often` is the safe log-rank test (ter Schure et al., arXiv:2011.06931). Sessions that are active in a block of requests and had no event before are at risk. If canary and
 stable are alike, those with an event are a random draw from those at risk, whatever the load does
 to both: the number k of the canary's is hypergeometric. The bet that a canary's session has events
 theta times as likely pays theta^k / E[theta^K]. Only a session's first event counts, since a
