@@ -18,6 +18,7 @@ import socketserver
 import tempfile
 import threading
 import urllib.parse
+import uuid
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,8 @@ class SmallServer:
                 alive = [each for each in pools if self.replicas[each.name].alive]
                 if not alive:
                     continue
-                self.replicas[alive[0].name].finish(str(self.sent), at)
+                request_id = str(uuid.UUID(int=self.sent))
+                self.replicas[alive[0].name].finish(request_id, at)
                 row = {
                     "started_at": at - 0.5,
                     "cluster": role,
@@ -209,7 +211,7 @@ class SmallServer:
                     "duration_ms": 500,
                     "attempts": 1,
                     "path": "/v1/completions",
-                    "request_id": str(self.sent),
+                    "request_id": request_id,
                     "session": f"session {self.sent}",
                 }
                 log.write(json.dumps(row) + "\n")
