@@ -77,9 +77,8 @@ def checked(
                 f"{held.source}: its shape is not that of the speculator in use; it needs a server"
                 " that is started with it"
             )
-        own = new.kind.tensor_names(new.directory)
-        headers = tensor_headers(new.directory)
-        check_finite({name: headers[name] for name in own})
+        headers = tensor_headers(new.directory)  # by the same names: those of the files
+        check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
             new.kind.check(new.directory, read_layout(target_dir))
     except OutriderError as error:
