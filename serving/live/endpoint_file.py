@@ -228,6 +228,20 @@ class Endpoint(Section):
                 raise ValueError(f"two replicas have {what} {twice[0]}; each needs its own")
         return value
 
+    @model_validator(mode="after")
+    def _router_has_its_own_addresses(self) -> "Endpoint":
+        addresses = {each.admin_address: each.name for each in self.replicas}
+        addresses |= {each.data: each.name for each in self.replicas}
+        for key in ("listen", "admin"):
+            if (address := getattr(self.router, key)) in addresses:
+                raise ValueError(
+                    f"router.{key} = {address}: the address of replica {addresses[address]}; the"
+                    " router needs its own"
+                )
+        if self.router.listen == self.router.admin:
+            raise ValueError(f"router.listen = {self.router.listen}: the address of router.admin")
+        return self
+
     @property
     def stable(self) -> list[EndpointReplica]:
         """The replicas that serve the current release."""
