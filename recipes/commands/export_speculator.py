@@ -23,7 +23,8 @@ def export_speculator(
     Parameters
     ----------
     to
-        A directory or an fsspec URL such as s3://bucket/prefix.
+        A directory, an fsspec URL such as s3://bucket/prefix, hf://OWNER/NAME for the Hugging Face
+        Hub, or oci:FOLDER:TAG for an OCI image layout.
     force
         Export even a speculator that is not better than the base.
     """

@@ -43,8 +43,9 @@ class ExportConfig(BaseModel):
     are copies of the weights: false halves the bundle."""
 
     to: str | None = None
-    """A directory or an fsspec URL (`s3://...`) to copy the verified bundle to. null: it stays in
-    the run directory. `export-speculator --to` copies it without changing the recipe."""
+    """Where to copy the verified bundle: a directory, an fsspec URL (`s3://...`), a repository of
+    the Hugging Face Hub (`hf://OWNER/NAME`) or an OCI image layout (`oci:FOLDER:TAG`). null: it
+    stays in the run directory. `export-speculator --to` copies it without changing the recipe."""
 
 
 class Recipe(BaseModel):

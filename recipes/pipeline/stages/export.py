@@ -34,7 +34,7 @@ class NotShipped(OutriderError):
 
 
 def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
-    """Writes the exported bundle to a directory or an fsspec URL as well, and returns where."""
+    """Writes the exported bundle to a directory or an address as well, and returns where."""
     from outrider.data.ingest.store_errors import answering
 
     with answering(f"export to {to}"):
