@@ -1,4 +1,4 @@
-"""Console scripts of the four commands.
+"""Console scripts of the commands.
 
 Each parses its arguments and prints one clear message when that fails; torch is not imported here.
 Messages for people go to stderr. The last line of stdout is one JSON object; `inspect-traffic`
@@ -36,6 +36,11 @@ def evaluate_speculator() -> None:
 def export_speculator() -> None:
     """Console script."""
     _run_command("export-speculator")
+
+
+def adapt_speculator() -> None:
+    """Console script."""
+    _run_command("adapt-speculator")
 
 
 def _run_command(name: str) -> None:

@@ -164,7 +164,7 @@ class Adapter:
             carried_lines(previous.traffic) if previous.root.is_dir() else None,
         )
         self.journal.append(
-            "window", n=number, rows=adapt.window, skipped=skipped, position=after
+            "window", window=number, rows=adapt.window, skipped=skipped, position=after
         )
         if skipped:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
@@ -191,7 +191,7 @@ class Adapter:
             if error.exit_code == INTERRUPTED:
                 raise
             self.journal.append(
-                "refused", n=window.n, reason=str(error), seconds=self._since(began)
+                "refused", window=window.n, reason=str(error), seconds=self._since(began)
             )
             self._say(f"window {window.n} refused: {error}")
             last = [each.usable for each in self.state.windows.values() if each.settled]
@@ -200,7 +200,7 @@ class Adapter:
             return
         self.journal.append(
             "watched",
-            n=window.n,
+            window=window.n,
             sequences=found.observations,
             sessions=found.clusters,
             release=used.name,
@@ -217,7 +217,7 @@ class Adapter:
         number = len(state.rounds) + 1
         older, _ = older_windows(state, self.recipe.adapt.keep_windows)
         newer = [window.n for window in state.fresh]
-        self.journal.append("round", n=number, newer=newer, older=older, reason=reason)
+        self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
         self._say(f"round {number}: {reason}")
 
     def _train(self, pending: Round) -> None:
@@ -247,7 +247,7 @@ class Adapter:
             self._settle(pending, f"the training failed: {error}", began)
             return
         self.journal.append(
-            "trained", n=pending.n, sequences=result["sequences"], seconds=self._since(began)
+            "trained", round=pending.n, sequences=result["sequences"], seconds=self._since(began)
         )
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
@@ -281,14 +281,14 @@ class Adapter:
     ) -> None:
         """Records the gate's verdict, also where there was nothing to judge."""
         self.journal.append(
-            "gated", n=pending.n, ships=ships, reason=reason, seconds=self._since(began), **facts
+            "gated", round=pending.n, ships=ships, reason=reason, seconds=self._since(began), **facts
         )
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
     def _deploy(self, pending: Round) -> None:
         outcome = self.deployer.deploy(self.round_run(pending.n).bundle)
         self.journal.append(
-            "deployed", n=pending.n, outcome=outcome.outcome, release=outcome.serving.name
+            "deployed", round=pending.n, outcome=outcome.outcome, release=outcome.serving.name
         )
         self._say(f"round {pending.n}: {outcome.outcome}, {outcome.serving.name} serves")
 

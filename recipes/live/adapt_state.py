@@ -7,13 +7,13 @@ The journal is the only state: every step is decided from it, and is appended wh
 process that was killed repeats at most the step that it was in. Events:
 
     start      position: where tailing begins
-    window     n, rows, skipped, position: a slice of the log was cut
-    watched    n, sequences, sessions, release, k, acceptance, seconds: captured and replayed
-    refused    n, reason: a window that could not be used
-    round      n, newer, older, reason: a training round begins on these windows
-    trained    n, sequences, seconds
-    gated      n, ships, reason, windows, acceptance, seconds
-    deployed   n, outcome, release
+    window     window, rows, skipped, position: a slice of the log was cut
+    watched    window, sequences, sessions, release, k, acceptance, seconds: captured, replayed
+    refused    window, reason: it could not be used
+    round      round, newer, older, reason: a training round begins on these windows
+    trained    round, sequences, seconds
+    gated      round, ships, reason, windows, acceptance, seconds
+    deployed   round, outcome, release
     deleted    windows: no longer kept
 """
 
@@ -109,16 +109,16 @@ class AdaptState:
                 self.position = dict(facts["position"])
             case "window":
                 self.position = {**(self.position or {}), **facts["position"]}
-                self.windows[facts["n"]] = Window(facts["n"], facts["rows"])
+                self.windows[facts["window"]] = Window(facts["window"], facts["rows"])
             case "watched":
-                window = self.windows[facts["n"]]
+                window = self.windows[facts["window"]]
                 window.settled = window.usable = True
                 window.release = facts["release"]
                 window.acceptance = PastClustered(**facts["acceptance"])
             case "refused":
-                self.windows[facts["n"]].settled = True
+                self.windows[facts["window"]].settled = True
             case "round":
-                self.rounds.append(Round(facts["n"], facts["newer"], facts["older"]))
+                self.rounds.append(Round(facts["round"], facts["newer"], facts["older"]))
             case "trained":
                 self.rounds[-1].trained = True
             case "gated":
