@@ -39,7 +39,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# docs/recipes.md, from the docstrings of the configuration
+# docs/recipes.md and docs/endpoint.md, from the docstrings of the configuration
 reference: setup
 	$(BIN)/python -m outrider.recipes.config.reference
 

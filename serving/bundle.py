@@ -10,17 +10,17 @@ hold the speculator in other formats, where its kind has some.
 SHA-256 of every file, and the evidence.
 """
 
-import contextlib
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
+from outrider.serving.bundle_places import MANIFEST, files_of, local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, serve_arguments
@@ -31,7 +31,6 @@ from outrider.speculators.kinds import KINDS, kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
 BUNDLE_VERSION = 1
-MANIFEST = "bundle.json"
 _HERE = Path("@HERE@")
 """Placeholder for the bundle's directory, which serve.sh replaces when it runs."""
 
@@ -46,11 +45,10 @@ def export_bundle(
     out_dir: str | Path,
     other_formats: bool = True,
 ) -> dict[str, Any]:
-    """Writes the bundle to a local directory or an fsspec URL; returns its manifest.
+    """Writes the bundle to a directory or an address of bundle_places.py; returns its manifest.
 
-    A local bundle is published atomically. At a URL, bundle.json is removed first and written last:
-    a bundle with bundle.json is complete. `evidence` (the recipe's digest, the report's figures) is
-    stored unchanged.
+    A local bundle is published atomically. At an fsspec URL a bundle with bundle.json is complete.
+    `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
     speculator_dir = Path(speculator_dir)
     kind = kind_of(speculator_dir).name
@@ -90,11 +88,7 @@ def export_bundle(
             "evidence": evidence,
         }
         write_json(stage / MANIFEST, manifest)
-        if _is_url(out_dir):
-            _upload(stage, str(out_dir))
-        else:
-            with publish(Path(out_dir)) as temporary:
-                shutil.copytree(stage, temporary)
+        put_bundle(stage, out_dir)
     return manifest
 
 
@@ -117,7 +111,7 @@ def verify_bundle(
     `k` than the bundle's schedule has for one request, the bundle is served with that k alone. A
     larger difference, or a file that differs from bundle.json, raises an `OutriderError`.
     """
-    with _local(location) as directory:
+    with local_bundle(location) as directory:
         manifest = _check_files(directory)
         most, k_per_batch_size = (
             manifest["num_speculative_tokens"],
@@ -233,50 +227,3 @@ def _check_files(directory: Path) -> dict[str, Any]:
                 "export again"
             )
     return manifest
-
-
-def files_of(directory: Path) -> list[Path]:
-    """Every file below a directory, in order."""
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
-def _is_url(location: str | Path) -> bool:
-    return isinstance(location, str) and "://" in location
-
-
-def _upload(stage: Path, url: str) -> None:
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(url)
-    try:
-        filesystem.makedirs(root, exist_ok=True)
-        if filesystem.exists(f"{root}/{MANIFEST}"):
-            filesystem.rm(f"{root}/{MANIFEST}")
-        files = sorted(files_of(stage), key=lambda file: file.name == MANIFEST)
-        for file in files:
-            place = f"{root}/{file.relative_to(stage).as_posix()}"
-            filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(file), place)
-    except OSError as error:
-        raise OutriderError(
-            f"{url}: the bundle could not be written ({error}); it is incomplete"
-        ) from error
-
-
-@contextlib.contextmanager
-def _local(location: str | Path) -> Iterator[Path]:
-    if not _is_url(location):
-        yield Path(location).resolve()
-        return
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(str(location))
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        try:
-            filesystem.get_file(f"{root}/{MANIFEST}", f"{folder}/{MANIFEST}")
-            for name in read_json(Path(folder) / MANIFEST)["files"]:
-                (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-                filesystem.get_file(f"{root}/{name}", f"{folder}/{name}")
-        except OSError as error:
-            raise OutriderError(f"{location}: no complete bundle there ({error})") from error
-        yield Path(folder)

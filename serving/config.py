@@ -135,7 +135,8 @@ class EngineConfig(BaseModel):
 
     mode: Literal["eager", "compiled"] = "eager"
     """`eager` starts in seconds. `compiled` uses torch.compile (CUDA graphs on a GPU), which starts
-    slowly and serves faster."""
+    slowly and serves faster. The bundle is served in this mode if `eval.engine_modes` measured it,
+    otherwise in the first that was."""
 
     max_model_len: int = Field(default=2048, ge=16)
     """Longest prompt plus completion, in tokens."""

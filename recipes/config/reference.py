@@ -1,6 +1,6 @@
-"""Writes docs/recipes.md, every key of a recipe, from the docstrings of the configuration.
+"""Writes docs/recipes.md and docs/endpoint.md, every key, from the docstrings of the configuration.
 
-python -m outrider.recipes.config.reference      # `make reference`; a test fails if it is out of
+python -m outrider.recipes.config.reference      # `make reference`; a test fails if they are out of
 date
 """
 
@@ -19,8 +19,9 @@ from pydantic_core import PydanticUndefined
 
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import shipped_recipes
+from outrider.serving.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 HEAD = """# Recipes
 
@@ -36,6 +37,20 @@ Relative paths are relative to the recipe that contains them, else to the curren
 
 """
 
+ENDPOINT_HEAD = """# The file of an endpoint
+
+<!-- Written by `make reference` from the docstrings of the configuration; change those. -->
+
+`deploy-speculator --to FILE` reads a YAML file like this one:
+
+```yaml
+EXAMPLE```
+
+Keys that it leaves out have the defaults below; an unknown key is an error. Relative paths are
+relative to the file's folder, those of sockets and of the access log to `state_dir`. The file
+above comes with the package: `--to nano_r1`.
+"""
+
 Section = type[BaseModel]
 
 
@@ -47,6 +62,18 @@ def reference() -> str:
     return "\n".join(parts)
 
 
+def endpoint_reference() -> str:
+    """The page of the endpoint's file."""
+    example = (SHIPPED_ENDPOINTS / "nano_r1.yaml").read_text(encoding="utf-8")
+    parts = [ENDPOINT_HEAD.replace("EXAMPLE", example)]
+    _write_section("", Endpoint, parts)
+    return "\n".join(parts)
+
+
+PAGES = {"recipes.md": reference, "endpoint.md": endpoint_reference}
+"""Pages in docs/ and what writes them."""
+
+
 def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     if prefix:
         parts.append(f"## `{prefix}`\n")
@@ -55,7 +82,8 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     fields = section.model_fields
     inner = {name: _section_of(field.annotation) for name, field in fields.items()}
     named = {name: _named_section(field.annotation) for name, field in fields.items()}
-    plain = [name for name in fields if inner[name] is None]
+    listed = {name: _listed_section(field.annotation) for name, field in fields.items()}
+    plain = [name for name in fields if inner[name] is None and listed[name] is None]
     for name in plain:
         key = f"{prefix}.{name}" if prefix else name
         text = " ".join(docs[name].split())
@@ -68,6 +96,9 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     for name, child in named.items():
         if child:
             _write_section(f"{prefix}.{name}.NAME", child, parts)
+    for name, child in listed.items():
+        if child:
+            _write_section(f"{prefix}.{name}[]" if prefix else f"{name}[]", child, parts)
 
 
 def field_docs(section: Section) -> dict[str, str]:
@@ -96,6 +127,13 @@ def _named_section(annotation: typing.Any) -> Section | None:
     if typing.get_origin(annotation) is not dict:
         return None
     return _section_of(typing.get_args(annotation)[1])
+
+
+def _listed_section(annotation: typing.Any) -> Section | None:
+    """The section type of a list of sections, as in an endpoint's replicas."""
+    if typing.get_origin(annotation) is not list:
+        return None
+    return _section_of(typing.get_args(annotation)[0])
 
 
 def _type(field: FieldInfo) -> str:
@@ -127,7 +165,7 @@ def _type_name(annotation: typing.Any) -> str:
         return "section"
     if origin in (list, dict):
         return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
-    names = {"NoneType": "null", "str": "text", "bool": "`true` or `false`"}
+    names = {"NoneType": "null", "str": "text", "bool": "`true` or `false`", "Path": "path"}
     return names.get(annotation.__name__, annotation.__name__)
 
 
@@ -141,9 +179,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def main() -> None:
-    """Writes the page."""
-    PAGE.write_text(reference(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    """Writes the pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {DOCS / name}")
 
 
 if __name__ == "__main__":

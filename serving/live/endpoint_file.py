@@ -16,6 +16,7 @@ from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.yaml_tree import Origins, read_yaml
 from outrider.serving.live.address import Address
+from outrider.serving.live.manifests.cluster import ClusterSettings
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "endpoints"
 """Endpoints that come with the package; a name without a folder is looked up here."""
@@ -212,6 +213,9 @@ class Endpoint(Section):
     policy: CanaryPolicy = CanaryPolicy()
     """The policy."""
 
+    cluster: ClusterSettings = ClusterSettings()
+    """What `--manifest` needs to write the same canary for Kubernetes."""
+
     @field_validator("replicas")
     @classmethod
     def _are_different(cls, value: list[EndpointReplica]) -> list[EndpointReplica]:
@@ -223,6 +227,20 @@ class Endpoint(Section):
             if twice:
                 raise ValueError(f"two replicas have {what} {twice[0]}; each needs its own")
         return value
+
+    @model_validator(mode="after")
+    def _router_has_its_own_addresses(self) -> "Endpoint":
+        addresses = {each.admin_address: each.name for each in self.replicas}
+        addresses |= {each.data: each.name for each in self.replicas}
+        for key in ("listen", "admin"):
+            if (address := getattr(self.router, key)) in addresses:
+                raise ValueError(
+                    f"router.{key} = {address}: the address of replica {addresses[address]}; the"
+                    " router needs its own"
+                )
+        if self.router.listen == self.router.admin:
+            raise ValueError(f"router.listen = {self.router.listen}: the address of router.admin")
+        return self
 
     @property
     def stable(self) -> list[EndpointReplica]:

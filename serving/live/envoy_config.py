@@ -37,6 +37,9 @@ _IDLE_S = 3
 _SILENT_S = 3600
 """A response without a byte for this long is given up. Reasoning may be long and not streamed."""
 
+_CONNECTIONS = 20_000
+"""Clients' connections at a time; further ones are refused."""
+
 _BODY_BYTES = 32 << 20
 """A request can be repeated only while its body is held: 128k tokens of text are below 1 MiB."""
 
@@ -52,8 +55,17 @@ def envoy_config(endpoint: Endpoint) -> dict[str, Any]:
     clusters += [_aggregate(role, pools) for role, cluster in POOLS.items() if cluster in pools]
     return {
         "admin": {
-            "address": _address(endpoint.router.admin) | {},
+            "address": _address(endpoint.router.admin),
             "ignore_global_conn_limit": True,
+        },
+        "overload_manager": {
+            "resource_monitors": [
+                _typed(
+                    "envoy.resource_monitors.global_downstream_max_connections",
+                    "resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                    max_active_downstream_connections=_CONNECTIONS,
+                )
+            ]
         },
         "layered_runtime": {"layers": [{"name": "admin", "admin_layer": {}}]},
         "static_resources": {
@@ -225,7 +237,13 @@ def _pool(name: str, replicas: list[EndpointReplica], endpoint: Endpoint) -> dic
             "base_ejection_time": "5s",
             "max_ejection_percent": 100,
         },
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "load_assignment": {
+            "cluster_name": name,
+            # One healthy replica is enough for the pool to keep all its requests. The default moves
+            # 30 % of them to the other pool when one of two is down.
+            "policy": {"overprovisioning_factor": 100 * 100},
+            "endpoints": [{"lb_endpoints": endpoints}],
+        },
     }
 
 

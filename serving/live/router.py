@@ -6,8 +6,10 @@
     router.drain("canary", timeout_s=60)
     finished, offset = router.requests(0)
 
-Every method except `start` and `stop` works on an Envoy that someone else started from the
-configuration that `write_config` writes. After a restart of Envoy the share is 0 again.
+    python -m outrider.serving.live.router endpoints/resume.yaml     # Envoy alone, for a supervisor
+
+Every method except `start` and `stop` works on an Envoy that another process started in this last
+way. After a restart of Envoy the canary's share is 0.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import http.client
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -25,10 +28,11 @@ from typing import Literal
 import yaml
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import publish
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.live.access_log import RoutedRequest, read_requests
 from outrider.serving.live.address import Address
-from outrider.serving.live.endpoint_file import Endpoint
+from outrider.serving.live.endpoint_file import Endpoint, load_endpoint
 from outrider.serving.live.envoy_config import POOLS, RUNTIME_KEY, WHOLE, envoy_config
 
 Role = Literal["stable", "canary"]
@@ -75,18 +79,17 @@ class Router:
         self.config_path = endpoint.state_dir / "envoy.yaml"
         self.log_path = endpoint.state_dir / "envoy.log"
 
-    def write_config(self) -> Path:
-        """Writes Envoy's configuration to `state_dir/envoy.yaml`."""
-        self._endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = yaml.safe_dump(envoy_config(self._endpoint), sort_keys=False)
-        temporary = self.config_path.with_suffix(".new")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.config_path)
-        return self.config_path
+    def prepare(self) -> list[str]:
+        """Envoy's command line, with its configuration and the files that it needs in place.
 
-    def command(self) -> list[str]:
-        """Envoy's command line, for a supervisor that starts it."""
-        return [
+        An `OutriderError` if Envoy is not installed, or runs for this endpoint already.
+        """
+        if self.ready():
+            raise OutriderError(
+                f"router.admin = {self._settings.admin}: a router runs there already; stop it, or"
+                " use it as it is"
+            )
+        command = [
             str(envoy_binary(self._settings.binary)),
             *("--config-path", str(self.config_path)),
             *("--concurrency", str(self._settings.threads)),
@@ -95,19 +98,10 @@ class Router:
             *("--log-level", "warning"),
             "--disable-hot-restart",
         ]
-
-    def start(self) -> None:
-        """Starts Envoy and returns when it takes requests; it ends with this process.
-
-        An `OutriderError` with the end of its log, if it ends or does not get ready.
-        """
-        if self.ready():
-            raise OutriderError(
-                f"router.admin = {self._settings.admin}: a router runs there already; stop it, or"
-                " use it as it is"
-            )
-        command = self.command()
-        self.write_config()
+        self._endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with publish(self.config_path) as temporary:
+            text = yaml.safe_dump(envoy_config(self._endpoint), sort_keys=False)
+            temporary.write_text(text, encoding="utf-8")
         for address in (self._settings.admin, self._settings.listen):
             if (socket := Address.parse(address).path) is not None:
                 Path(socket).unlink(missing_ok=True)
@@ -115,6 +109,14 @@ class Router:
         for path in (self._settings.access_log, self.log_path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
+        return command
+
+    def start(self) -> None:
+        """Starts Envoy and returns when it takes requests; it ends with this process.
+
+        An `OutriderError` with the end of its log, if it ends or does not get ready.
+        """
+        command = self.prepare()
         tree = self._stack.enter_context(ProcessTree())
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
@@ -146,12 +148,15 @@ class Router:
             raise OutriderError(f"Envoy {reason}; {self.log_path} ends:\n{end}")
 
     def stop(self, drain_s: float = 0.0) -> None:
-        """Ends an Envoy that `start` started; requests in flight get `drain_s` seconds."""
+        """Ends an Envoy that `start` started.
+
+        It takes no more requests at once; those in flight get `drain_s` seconds.
+        """
         if self._process is None:
             return
         try:
             if drain_s and self._process.poll() is None:
-                self._call("POST", "/drain_listeners?graceful&skip_exit")
+                self._call("POST", "/drain_listeners")
                 _until(lambda: not self._stat("http.public.downstream_rq_active"), drain_s)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -309,3 +314,18 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def main() -> None:
+    """Becomes Envoy, for the endpoint whose file is the argument."""
+    try:
+        if len(sys.argv) != 2:
+            raise OutriderError("give the file of the endpoint")
+        command = Router(load_endpoint(sys.argv[1])).prepare()
+    except OutriderError as error:
+        raise SystemExit(str(error)) from None
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

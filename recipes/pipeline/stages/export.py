@@ -18,6 +18,7 @@ from outrider.recipes.pipeline.stages.sources import parts_in_use, section, targ
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
+    from outrider.serving.config import ServingConfig
 
 
 class NotShipped(OutriderError):
@@ -66,13 +67,21 @@ def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str)
     export_bundle(
         speculator_dir=run.speculator,
         target=recipe.target,
-        serving=recipe.speculative_serving(),
+        serving=serving_as_measured(recipe),
         k=max([k, *(best for _, _, best in schedule or [])]),
         k_per_batch_size=schedule,
         evidence=evidence,
         out_dir=to,
         other_formats=recipe.export.other_formats,
     )
+
+
+def serving_as_measured(recipe: Recipe) -> "ServingConfig":
+    """The recipe's serving settings in an engine mode that was measured, else in the first one."""
+    serving, modes = recipe.speculative_serving(), recipe.eval.engine_modes
+    if serving.engine.mode in modes:
+        return serving
+    return serving.with_engine(mode=modes[0])
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
@@ -137,7 +146,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
 
 EXPORT = Stage(
     name="export",
-    version=1,
+    version=2,
     needs=("train", "evaluate"),
     settings=lambda recipe: {
         "export": section(recipe.export),

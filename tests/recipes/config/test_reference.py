@@ -1,7 +1,10 @@
-"""The reference page is generated, and current."""
+"""The reference pages are generated, and current."""
 
-from outrider.recipes.config.reference import PAGE, reference
+import pytest
+
+from outrider.recipes.config.reference import DOCS, PAGES
 
 
-def test_the_page_is_what_the_docstrings_say():
-    assert PAGE.read_text(encoding="utf-8") == reference(), "run: make reference"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_docstrings_say(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: make reference"

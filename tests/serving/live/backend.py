@@ -2,8 +2,9 @@
 
     python backend.py NAME SOCKET
 
-POST with {"seconds": S} answers after S seconds, with {"stream": N} in N events, 20 ms apart, with
-{"status": 500} with that status. /health answers 503 while the file SOCKET.sick exists.
+A body of {"seconds": S} is answered after S seconds, {"status": 500} with that status, {"stream":
+N} in N events, 20 ms apart, {"until": FILE} in two events, the second when FILE exists, {"never":
+NAME} never by the replica of that name. /health answers 503 while SOCKET.sick exists.
 """
 
 import json
@@ -19,32 +20,35 @@ class Handler(BaseHTTPRequestHandler):
     name = ""
     sick = Path()
 
-    def do_GET(self) -> None:
-        status = 503 if self.path == "/health" and self.sick.exists() else 200
-        self.answer(status, {"name": self.name, "path": self.path, "headers": dict(self.headers)})
-
-    def do_POST(self) -> None:
+    def answer_request(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = json.loads(data or b"{}")
-        time.sleep(body.get("seconds", 0))
-        if "stream" not in body:
-            status = body.get("status", 200)
-            headers = dict(self.headers)
-            return self.answer(
-                status, {"name": self.name, "bytes": len(data), "path": self.path} | headers
-            )
+        time.sleep(10_000 if body.get("never") == self.name else body.get("seconds", 0))
+        if "stream" in body or "until" in body:
+            return self.stream(body)
+        sick = self.path == "/health" and self.sick.exists()
+        answer = {
+            "name": self.name,
+            "path": self.path,
+            "bytes": len(data),
+            "headers": {key.lower(): value for key, value in self.headers.items()},
+        }
+        return self.answer(503 if sick else body.get("status", 200), answer)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_HEAD = answer_request
+
+    def stream(self, body: dict) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for index in range(body["stream"]):
+        for index in range(body.get("stream", 2)):
             self.chunk(f"data: {self.name} {index}\n\n".encode())
+            while "until" in body and not Path(body["until"]).exists():
+                time.sleep(0.01)
             time.sleep(0.02)
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
-        return None
-
-    do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_HEAD = do_GET
 
     def chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -69,6 +73,9 @@ class Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 512
+
+    def handle_error(self, *_: object) -> None:
+        pass  # a client that left
 
 
 if __name__ == "__main__":

@@ -49,6 +49,20 @@ def test_one_k_is_the_evaluated_one(speculator):
     ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "eager"),
+    [
+        ((), False),  # the recipe measures the compiled engine alone
+        (("eval.engine_modes=[eager,compiled]",), True),
+        (("eval.engine_modes=[eager,compiled]", "serving.engine.mode=compiled"), False),
+    ],
+)
+def test_it_is_served_in_an_engine_mode_that_was_measured(speculator, overrides, eager):
+    bundle(speculator, None, *overrides)
+    script = (speculator.parent / "bundle" / "serve.sh").read_text()
+    assert ("--enforce-eager" in script) == eager
+
+
 def test_other_formats_are_in_folders_of_their_own(speculator):
     manifest, _ = bundle(speculator, None)
     files = {"config.json", "model.safetensors", "serve.sh"}

@@ -1,0 +1,1 @@
+"""Kubernetes manifests of a canary: KServe's LLMInferenceService, or an Argo Rollout."""

@@ -1,0 +1,78 @@
+"""Bundles with a real serve.sh and evidence, whose weights are any bytes."""
+
+from pathlib import Path
+from typing import Any
+
+from outrider.common.files import write_json
+from outrider.common.fingerprint import file_digest
+from outrider.serving.bundle import serve_script
+from outrider.serving.config import ServingConfig, TargetConfig
+
+R1 = "deepseek-ai/DeepSeek-R1"
+
+EVIDENCE: dict[str, Any] = {
+    "recipe": "march",
+    "recipe_sha256": "ab" * 32,
+    "report_sha256": "cd" * 32,
+    "verdict": "ship",
+    "reason": "acceptance length, custom / base: 1.200 [1.150, 1.250] over 49 held-out sessions",
+    "k": {"base": 1, "custom": 3},
+    "acceptance_length": {
+        "base": 1.8541,
+        "custom": 2.7312,
+        "ratio": 1.4731,
+        "ratio_ci95": [1.4512, 1.4951],
+    },
+    "tokens_per_s": {
+        "compiled": {
+            "16": {"none": 70.0, "base": 95.25, "custom": 121.5, "custom_over_base": 1.2756,
+                   "custom_over_base_ci95": [1.2111, 1.3422]},
+            "2": {"none": 80.0, "base": 110.0, "custom": 150.0, "custom_over_base": 1.3636,
+                  "custom_over_base_ci95": [1.3, 1.4]},
+        }
+    },
+}  # fmt: skip
+
+
+def serving(**engine: Any) -> ServingConfig:
+    """R1 on one node, unless `engine` has other settings."""
+    settings = {"tensor_parallel": 8, "prefix_caching": True, "mode": "compiled"}
+    return ServingConfig().with_engine(**settings | engine)
+
+
+def write_exported(
+    folder: Path,
+    model: str = R1,
+    revision: str | None = None,
+    k: int = 3,
+    schedule: list[tuple[int, int, int]] | None = None,
+    evidence: dict[str, Any] = EVIDENCE,
+    settings: ServingConfig | None = None,
+    weights: bytes = b"weights",
+    vllm: str = "0.32.0",
+) -> Path:
+    """A bundle as export_bundle writes it; the target's files are never read."""
+    target = TargetConfig(model=model, revision=revision)
+    used = settings or serving()
+    (folder / "sglang_nextn").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "sglang_nextn" / "model.safetensors").write_bytes(weights[::-1])
+    # A hub id's directory would be downloaded: an embedded target stands in for it.
+    script = serve_script(TargetConfig(), used, "mtp", k, schedule)
+    (folder / "serve.sh").write_text(script)
+    (folder / "serve.sh").chmod(0o755)
+    names = ("config.json", "model.safetensors", "sglang_nextn/model.safetensors", "serve.sh")
+    manifest = {
+        "version": 1,
+        "method": "mtp",
+        "target": target.model_dump(),
+        "num_speculative_tokens": k,
+        "num_speculative_tokens_per_batch_size": schedule,
+        "draft_sample_method": used.draft_sample_method,
+        "vllm": vllm,
+        "files": {name: file_digest(folder / name) for name in names},
+        "evidence": evidence,
+    }
+    write_json(folder / "bundle.json", manifest)
+    return folder

@@ -1,0 +1,85 @@
+"""Flags of a bundle's serve.sh, and their form without quotes for KServe."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.config import TargetConfig
+from outrider.serving.engine import serve_arguments
+from outrider.serving.serve_flags import read_serve_flags, without_quotes
+from outrider.serving.speculator import Speculator
+from tests.serving.exported import serving, write_exported
+
+HERE = "/mnt/speculator"
+SCHEDULE = [(1, 4, 3), (5, 64, 1)]
+
+
+@pytest.mark.parametrize("schedule", [None, SCHEDULE], ids=["one-k", "schedule"])
+def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) -> None:
+    settings = serving(extra_arguments={"attention_config": {"backend": "FLASHMLA", "x": [1, 2]}})
+    bundle = write_exported(tmp_path / "bundle", schedule=schedule, settings=settings)
+    flags = read_serve_flags(bundle, HERE)
+    speculator = Speculator("mtp", Path(HERE))
+    _, *words = serve_arguments(TargetConfig(), settings.engine, speculator, 3, "greedy", schedule)
+    assert flags.words == words
+    assert flags.speculative["model"] == HERE
+    assert flags.gpus == 8
+    assert "VLLM_LOGGING_STREAM" not in flags.environment
+
+
+def test_another_speculation_replaces_the_bundles(tmp_path) -> None:
+    flags = read_serve_flags(write_exported(tmp_path / "bundle"), HERE)
+    assert "--speculative-config" not in flags.replacing(None).words
+    other = {"method": "suffix", "num_speculative_tokens": 7}
+    assert flags.replacing(other).speculative == other
+
+
+def test_a_shell_keeps_the_words_with_eval_and_without(tmp_path) -> None:
+    flags = read_serve_flags(write_exported(tmp_path / "bundle", schedule=SCHEDULE), HERE)
+    text = without_quotes(flags.groups)
+    for script in ("printf '%s\\n' $ARGS", "eval \"printf '%s\\n' ${ARGS}\""):
+        done = subprocess.run(
+            ["bash", "-c", script], env={"ARGS": text}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split("\n")[:-1] == text.split(" "), script
+
+
+def test_vllm_reads_the_same_from_flags_without_quotes(tmp_path) -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    settings = serving(
+        extra_arguments={"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+    )
+    bundle = write_exported(tmp_path / "bundle", schedule=SCHEDULE, settings=settings)
+    groups = read_serve_flags(bundle, HERE).groups
+
+    def parsed(words: list[str]) -> dict[str, object]:
+        parser = FlexibleArgumentParser()
+        for name, *values in groups:
+            if not values:
+                parser.add_argument(name, action="store_true")
+            else:
+                parser.add_argument(name, type=json.loads if values[0][0] == "{" else str)
+        return vars(parser.parse_args(words))
+
+    with_quotes = parsed([word for group in groups for word in group])
+    assert with_quotes["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert with_quotes["compilation_config"]["custom_ops"] == ["all", "-rotary_embedding"]
+    assert parsed(without_quotes(groups).split(" ")) == with_quotes
+
+
+def test_a_value_that_needs_quotes_is_refused() -> None:
+    assert shlex.split(without_quotes([("--a", "x"), ("--b",)])) == ["--a", "x", "--b"]
+    with pytest.raises(OutriderError, match="LLMInferenceServiceConfig"):
+        without_quotes([("--chat-template", "a b")])
+
+
+def test_another_scripts_text_is_refused(tmp_path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    (bundle / "serve.sh").write_text("#!/bin/sh\nvllm serve x\n")
+    with pytest.raises(OutriderError, match=r"not a serve\.sh that Outrider wrote"):
+        read_serve_flags(bundle, HERE)
