@@ -140,7 +140,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
         for name in colours:
             value, low, high = window[name]
             at = window["until"] - WINDOW / 2
-            rows.append({"requests": at, "speculator": name, "value": value, "low": low, "high": high})
+            rows.append(
+                {"requests": at, "speculator": name, "value": value, "low": low, "high": high}
+            )
     releases, before = [], BASE
     for window in found["windows"]:
         if window["release"] != before:

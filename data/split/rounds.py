@@ -5,8 +5,8 @@
     gate = unseen(trained, newest, gap_minutes=30, similarity=0.9)
 
 A round trains on the newest traffic, mixed with a sample of older traffic against forgetting. The
-latest sessions choose the checkpoint. The gate measures on traffic that arrived later still, without
-sessions that were trained on and without prompts nearly identical to trained ones.
+latest sessions choose the checkpoint. The gate measures on traffic that arrived later still,
+without sessions that were trained on and without prompts nearly identical to trained ones.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Exact replay's sums of several stores together, and of some of their responses.
 
-    joined([of_window_3, of_window_4])
-    selected(sums, ids, sessions)
+joined([of_window_3, of_window_4])
+selected(sums, ids, sessions)
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,7 @@ from outrider.eval.replay.replay import ARRAYS, ReplaySums
 
 def joined(parts: Sequence[ReplaySums]) -> ReplaySums:
     """The responses of all parts, in order; the parts must have the same depth and regions."""
-    arrays = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS
-    }
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
     ids = [name for part in parts for name in part.sequence_ids]
     sessions = [name for part in parts for name in part.sessions]
     return ReplaySums(ids, sessions, **arrays, regions=parts[0].regions)

@@ -3,6 +3,7 @@
 adapt-speculator --recipe resume_screening.yaml --to endpoints/resume.yaml
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,8 +44,12 @@ def adapt_speculator(
     endpoint = load_endpoint(to)
     with (
         stopped_by_signal(),
-        Adapter.open(loaded, endpoint.state_dir, EndpointDeployer(endpoint)) as adapter,
+        Adapter.open(loaded, endpoint.state_dir, EndpointDeployer(endpoint, _say)) as adapter,
     ):
         adapter.run(rounds, once)
         print_json(summary(adapter))
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -281,7 +281,12 @@ class Adapter:
     ) -> None:
         """Records the gate's verdict, also where there was nothing to judge."""
         self.journal.append(
-            "gated", round=pending.n, ships=ships, reason=reason, seconds=self._since(began), **facts
+            "gated",
+            round=pending.n,
+            ships=ships,
+            reason=reason,
+            seconds=self._since(began),
+            **facts,
         )
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
@@ -354,5 +359,3 @@ def summary(adapter: Adapter) -> dict[str, Any]:
         "acceptance_length": last.acceptance.value if last and last.acceptance else None,
         "state": str(adapter.folder),
     }
-
-

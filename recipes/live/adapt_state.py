@@ -126,7 +126,10 @@ class AdaptState:
                 if acceptance := facts.get("acceptance"):
                     self.rounds[-1].custom = PastClustered(**acceptance["custom"])
             case "deployed":
-                self.rounds[-1].outcome, self.rounds[-1].release = facts["outcome"], facts["release"]
+                self.rounds[-1].outcome, self.rounds[-1].release = (
+                    facts["outcome"],
+                    facts["release"],
+                )
             case "deleted":
                 for number in facts["windows"]:
                     self.windows[number].deleted = True

@@ -1,7 +1,7 @@
 """What `adapt-speculator` needs of a live endpoint: what it serves, and a way to deploy.
 
-    serving = deployer.serving()
-    outcome = deployer.deploy(bundle)         # returns after promotion or rollback
+serving = deployer.serving()
+outcome = deployer.deploy(bundle)         # returns after promotion or rollback
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ class Serving:
     """Of its release, or `BASE`"""
     directory: Path | None
     """None: the recipe's `speculator.base`"""
+    k: int | None = None
+    """Drafts per step, where the endpoint tells it"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def in_use(recipe: Recipe, serving: Serving) -> InUse:
     """
     target_dir = recipe.target.training_directory()
     base = recipe.speculator.base if serving.directory is None else str(serving.directory)
+    if serving.directory is not None and serving.directory.resolve() == target_dir.resolve():
+        base = None  # servers that were started with the target's own
     found = base_of(base, target_dir)
     if found.directory is None:
         raise OutriderError(
@@ -83,7 +87,7 @@ def in_use(recipe: Recipe, serving: Serving) -> InUse:
             " deploy a trained speculator first (train-speculator, deploy-speculator)"
         )
     speculator = recipe.speculator.of_kinds([kind_of(found.directory).name])
-    k = _k(found.directory, recipe)
+    k = serving.k or _k(found.directory, recipe)
     speculator = speculator.model_copy(update={"base": base, "depth": max(speculator.depth, k)})
     return InUse(
         serving.name,

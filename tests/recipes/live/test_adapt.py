@@ -99,9 +99,11 @@ class World:
 
     def judge(self, trained, windows, serving, recipe, k):
         self.point()
-        runs = [(self.replayed(run, serving, recipe).value,
-                 self.replayed(run, trained.speculator, recipe).value) for run in windows]  # fmt: skip
-        base, custom = (sum(values) / len(runs) for values in zip(*runs, strict=True))
+        of = {
+            run: [self.replayed(run, each, recipe).value for each in (serving, trained.speculator)]
+            for run in windows
+        }
+        base, custom = (sum(values) / len(of) for values in zip(*of.values(), strict=True))
         return GateVerdict(
             ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
             sequences=ROWS, sessions=ROWS, left_out={}, base=estimate(base),
@@ -177,8 +179,7 @@ def shifting(tmp_path, nano_r1, monkeypatch):
 def story(entries):
     """What was done, without times."""
     return [
-        (entry.event, {k: v for k, v in entry.facts.items() if k != "seconds"})
-        for entry in entries
+        (entry.event, {k: v for k, v in entry.facts.items() if k != "seconds"}) for entry in entries
     ]
 
 
