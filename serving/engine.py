@@ -26,8 +26,10 @@ from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.in_process import in_process
+from outrider.serving.live.live_flags import BACKEND
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
+from outrider.serving.vllm_hooks.exchange import exchange
 from outrider.serving.vllm_hooks.process_start import (
     FORKING,
     forks_safely,
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
-DRAFTER_EXTENSION = "outrider.serving.vllm_hooks.drafter_swap.DrafterExtension"
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
@@ -210,6 +211,15 @@ class Engine:
         self.max_model_len = max_model_len
         self._scratch = scratch
         self._ahead: Future[Any] | None = None
+
+    def exchange(self, directory: Path) -> None:
+        """Loads the speculator of a directory; no request may be running.
+
+        An `OutriderError` says why not; then the speculator before it is still in use.
+        """
+        exchange(
+            lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments), directory
+        )
 
     def prefill(
         self, rows: Iterable[tuple[str, Sequence[int]]], batch_tokens: int = 65536
@@ -388,6 +398,8 @@ def open_engine(
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
+    if Speculator.of(speculator).abilities.live_exchange:
+        arguments["weight_transfer_config"] = {"backend": BACKEND}
     with (
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,

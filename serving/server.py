@@ -10,6 +10,7 @@ puts worker threads to sleep 5 ms after their last work.
 """
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -20,16 +21,19 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
-from outrider.serving.engine import DRAFTER_EXTENSION, engine_environment, serve_arguments
+from outrider.serving.engine import engine_environment, serve_arguments
 from outrider.serving.held_memory import require_no_device_memory
+from outrider.serving.live.live_flags import BACKEND
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment, start_limit_s
+from outrider.serving.vllm_hooks.exchange import exchange
 from outrider.serving.vllm_hooks.process_start import server_forking
 
 HOST = "127.0.0.1"
@@ -68,7 +72,7 @@ class Server:
         checkpoint = target.directory()
         self._start_timeout_s = start_timeout_s or start_limit_s(checkpoint)
         self.swap_seconds: float | None = None
-        """Time of the last `swap_drafter`."""
+        """Time of the last `exchange`."""
         self._prefix_caching = serving.engine.prefix_caching
         words = serve_arguments(
             target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
@@ -77,13 +81,13 @@ class Server:
         if Speculator.of(speculator).speculates:
             # Each response reports its own counts, so that a pass that was interrupted keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
-        if Speculator.of(speculator).has_unroll:
-            words += ["--worker-extension-cls", DRAFTER_EXTENSION]
+        if Speculator.of(speculator).abilities.live_exchange:
+            words += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, which exchanges drafters. The server listens on
-        # this machine only.
+        # Development mode opens /collective_rpc, through which drafters of any directory are
+        # exchanged. The server listens on this machine only.
         self._environment = (
             start_environment(checkpoint)
             | engine_environment(serving.engine)
@@ -168,18 +172,13 @@ class Server:
         """The engine's counts since its start."""
         return read_counters(self.url)
 
-    def swap_drafter(self, directory: Path) -> None:
-        """Loads the drafter's weights from `directory`. No request may be running."""
+    def exchange(self, directory: Path) -> None:
+        """Loads the speculator of `directory`. No request may be running.
+
+        An `OutriderError` says why not; then the speculator before it is still in use.
+        """
         began = time.monotonic()
-        body = {"method": "swap_drafter", "args": [str(Path(directory).resolve())]}
-        answer = post(self.url, "/collective_rpc", body)
-        for result in answer["results"]:  # one per worker
-            if result["missing"]:
-                raise OutriderError(
-                    f"{directory}: no weights for {', '.join(result['missing'])}; the server at "
-                    f"{self.url} now drafts with a mixture of two speculators: load a complete "
-                    "one, or stop it"
-                )
+        exchange(self._rpc, directory)
         if self._prefix_caching:
             # The cached prefixes hold the other drafter's keys: 3.91 instead of 3.97 tokens a step.
             self.reset_prefix_cache()
@@ -188,6 +187,11 @@ class Server:
     def reset_prefix_cache(self) -> None:
         """Forgets cached prefixes, so that the next requests compute their prompts."""
         post(self.url, "/reset_prefix_cache", {})
+
+    def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
+        answer = post(self.url, "/collective_rpc", {"method": method, "kwargs": arguments})
+        results: list[Any] = answer.get("results", [])
+        return results
 
     def _healthy(self) -> bool:
         try:

@@ -105,7 +105,7 @@ class Fleet:
         directory = self._speculator(variant).directory
         if name == SPECULATING and directory != self._loaded:
             assert directory is not None  # variants of this server have weights
-            self._up[name].swap_drafter(directory)
+            self._up[name].exchange(directory)
             self._loaded = directory
         drafts = self.drafts(variant)
         if drafts is not None and self._changes_drafts(name):

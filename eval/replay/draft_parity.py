@@ -108,7 +108,7 @@ def record_each(
     """A recording of each speculator, in an engine with a speculator and the draft extension."""
     recordings = {}
     for name, directory in speculators.items():
-        engine.llm.collective_rpc("swap_drafter", args=(str(directory),))
+        engine.exchange(directory)
         spec = Speculator.named(directory).features(target_dir)
         recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     return recordings

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.jackknife import degrees_of_freedom
 from outrider.common.sample_size import LEAST_SESSIONS
 from outrider.eval.stats.intervals import LEVEL
 
@@ -91,24 +92,6 @@ def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -
     quantile_R = t.ppf((1 + level) / 2, degrees_of_freedom(share_RG))
     margin: Array = quantile_R * np.sqrt(variance_R)
     return margin
-
-
-def degrees_of_freedom(share_RG: Array) -> Array:
-    """Satterthwaite's degrees of freedom of the jackknife variance, by row.
-
-    The variance is a quadratic form sum_g a_g e_g^2 of the clusters' residuals e, with weights a =
-    w^2 / (1 - w)^2 from their shares w. With equally distributed clusters the residuals have the
-    covariance C = 1[g = h] - w_g - w_h + sum(w^2), and the form has tr(AC)^2 / tr(ACAC) degrees of
-    freedom. Expanding the squares of C needs sums over clusters only.
-    """
-    weight = share_RG**2 / (1 - share_RG) ** 2
-    total = (share_RG**2).sum(axis=1)
-    zeroth, first, second = ((weight * share_RG**power).sum(axis=1) for power in range(3))
-    trace = (1 + total) * zeroth - 2 * first
-    between = total**2 * zeroth**2 + 2 * (zeroth * second + first**2) - 4 * total * zeroth * first
-    within = (weight**2 * (1 + 2 * (total[:, None] - 2 * share_RG))).sum(axis=1)
-    degrees: Array = np.maximum(trace**2 / (between + within), 1.0)
-    return degrees
 
 
 def _shares(sums_GM: Array) -> Array:

@@ -49,7 +49,7 @@ class Watch(_FromJson):
     """What the acceptance after a swap must hold, or the swap is taken back."""
 
     requests: int
-    """Finished requests after which the watch ends. Only requests that began after the swap count."""
+    """Finished requests, of those that began after the swap, after which the watch ends."""
     min_tokens_per_step: float
     """Tokens per engine step, 1 + accepted / drafts, that the evidence predicts at least."""
     level: float = 0.05
@@ -92,7 +92,8 @@ class SwapResult(_FromJson):
     apply_s: float
     """Seconds to load the weights, while the engine stood still."""
     stall_s: float
-    """Seconds from the last step before to the first that could run after the exchange."""
+    """Seconds of the exchange itself, with the pause and the clearing of caches where that is the
+    policy: at most so long no request got a token."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sys
 
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
 from outrider.serving.in_process import CONTRADICTS
+from outrider.serving.vllm_hooks.contract_live import ADMIN, EXCHANGE
 from outrider.serving.vllm_hooks.source_checks import (
     Attribute,
     Check,
@@ -552,7 +553,7 @@ _ENGINE: list[Check] = [
     Order(
         "vllm.entrypoints.serve.dev.rpc.api_router",
         "collective_rpc",
-        ("body.get('method')", "body.get('args'"),
+        ("body.get('method')", "body.get('kwargs'", "'results'"),
     ),
     Name("vllm.entrypoints.cli.main", "main"),
     Order(
@@ -573,6 +574,8 @@ CONTRACT: dict[str, list[Check]] = {
     "auxiliary_states.py": _AUXILIARY,
     "draft_recorder.py": _DRAFTS,
     "drafter_swap.py": _SWAP,
+    "weight_transfer.py": EXCHANGE,
+    "admin_route.py": ADMIN,
     "step_recorder.py": _STEPS,
     "plugin.py and patches": _PATCHES,
     "engine.py, server.py, serve_command.py": _ENGINE,

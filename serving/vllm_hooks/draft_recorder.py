@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from outrider.serving.vllm_hooks.capture_extension import CaptureExtension, external_id
-from outrider.serving.vllm_hooks.drafter_swap import DrafterExtension
 
 DRAFT_EXTENSION = "outrider.serving.vllm_hooks.draft_recorder.DraftExtension"
 
 
-class DraftExtension(CaptureExtension, DrafterExtension):
-    """Methods that vLLM's worker gains: recording, and those of capture and drafter swap."""
+class DraftExtension(CaptureExtension):
+    """Methods that vLLM's worker gains: recording, and those of capture."""
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""

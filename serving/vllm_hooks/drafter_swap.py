@@ -1,17 +1,15 @@
-"""Exchanges the drafter of a live engine: new weights in milliseconds, everything else stays.
+"""Loads another speculator's weights over those of a live engine's drafter.
 
-Speeds of two speculators compare best within one engine, in alternating blocks: the same engine
-started twice can differ by a factor of two on a shared machine. `Server.swap_drafter` calls this
-through the server's /collective_rpc. Written against vLLM 0.32, both model runners.
+The rest of the engine stays as it is: compiled code, CUDA graphs (the weights change in place) and
+caches. vllm_hooks/weight_transfer.py decides what is loaded, and loads the old weights again where
+this fails. Written against vLLM 0.32, both model runners.
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
 MASK = "mask_hidden"
@@ -22,52 +20,56 @@ CONTEXT_COPIES = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
 """Attributes of a drafter that projects the target's states apart from its own tokens."""
 
 
-class DrafterExtension:
-    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+def replace_weights(
+    runner: Any,
+    drafter: Any,
+    model_config: Any,
+    kind: TrainableKind,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    copies: dict[str, torch.Tensor],
+) -> None:
+    """Loads `tensors`, (name, tensor as stored), into `drafter`, a model of `runner`.
 
-    model_runner: Any
-    vllm_config: Any
-    device: torch.device
+    `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
+    An error on the way leaves the drafter with a mixture of old and new weights.
+    """
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
 
-    def swap_drafter(self, directory: str) -> dict[str, Any]:
-        """Loads the speculator in `directory` over the drafter's weights.
-
-        The weights change in place, so CUDA graphs keep their addresses.
-        """
-        from vllm.model_executor.model_loader.reload import (
-            finalize_layerwise_reload,
-            initialize_layerwise_reload,
-        )
-
-        drafter = self.model_runner.get_draft_model()
-        if drafter is None:  # a pipeline stage before the last one
-            return {"loaded": 0, "missing": []}
-        kind = trainable_kind_of(Path(directory))
-        for module in drafter.modules():
-            # With its kernel set up, the experts' method would take the new weights unpacked,
-            # where the CPU kernel needs them packed.
-            method: Any = getattr(module, "quant_method", None)
-            if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
-                method.moe_kernel = None
-        copies = context_copies(drafter.model)
-        initialize_layerwise_reload(drafter)
+    for module in drafter.modules():
+        # With its kernel set up, the experts' method would take the new weights unpacked, where
+        # the CPU kernel needs them packed.
+        method: Any = getattr(module, "quant_method", None)
+        if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+    initialize_layerwise_reload(drafter)
+    try:
         # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
         # scales.
         expected = required(drafter, kind)
         mask: list[torch.Tensor] = []
 
-        def exchanged() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in kind.exchanged(Path(directory)):
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
                 if name.endswith(MASK):
                     mask.append(tensor)
                 yield name, tensor
 
-        loaded = load(drafter, exchanged())
-        finalize_layerwise_reload(drafter, self.vllm_config.model_config)
-        if mask:
-            load_mask(self.model_runner.drafter, mask[0])
-        renew_context(drafter.model, copies)
-        return {"loaded": len(loaded), "missing": sorted(expected - loaded)}
+        loaded = load(drafter, noted())
+    finally:  # no layer may stay on the meta device: the next request would end the engine
+        finalize_layerwise_reload(drafter, model_config)
+    if mask:
+        load_mask(proposer_of(runner), mask[0])
+    renew_context(drafter.model, copies)
+    if missing := sorted(expected - loaded):
+        raise RuntimeError(f"no weights for {', '.join(missing)}")
+
+
+def proposer_of(runner: Any) -> Any:
+    """What drafts with the model: `drafter` of model runner V1, `speculator` of V2."""
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
 
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:

@@ -1,28 +1,38 @@
-"""A slower drafter with the same drafts: its layer runs repeatedly, the last result counts."""
+"""A slower drafter with the same drafts: its layer runs repeatedly, the last result counts.
 
-from pathlib import Path
+As a worker extension, this module is imported by the worker, where it wraps the exchange.
+"""
+
 from typing import Any
 
-from outrider.serving.vllm_hooks.drafter_swap import DrafterExtension
+from outrider.serving.live.candidate import Candidate
+from outrider.serving.vllm_hooks.weight_transfer import SafetensorsTransfer
 
 REPEATS = 25
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
-class SlowDrafterExtension(DrafterExtension):
-    """Replaces the engine's extension; slow while weights of a directory `slow` are loaded."""
+class SlowDrafterExtension:
+    """Has no methods of its own."""
 
-    def swap_drafter(self, directory: str) -> dict[str, Any]:
-        """Loads the weights, and sets the pace."""
-        for module in self.model_runner.drafter.model.modules():
-            if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
-                continue
-            own = type(module).forward.__get__(module)
 
-            def repeated(*args: Any, own: Any = own, **kwargs: Any) -> Any:
-                for _ in range(REPEATS):
-                    own(*args, **kwargs)
-                return own(*args, **kwargs)
+_load = SafetensorsTransfer._load
 
-            module.forward = repeated if Path(directory).name == "slow" else own
-        return super().swap_drafter(directory)
+
+def _paced_load(self: SafetensorsTransfer, candidate: Candidate) -> None:
+    """Loads the weights, and sets the pace: slow while those of a directory `slow` are loaded."""
+    for module in self.worker.model_runner.drafter.model.modules():
+        if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
+            continue
+        own = type(module).forward.__get__(module)
+
+        def repeated(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+            for _ in range(REPEATS):
+                own(*args, **kwargs)
+            return own(*args, **kwargs)
+
+        module.forward = repeated if candidate.held.source.name == "slow" else own
+    _load(self, candidate)
+
+
+SafetensorsTransfer._load = _paced_load

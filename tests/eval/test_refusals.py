@@ -44,7 +44,7 @@ from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Results
 from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.engine import open_engine
+from outrider.serving.engine import open_engine, serve_arguments
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
@@ -154,7 +154,10 @@ def bench(nano_r1, tmp_path_factory):
     """Engine, servers, load generator, captured traffic, and `evaluate` on them."""
     home, patch = tmp_path_factory.mktemp("bench"), pytest.MonkeyPatch()
     target = TargetConfig(model=str(nano_r1))
-    patch.setattr("outrider.serving.server.DRAFTER_EXTENSION", SLOW_DRAFTER_EXTENSION)
+    extension = ["--worker-extension-cls", SLOW_DRAFTER_EXTENSION]
+    patch.setattr(
+        "outrider.serving.server.serve_arguments", lambda *each: serve_arguments(*each) + extension
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(patch.undo)
         speculators = {"base": nano_r1, "custom": nano_r1}

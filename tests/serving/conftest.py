@@ -8,8 +8,10 @@ from transformers import AutoTokenizer
 
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
+from outrider.serving.live.live_flags import live_environment
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
+from tests.serving.live.faults import FAULT_EXTENSION
 
 QUESTIONS = [
     "Tom has 3 boxes with 12 pencils each. He gives 7 away. How many are left?",
@@ -62,11 +64,21 @@ def engine(target: TargetConfig) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def release_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder below which the server accepts releases."""
+    return tmp_path_factory.mktemp("releases")
+
+
+@pytest.fixture(scope="session")
 def server(
-    target: TargetConfig, k: int, tmp_path_factory: pytest.TempPathFactory
+    target: TargetConfig, k: int, release_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
+    """In development mode, with the admin route, and with faults for the tests of it."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with Server(target, ServingConfig(), target.directory(), k, log_path=log) as server:
+    serving = ServingConfig(engine=EngineConfig(environment=live_environment([release_root])))
+    server = Server(target, serving, target.directory(), k, log_path=log)
+    server.command += ["--worker-extension-cls", FAULT_EXTENSION]
+    with server:
         yield server
 
 

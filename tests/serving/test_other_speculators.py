@@ -2,15 +2,16 @@
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.eval.config import ParityConfig
-from outrider.eval.replay.draft_parity import complaint, draft_parity, record_each
+from outrider.eval.replay.draft_parity import complaint, draft_parity, record, record_each
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
-from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
+from tests.serving.live.faults import FAULT, FAULT_EXTENSION
 
 HEADS = {
     "eagle3": {},
@@ -46,7 +47,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     if "MLA" in kind:  # one cache for both: the target's attention must be MLA too
         environment = {"VLLM_MLA_DISABLE": "0"}
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
-    extension = DRAFT_EXTENSION if heads else CAPTURE_EXTENSION
+    extension = FAULT_EXTENSION if heads else CAPTURE_EXTENSION
     with open_engine(target, settings, speculator, k, extension=extension) as speculating:
         answers = speculating.answer(rows)
         counted = {
@@ -55,6 +56,10 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             if hasattr(metric, "value")
         }
         recordings = record_each(speculating, heads, target.directory(), prompts, PARITY)
+        if heads:
+            spec = speculator.features(target.directory())
+            fail_at_every_tensor(speculating, heads["first"])
+            restored = record(speculating, spec, prompts, PARITY.max_tokens)
     assert counted["vllm:spec_decode_num_drafts"] > 0
     equal = sum(a == b for a, b in zip(without, answers, strict=True))
     assert equal >= len(rows) - 1, "more than one near tie differs"
@@ -65,5 +70,20 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         assert found["steps"] > 60
         assert complaint(found, PARITY) is None, (name, found)
     if heads:
+        assert [step["drafts"] for step in restored.again] == [
+            step["drafts"] for step in recordings["second"].again
+        ], "after faults the engine drafts otherwise"
         crossed = draft_parity(recordings["second"], heads["first"], target.directory(), k, PARITY)
         assert complaint(crossed, PARITY) is not None
+
+
+def fail_at_every_tensor(engine, directory):
+    """Each load ends early, and what the engine drafted with is loaded again."""
+    (before,) = engine.llm.collective_rpc("speculator_report")
+    for after in range(len(list(Speculator.named(directory)._kind.exchanged(directory))) + 1):
+        engine.llm.collective_rpc("next_load_fails_after", args=(after,))
+        with pytest.raises(OutriderError, match=FAULT):
+            engine.exchange(directory)
+        (now,) = engine.llm.collective_rpc("speculator_report")
+        assert now["draft_digest"] == before["draft_digest"], after
+        assert now["directory"] == before["directory"]

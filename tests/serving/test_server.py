@@ -73,11 +73,11 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     save_file(other, tmp_path / "model.safetensors")
 
     first, base = greedy(server, few_prompts)
-    server.swap_drafter(nano_r1)
+    server.exchange(nano_r1)
     again, same = greedy(server, few_prompts)
-    server.swap_drafter(tmp_path)
+    server.exchange(tmp_path)
     drafted_badly, noise = greedy(server, few_prompts)
-    server.swap_drafter(nano_r1)
+    server.exchange(nano_r1)
     _, back = greedy(server, few_prompts)
 
     assert base.drafts > 0
@@ -104,8 +104,8 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(
     (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(OutriderError, match="eh_proj"):
-        server.swap_drafter(tmp_path)
-    server.swap_drafter(nano_r1)
+        server.exchange(tmp_path)
+    server.exchange(nano_r1)
 
 
 def test_a_block_of_load_is_counted_request_by_request(
@@ -173,7 +173,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     tmp_path: Path,
 ) -> None:
     save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
-    server.swap_drafter(tmp_path / "speculator")
+    server.exchange(tmp_path / "speculator")
     _, counters = greedy(server, few_prompts)
     serving = ServingConfig()
     out = tmp_path / "bundle"

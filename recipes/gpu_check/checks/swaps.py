@@ -41,7 +41,7 @@ def _swapped(folder: Path, gpu: bool, prompts: int, tokens: int, allowed: float)
     runs, swap_s = [], []
     with Server(TARGET, serving, base, K, log_path=folder / "server.log") as server:
         for directory in (base, custom, base):
-            server.swap_drafter(directory)
+            server.exchange(directory)
             swap_s.append(server.swap_seconds or 0.0)
             runs.append(_answered(server, asked, tokens, prompts if gpu else 1))
     (texts, first), (other_texts, weaker), (again_texts, again) = runs

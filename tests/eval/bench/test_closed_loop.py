@@ -39,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
 
         wait = stop = start
 
-        def swap_drafter(self, directory: Path) -> None:
+        def exchange(self, directory: Path) -> None:
             self.url = directory.name
 
     def block(url, load, prompts, concurrency, sampling, max_tokens):

@@ -55,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def stop(self):
             calls.append(f"{self.name} stops")
 
-        def swap_drafter(self, directory):
+        def exchange(self, directory):
             calls.append(f"swap {directory}")
 
     monkeypatch.setattr(module, "Server", Recorder)

@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from outrider.eval.stats.clusters import (
-    LEAST_CLUSTERS,
-    clustered,
-    degrees_of_freedom,
-    jackknife_margin,
-)
+from outrider.common.jackknife import degrees_of_freedom
+from outrider.eval.stats.clusters import LEAST_CLUSTERS, clustered, jackknife_margin
 from outrider.eval.stats.intervals import share_interval
 
 

@@ -1,0 +1,74 @@
+"""The calls that exchange the speculator of an engine, for every way of calling its workers.
+
+    result = exchange(rpc, directory)       # rpc(method, arguments): the answer of each worker
+
+`exchange_steps` is a generator of calls, so that the synchronous callers here (a server's
+development route, an engine in this process) and the asynchronous one (admin_route.py) share the
+order. weight_transfer.py answers in the workers.
+"""
+
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from outrider.common.errors import OutriderError
+
+Call = tuple[str, dict[str, Any]]
+"""Name of a worker's method, and its arguments."""
+
+
+class Report(TypedDict):
+    """What one worker drafts with, and how the last exchange went."""
+
+    directory: str
+    kind: str
+    digest: str
+    """`bundle_digest` of the release; empty for a directory that was not checked against one."""
+    draft_digest: str
+    """Of the weights in memory."""
+    read_s: float
+    apply_s: float
+    staged: bool
+    """Whether nothing is being read in the background."""
+    staging_error: str | None
+    error: str | None
+    """Why the last exchange did not take place; None if it did."""
+
+
+def exchange_steps(
+    source: Mapping[str, Any], exchange: str
+) -> Generator[Call, Sequence[Any], list[Report]]:
+    """Yields calls, is sent the workers' answers, and returns the reports after an exchange.
+
+    `exchange` identifies it, for `speculator_take_back`. All workers have the new speculator, or
+    all have the old one; then an `OutriderError` has the first worker's reason.
+    """
+    update = dict(source) | {"exchange": exchange, "quiet": True}
+    yield "start_draft_weight_update", {}
+    yield "update_weights", {"update_info": update}
+    yield "finish_weight_update", {}
+    reports = list((yield "speculator_report", {}))
+    errors = [report["error"] for report in reports if report["error"] is not None]
+    if errors and len(errors) < len(reports):  # the others have the new one
+        yield "speculator_take_back", {"exchange": exchange}
+    if errors:
+        raise OutriderError(
+            f"{source['directory']}: not loaded, the speculator before it stays in use: {errors[0]}"
+        )
+    return reports
+
+
+def exchange(rpc: Callable[[str, dict[str, Any]], Sequence[Any]], directory: Path) -> list[Report]:
+    """Loads the speculator of a trusted directory; `rpc` calls a method of every worker.
+
+    An `OutriderError` says why not; then the speculator before it is still in use.
+    """
+    steps = exchange_steps({"directory": str(Path(directory).resolve())}, uuid.uuid4().hex)
+    answer: Any = None
+    try:
+        while True:
+            answer = rpc(*steps.send(answer))
+    except StopIteration as end:
+        reports: list[Report] = end.value
+        return reports

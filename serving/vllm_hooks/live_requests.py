@@ -1,0 +1,104 @@
+"""The last finished requests of a server, with their drafts and accepted tokens. No text.
+
+vLLM's output processor, in the API server's process, has what is needed when a request ends: its
+times, and with `--per-request-spec-decode-metrics` the scheduler's counts of its drafts. This log
+wraps the two methods through which every request ends. A client reads it through the admin route.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from outrider.serving.live.replica import LiveRequest
+
+KEPT = 4096
+"""Finished requests that are kept: at 100 requests/s, those of the last 40 s."""
+
+_KEPT_SWAPS = 64
+
+
+class _Swap(NamedTuple):
+    """An exchange of the speculator, in Unix time."""
+
+    began: float
+    ended: float
+    version: str | None
+
+
+class RequestLog:
+    """A ring of finished requests."""
+
+    def __init__(self, processor: Any, kept: int = KEPT) -> None:
+        """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped."""
+        self._finished: deque[LiveRequest] = deque(maxlen=kept)
+        self._swaps: deque[_Swap] = deque(maxlen=_KEPT_SWAPS)
+        self._next, self._aborting = 0, False
+        self.listener: Callable[[LiveRequest], None] = lambda request: None
+        """Called with every finished request."""
+        self._processor = processor
+        self._ended, self._abort = processor._update_stats_from_finished, processor.abort_requests
+        processor._update_stats_from_finished = self._record_end
+        processor.abort_requests = self._record_aborts
+
+    def swapped(self, began: float, version: str | None) -> None:
+        """Notes that the speculator was exchanged, from `began` (Unix time) until now."""
+        self._swaps.append(_Swap(began, time.time(), version))
+
+    def after(self, index: int) -> tuple[list[LiveRequest], int]:
+        """The kept requests from `index` on, and the index of the next one to end."""
+        return [request for request in self._finished if request.index >= index], self._next
+
+    def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
+        """The version that drafted a request, and whether a swap fell into it (Unix times)."""
+        version: str | None = None
+        for swap in self._swaps:
+            if swap.ended <= arrived:
+                version = swap.version
+            elif swap.began < ended:
+                return None, True
+        return version, False
+
+    def _record_end(self, state: Any, finish_reason: Any, *more: Any, **named: Any) -> None:
+        self._ended(state, finish_reason, *more, **named)
+        self._add(state, str(finish_reason))
+
+    def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
+        if self._aborting:  # it calls itself for the children of a request
+            inner: list[str] = self._abort(request_ids, *more, **named)
+            return inner
+        before, self._aborting = dict(self._processor.request_states), True
+        try:
+            aborted: list[str] = self._abort(request_ids, *more, **named)
+        finally:
+            self._aborting = False
+        for request_id, state in before.items():
+            if request_id not in self._processor.request_states:
+                self._add(state, "abort")
+        return aborted
+
+    def _add(self, state: Any, finish_reason: str) -> None:
+        now, stats, counts = time.time(), state.stats, state.spec_decode_metrics
+        arrived = stats.arrival_time if stats is not None else now
+        began, last = (stats.first_token_ts, stats.last_token_ts) if stats is not None else (0, 0)
+        version, mixed = self.version(arrived, now)
+        histogram = counts.histogram if counts is not None else []
+        request = LiveRequest(
+            index=self._next,
+            request_id=state.external_req_id,
+            version=version,
+            finished_at=now,
+            prompt_tokens=state.prompt_len,
+            completion_tokens=stats.num_generation_tokens if stats is not None else 0,
+            drafts=sum(histogram),
+            accepted=sum(tokens * steps for tokens, steps in enumerate(histogram)),
+            ttft_s=stats.first_token_latency if stats is not None else 0.0,
+            decode_s=max(0.0, last - began) if began else 0.0,
+            e2e_s=now - arrived,
+            failed=finish_reason == "error",
+            aborted=finish_reason == "abort",
+            mixed=mixed,
+        )
+        self._next += 1
+        self._finished.append(request)
+        self.listener(request)

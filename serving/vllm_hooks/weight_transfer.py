@@ -1,0 +1,297 @@
+"""vLLM's weight transfer engine `safetensors`: exchanges the speculator of a live engine.
+
+    vllm serve ... --weight-transfer-config '{"backend": "safetensors"}'
+
+The plugin registers it (plugin.py). A session of vLLM's draft weight update does it, all of it
+inside `receive_weights`: either the new speculator is in place afterwards, or the old one. The
+files are opened, hashed and checked first (serving/live/candidate.py), in the background where
+`init_transfer_engine` named them. Start and finish do nothing, because layers that are on the meta
+device in between end the engine with the next request.
+
+A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
+back: a CPU's packed weights are no parameters. So the last good files are held open and loaded
+again.
+
+Whoever uses the interface calls `exchange_steps` (exchange.py), which also asks each worker for its
+report: with several workers, vLLM 0.32 leaves the answers of the others unread where one raises.
+"""
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.v1.worker.gpu_worker import Worker
+
+from outrider.serving.live.candidate import Candidate, checked, in_service
+from outrider.serving.live.held_files import hold_directory, hold_release
+from outrider.serving.vllm_hooks.drafter_digest import drafter_digest
+from outrider.serving.vllm_hooks.drafter_swap import context_copies, proposer_of, replace_weights
+from outrider.serving.vllm_hooks.exchange import Report
+
+
+@dataclasses.dataclass
+class Source(WeightTransferInitInfo):
+    """A speculator to read and check in the background."""
+
+    directory: str | None = None
+    root: str | None = None
+    """The release root that it must be below; None trusts the directory as it is."""
+    digest: str = ""
+    """`bundle_digest` of a release."""
+
+
+@dataclasses.dataclass
+class Exchange(WeightTransferUpdateInfo):
+    """The speculator to load."""
+
+    directory: str
+    root: str | None = None
+    digest: str = ""
+    exchange: str = ""
+    """Identifies the exchange, for `speculator_take_back`."""
+    quiet: bool = False
+    """Failures are in the report only."""
+
+
+class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
+    """Exchanges the draft model for one in a directory of safetensors."""
+
+    init_info_cls = Source
+    update_info_cls = Exchange
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.worker: Any = None
+        self.current: Candidate | None = None
+        self.previous: Candidate | None = None
+        self.exchange = ""
+        self.error: str | None = None
+        self.read_s = self.apply_s = 0.0
+        self._digest: str | None = None
+        self._staging: _Staging | None = None
+        self._copies: dict[str, torch.Tensor] | None = None
+        speculative: Any = self.vllm_config.speculative_config
+        self._k: int | None = speculative.num_speculative_tokens if speculative else None
+        self._draft_config = speculative.draft_model_config if speculative else None
+        try:
+            # Held open from now on: the directory may be gone when it is needed again.
+            self.current = in_service(Path(speculative.model if speculative else ""))
+        except Exception as error:  # the engine serves all the same
+            self._unknown = f"the speculator in use cannot be read, so not exchanged: {error}"
+        _add_worker_methods()
+
+    def init_transfer_engine(self, init_info: Source) -> None:
+        """Begins to read and check a speculator in the background."""
+        self._discard_staged()
+        if init_info.directory is not None:
+            self._staging = _Staging(self, init_info.directory, init_info.root, init_info.digest)
+
+    def start_weight_update(self) -> None:
+        """Nothing: layers stay as they are until the weights are there."""
+
+    def receive_weights(self, update_info: Exchange) -> None:
+        """Replaces the speculator, or raises (or reports) and leaves the one in use."""
+        if self.model is self._default_model:
+            raise ValueError(
+                "this weight transfer engine exchanges the draft model only:"
+                " /start_draft_weight_update begins an update of it"
+            )
+        self.error, self.exchange = None, update_info.exchange
+        try:
+            self._replace(self._staged(update_info))
+        except Exception as error:
+            self.error = str(error) or repr(error)
+            if not update_info.quiet:
+                raise
+
+    def finish_weight_update(self) -> None:
+        """Nothing: the weights are in place."""
+
+    def shutdown(self) -> None:
+        """Closes the files of a speculator that was read and not loaded."""
+        self._discard_staged()
+
+    def take_back(self, exchange: str) -> None:
+        """Loads the speculator from before an exchange again, if that one took place."""
+        if exchange != self.exchange or self.error is not None or self.previous is None:
+            return
+        bad, self.current = self.current, self.previous
+        try:
+            self._load(self.current)
+        except Exception as error:
+            self.current = bad
+            self.error = f"not taken back: {self._restored(error)}"
+            return
+        self.previous, self.exchange = None, ""
+        if bad is not None:
+            bad.close()
+
+    def report(self) -> Report:
+        """What this worker drafts with, and how the last exchange went."""
+        staging, current = self._staging, self.current
+        if self._digest is None and current is not None and self.worker is not None:
+            runner = self.worker.model_runner
+            self._digest = drafter_digest(
+                runner.get_draft_model(), current.kind, proposer_of(runner)
+            )
+        return {
+            "directory": str(current.held.source) if current is not None else "",
+            "kind": current.kind.name if current is not None else "",
+            "digest": current.digest if current is not None else "",
+            "draft_digest": self._digest or "",
+            "read_s": self.read_s,
+            "apply_s": self.apply_s,
+            "staged": staging is None or not staging.is_alive(),
+            "staging_error": staging.error_so_far() if staging is not None else None,
+            "error": self.error if current is not None else self._unknown,
+        }
+
+    def check(self, directory: str, root: str | None, digest: str) -> Candidate:
+        """Opens and checks a speculator; an `OutriderError` says what is wrong with it."""
+        if self.current is None:
+            raise ValueError(self._unknown)
+        path = Path(directory)
+        held = hold_directory(path) if root is None else hold_release(path, Path(root), digest)
+        target = Path(self._default_model_config.model)
+        target_dir = target if target.is_dir() else None
+        return checked(held, self.current, target_dir, self._k, digest)
+
+    def _staged(self, wanted: Exchange) -> Candidate:
+        """The speculator that was read in the background, or else read now."""
+        staging, self._staging = self._staging, None
+        key = (wanted.directory, wanted.root, wanted.digest)
+        if staging is not None and staging.key != key:
+            staging.discard()
+            staging = None
+        if staging is None:
+            staging = _Staging(self, *key)
+        candidate = staging.result()
+        self.read_s = staging.seconds
+        return candidate
+
+    def _discard_staged(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.discard()
+
+    def _replace(self, new: Candidate) -> None:
+        began = time.perf_counter()
+        try:
+            self._load(new)
+            if late := new.held.changed():
+                raise RuntimeError(f"{new.held.source / late[0]}: written to while it was loaded")
+        except BaseException as error:
+            new.close()
+            raise RuntimeError(self._restored(error)) from error
+        replaced, self.previous, self.current = self.previous, self.current, new
+        if replaced is not None:
+            replaced.close()
+        self.apply_s = time.perf_counter() - began
+
+    def _restored(self, error: BaseException) -> str:
+        """Loads the speculator in use again; the message of the error that made it necessary."""
+        try:
+            assert self.current is not None
+            self._load(self.current)
+        except Exception as second:
+            return (
+                f"{error}; and then the speculator in use could not be loaded again: {second};"
+                " drafts are wrong until the replica is started again"
+            )
+        return str(error) or repr(error)
+
+    def _load(self, candidate: Candidate) -> None:
+        runner = self.worker.model_runner
+        drafter = runner.get_draft_model()
+        self._digest = None
+        if self._copies is None:
+            self._copies = context_copies(drafter.model)
+        replace_weights(
+            runner, drafter, self._draft_config, candidate.kind, candidate.tensors(), self._copies
+        )
+
+
+class _Staging(threading.Thread):
+    """Opens and checks a speculator while the engine answers requests."""
+
+    def __init__(
+        self, engine: SafetensorsTransfer, directory: str, root: str | None, digest: str
+    ) -> None:
+        super().__init__(name="speculator", daemon=True)
+        self.key = (directory, root, digest)
+        self.seconds = 0.0
+        self._engine = engine
+        self._candidate: Candidate | None = None
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._candidate = self._engine.check(*self.key)
+        except Exception as error:  # raised where the result is needed
+            self._error = error
+        self.seconds = time.perf_counter() - began
+
+    def result(self) -> Candidate:
+        """The checked speculator, when it is there."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._candidate is not None
+        return self._candidate
+
+    def error_so_far(self) -> str | None:
+        """What is wrong with it, as far as is known."""
+        return None if self._error is None else str(self._error) or repr(self._error)
+
+    def discard(self) -> None:
+        """Closes its files, when they have been read."""
+        self.join()
+        if self._candidate is not None:
+            self._candidate.close()
+
+
+def speculator_report(worker: Any) -> Report:
+    """Worker method: the speculator in use and the last exchange."""
+    engine = _engine(worker)
+    return engine.report()
+
+
+def speculator_take_back(worker: Any, exchange: str) -> Report:
+    """Worker method: undoes an exchange by its id, if it took place on this worker."""
+    engine = _engine(worker)
+    with set_current_vllm_config(worker.vllm_config):
+        engine.take_back(exchange)
+    return engine.report()
+
+
+def _engine(worker: Any) -> SafetensorsTransfer:
+    engine = worker.weight_transfer_engine
+    if not isinstance(engine, SafetensorsTransfer):
+        raise RuntimeError("start the server with --weight-transfer-config of live_flags.py")
+    engine.worker = worker
+    return engine
+
+
+def _add_worker_methods() -> None:
+    """Gives vLLM's worker the methods above. A weight transfer engine does not know its worker."""
+    if hasattr(Worker, speculator_report.__name__):
+        return
+    start = Worker.start_draft_weight_update
+
+    def start_draft_weight_update(worker: Any) -> None:
+        _engine(worker)
+        start(worker)
+
+    for method in (speculator_report, speculator_take_back, start_draft_weight_update):
+        setattr(Worker, method.__name__, method)

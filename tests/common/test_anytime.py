@@ -1,0 +1,104 @@
+"""Anytime-valid bounds: against integrals and loops, and their coverage over all looks."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from outrider.common.anytime import BEST_AT, critical_t, log_ratio_margin, ratio_of_sums
+from outrider.common.jackknife import degrees_of_freedom
+
+
+def mixture(t, degrees, g):
+    """The likelihood ratio mixed over effects, from noncentral t densities."""
+    root = math.sqrt(degrees + 1)
+
+    def weighted(effect):
+        return stats.nct.pdf(t, degrees, root * effect) * stats.norm.pdf(effect, scale=g**-0.5)
+
+    end = 12 * g**-0.5
+    mixed, _ = integrate.quad(weighted, -end, end, limit=500, points=[0, t / root])
+    return mixed / stats.t.pdf(t, degrees)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+@pytest.mark.parametrize("degrees", [9, 19, 60])
+def test_the_critical_t_is_where_the_mixture_reaches_its_threshold(degrees, alpha):
+    beta = 2 * alpha / (1 + alpha)
+    budget = 2 * math.log(1 / beta)
+    g = BEST_AT / (budget + math.log(1 + budget))
+    assert mixture(float(critical_t(degrees, alpha)), degrees, g) == pytest.approx(1 / beta)
+
+
+def test_few_degrees_have_no_critical_value_and_more_a_smaller_one_up_to_the_best():
+    values = critical_t(np.arange(1, 21), 0.05)
+    assert np.isinf(values[:3]).all() and np.isfinite(values[6:]).all()
+    assert (np.diff(values[6:]) < 0).all()
+    for clusters in (10, 20, 50, 100):
+        tuned = critical_t(clusters - 1, 0.05, best_at=clusters)
+        assert tuned <= critical_t(clusters - 1, 0.05) <= 1.08 * tuned
+        assert stats.t.isf(0.05, clusters - 1) < tuned
+
+
+def test_the_margin_is_that_of_leaving_clusters_out_one_by_one():
+    random = np.random.default_rng(0)
+    tokens, steps = random.lognormal(size=12), random.lognormal(size=12)
+    logs = []
+    for left_out in range(12):
+        kept = [each for each in range(12) if each != left_out]
+        logs.append(math.log(sum(tokens[kept]) / sum(steps[kept])))
+    variance = 11 / 12 * sum((each - sum(logs) / 12) ** 2 for each in logs)
+    shares = (tokens / tokens.sum() + steps / steps.sum()) / 2
+    degrees = degrees_of_freedom([shares])[0]
+    factor = math.exp(float(critical_t(degrees, 0.05)) * math.sqrt(variance))
+    found = ratio_of_sums(tokens, steps, 0.05)
+    assert found.value == pytest.approx(tokens.sum() / steps.sum())
+    assert (found.low, found.high) == pytest.approx((found.value / factor, found.value * factor))
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator"),
+    [([], []), ([1.0], [1.0]), ([3.0, 2.0], [1.0, 1.0]), ([5.0] + [0.0] * 30, [1.0] * 31)],
+)
+def test_too_few_clusters_have_no_bounds(numerator, denominator):
+    found = ratio_of_sums(numerator, denominator, 0.05)
+    assert (found.low, found.high, found.clusters) == (0.0, math.inf, len(numerator))
+
+
+def ever_missed(numerator, denominator, log_truth, alpha):
+    """Share of trials whose bound is ever above the truth, and ever below it, over all looks."""
+    above = np.zeros(len(numerator), bool)
+    below = np.zeros(len(numerator), bool)
+    for count in range(2, numerator.shape[1] + 1):
+        some, of = numerator[:, :count], denominator[:, :count]
+        off = np.log(some.sum(axis=1) / of.sum(axis=1)) - log_truth
+        margin = log_ratio_margin(some, of, alpha)
+        above |= off > margin
+        below |= off < -margin
+    return above.mean(), below.mean()
+
+
+def acceptance(random, trials, requests, spread, between, k=4):
+    """Tokens and steps by request: log-normal lengths, beta-distributed acceptance."""
+    steps = np.ceil(np.exp(3.5 + spread * random.standard_normal((trials, requests))))
+    rate = random.beta(3 / between, 2 / between, (trials, requests))
+    return steps + random.binomial(k * steps.astype(int), rate), steps
+
+
+@pytest.mark.parametrize(("spread", "between"), [(0.5, 0.2), (1.0, 0.2), (1.0, 1.0)])
+def test_the_truth_is_missed_at_any_look_in_five_percent_at_most(spread, between):
+    random = np.random.default_rng(1)
+    tokens, steps = acceptance(random, 1500, 80, spread, between)
+    above, below = ever_missed(tokens, steps, math.log(1 + 4 * 0.6), 0.05)
+    assert max(above, below) <= 0.05
+    # Not by being useless: Student's quantile would have missed often.
+    assert critical_t(79, 0.05) < 3
+
+
+def test_student_s_quantile_misses_at_some_look():
+    random = np.random.default_rng(2)
+    sample = random.standard_normal((1500, 80)).cumsum(axis=1)
+    looks = np.arange(10, 80)
+    fixed = (sample[:, looks] / np.sqrt(looks + 1) > stats.t.isf(0.05, looks)).any(axis=1)
+    assert fixed.mean() > 0.15

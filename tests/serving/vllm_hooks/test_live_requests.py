@@ -1,0 +1,135 @@
+"""The log of finished requests, on vLLM's own output processor."""
+
+import time
+from typing import Any
+
+import pytest
+
+from outrider.serving.live.replica import LiveRequest
+from outrider.serving.vllm_hooks.live_requests import RequestLog
+
+
+@pytest.fixture
+def processor() -> Any:
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    return OutputProcessor(None, log_stats=True)
+
+
+def arrives(processor: Any, name: str, prompt: int = 5, arrival: float | None = None) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    request = EngineCoreRequest(
+        request_id=f"{name}-0a1b2c3d",
+        prompt_token_ids=list(range(prompt)),
+        mm_features=None,
+        sampling_params=SamplingParams(detokenize=False),
+        pooling_params=None,
+        arrival_time=arrival or time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        external_req_id=name,
+    )
+    processor.add_request(request, None)
+
+
+def produces(processor: Any, name: str, tokens: int, at: float, **end: Any) -> None:
+    """A step of the engine, at a time of its monotonic clock."""
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.metrics.stats import IterationStats
+
+    output = EngineCoreOutput(f"{name}-0a1b2c3d", list(range(tokens)), **end)
+    processor.process_outputs([output], at, IterationStats())
+
+
+def ended(histogram: list[int] | None = None, reason: str = "STOP") -> dict[str, Any]:
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+    counts = None
+    if histogram is not None:
+        counts = RequestSpecDecodeMetrics(len(histogram) - 1, histogram)
+    return {"finish_reason": FinishReason[reason], "spec_decode_metrics": counts}
+
+
+def test_every_end_of_a_request_is_one_entry(processor: Any) -> None:
+    log, heard = RequestLog(processor), list[LiveRequest]()
+    log.listener = heard.append
+    for name in ("whole", "failed", "hung up"):
+        arrives(processor, name)
+        produces(processor, name, 1, at=100.0)
+    produces(processor, "whole", 4, at=103.0)
+    assert log.after(0) == ([], 0)
+    produces(processor, "whole", 3, at=105.5, **ended([1, 0, 2, 1]))
+    produces(processor, "failed", 0, at=106.0, **ended(reason="ERROR"))
+    processor.abort_requests(["hung up", "not there"], internal=False)
+    found, following = log.after(0)
+    assert found == heard and following == 3 and processor.request_states == {}
+    whole, failed, hung_up = found
+    assert [each.index for each in found] == [0, 1, 2]
+    assert whole.request_id == "whole" and (whole.prompt_tokens, whole.completion_tokens) == (5, 8)
+    assert (whole.drafts, whole.accepted) == (4, 0 * 1 + 2 * 2 + 3 * 1)
+    assert whole.decode_s == 5.5 and 0 <= whole.ttft_s <= whole.e2e_s
+    assert (failed.failed, failed.aborted, failed.drafts) == (True, False, 0)
+    assert (hung_up.failed, hung_up.aborted, hung_up.completion_tokens) == (False, True, 1)
+    assert log.after(2) == ([hung_up], 3) and log.after(3) == ([], 3)
+
+
+def test_the_children_of_a_request_are_entries_once(processor: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.parallel_sampling import ParentRequest
+
+    log = RequestLog(processor)
+    request = EngineCoreRequest(
+        request_id="p-0a1b2c3d",
+        prompt_token_ids=[1, 2],
+        mm_features=None,
+        sampling_params=SamplingParams(n=2, detokenize=False),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        external_req_id="p",
+    )
+    parent = ParentRequest(request)
+    for index in range(2):
+        name, params = parent.get_child_info(index)
+        child = EngineCoreRequest(**{f: getattr(request, f) for f in request.__struct_fields__})
+        child.request_id, child.sampling_params = name, params
+        processor.add_request(child, None, parent, index)
+    processor.abort_requests(["p"], internal=False)
+    assert [(each.request_id, each.aborted) for each in log.after(0)[0]] == [("p", True)] * 2
+
+
+def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
+    log, now = RequestLog(processor), time.time()
+    assert log.version(now - 9, now) == (None, False)
+    log.swapped(now - 6, "a")
+    (swap,) = log._swaps
+    assert log.version(now - 9, now - 7) == (None, False)
+    assert log.version(now - 9, now - 5) == (None, True)
+    assert log.version(now - 1, now + 5) == (None, True), "it arrived during the swap"
+    assert log.version(swap.ended + 1, swap.ended + 2) == ("a", False)
+    time.sleep(0.01)
+    arrives(processor, "r", arrival=time.time())
+    log.swapped(time.time(), "b")
+    produces(processor, "r", 1, at=1.0, **ended([0, 1]))
+    time.sleep(0.01)
+    arrives(processor, "s")
+    produces(processor, "s", 1, at=1.0, **ended([0, 1]))
+    (mixed, whole), _ = log.after(0)
+    assert (mixed.version, mixed.mixed) == (None, True)
+    assert (whole.version, whole.mixed) == ("b", False)
+
+
+def test_old_entries_make_room(processor: Any) -> None:
+    log = RequestLog(processor, kept=3)
+    for index in range(5):
+        arrives(processor, f"r{index}")
+        produces(processor, f"r{index}", 1, at=float(index), **ended([1]))
+    found, following = log.after(0)
+    assert [each.request_id for each in found] == ["r2", "r3", "r4"] and following == 5
