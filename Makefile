@@ -1,12 +1,13 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
+#   make live     a live endpoint on this machine: a good release promoted, a bad one rolled back
 #   make test       the tests, in two processes, in minutes; PYTEST_ARGUMENTS adds to the command:
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  every check that needs a GPU, half an hour at most, and a report in
 #                   build/gpu_check; without a GPU its parts that run on a CPU
-.PHONY: setup demo test test-long gpu-check lint format reference lock
+.PHONY: setup demo live test test-long gpu-check lint format reference lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -19,6 +20,9 @@ setup:
 
 demo: setup
 	$(BIN)/train-speculator --recipe resume_screening.yaml
+
+live: setup
+	$(BIN)/python -m outrider.recipes.live.demo
 
 test: setup
 	@sh requirements/browser.sh

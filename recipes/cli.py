@@ -1,11 +1,11 @@
-"""Console scripts of the four commands.
+"""Console scripts of the commands.
 
 Each parses its arguments and prints one clear message when that fails; torch is not imported here.
 Messages for people go to stderr. The last line of stdout is one JSON object; `inspect-traffic`
 prints its findings on stdout, and the object only with --json.
 
 Exit status: 0: the custom speculator ships; 1: a mistake or a failure; 2: it was measured and does
-not ship; 75: stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
+not ship, or was rolled back; 75: stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
 """
 
 import importlib
@@ -36,6 +36,11 @@ def evaluate_speculator() -> None:
 def export_speculator() -> None:
     """Console script."""
     _run_command("export-speculator")
+
+
+def deploy_speculator() -> None:
+    """Console script."""
+    _run_command("deploy-speculator")
 
 
 def _run_command(name: str) -> None:

@@ -6,11 +6,12 @@
 An e-value is the gain of a fair bet against the hypothesis. It is followed over time, and reaches
 1 / alpha ever with probability alpha at most (Ville's inequality).
 
-`more_often` is the safe log-rank test (ter Schure et al., arXiv:2011.06931). Sessions that are active in a block of requests and had no event before are at risk. If canary and
-stable are alike, those with an event are a random draw from those at risk, whatever the load does
-to both: the number k of the canary's is hypergeometric. The bet that a canary's session has events
-theta times as likely pays theta^k / E[theta^K]. Only a session's first event counts, since a
-session that failed once tends to fail again, on the same replica.
+`more_often` is the safe log-rank test (ter Schure et al., arXiv:2011.06931). Sessions that are
+active in a block of requests and had no event before are at risk. If canary and stable are alike,
+those with an event are a random draw from those at risk, whatever the load does to both: the number
+k of the canary's is hypergeometric. The bet that a canary's session has events theta times as
+likely pays theta^k / E[theta^K]. Only a session's first event counts, since a session that failed
+once tends to fail again, on the same replica.
 
 Shapes: N requests, B blocks, T values of theta, K values of k.
 """

@@ -77,9 +77,8 @@ def checked(
                 f"{held.source}: its shape is not that of the speculator in use; it needs a server"
                 " that is started with it"
             )
-        own = new.kind.tensor_names(new.directory)
-        headers = tensor_headers(new.directory)
-        check_finite({name: headers[name] for name in own})
+        headers = tensor_headers(new.directory)  # by the same names: those of the files
+        check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
             new.kind.check(new.directory, read_layout(target_dir))
     except OutriderError as error:
@@ -107,8 +106,8 @@ def _read(held: HeldFiles, digest: str) -> Candidate:
 
 def _number(tensor: "torch.Tensor") -> str:
     """The dtype; one word for those that the engine's loader converts into each other."""
-    if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-        return "float"
+    if tensor.dtype.itemsize > 1 and not tensor.is_complex():
+        return "float" if tensor.is_floating_point() else "integer"
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -119,6 +118,11 @@ def _check_form(new: Candidate, current: Candidate) -> None:
             f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
+    # Kinds with several published layouts have several names for a tensor. With as many tensors of
+    # each form, the kind's own check of names decides.
+    names_differ = new.forms.keys() != current.forms.keys()
+    if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
+        return
     if missing := sorted(current.forms.keys() - new.forms.keys()):
         raise OutriderError(f"{source}: no weights for {first_names(missing)}")
     if more := sorted(new.forms.keys() - current.forms.keys()):

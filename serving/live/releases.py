@@ -77,7 +77,7 @@ class Releases:
             )
         files = listed_files(read_json(bundle / MANIFEST), bundle)
         digest = digest_of(files)
-        name = digest[:_NAME_LENGTH]
+        name = release_name(digest)
         folder = self.folder / name
         if not folder.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -144,6 +144,11 @@ class Releases:
             raise OutriderError(
                 f"{bundle / MANIFEST}: changed while it was being copied; try again"
             )
+
+
+def release_name(digest: str) -> str:
+    """The name of the release with this digest."""
+    return digest[:_NAME_LENGTH]
 
 
 def _copy_file(bundle: Path, name: str, destination: Path) -> str:

@@ -102,3 +102,18 @@ def test_student_s_quantile_misses_at_some_look():
     looks = np.arange(10, 80)
     fixed = (sample[:, looks] / np.sqrt(looks + 1) > stats.t.isf(0.05, looks)).any(axis=1)
     assert fixed.mean() > 0.15
+
+
+def test_a_broken_drafter_is_found_within_ten_requests_and_a_good_one_is_left_alone():
+    """A watch's level and floor, on requests of 20 to 60 steps."""
+    random = np.random.default_rng(3)
+    steps = random.integers(20, 60, (200, 32))
+    good = steps + random.binomial(4 * steps, 0.5)
+    broken = steps + random.binomial(4 * steps, 0.02)
+
+    def taken_back(tokens, of):
+        looks = range(1, 33)
+        return next((n for n in looks if ratio_of_sums(tokens[:n], of[:n], 0.01).high < 2.85), None)
+
+    assert all(taken_back(broken[i], steps[i]) in range(5, 11) for i in range(20))
+    assert sum(taken_back(good[i], steps[i]) is not None for i in range(100)) == 0

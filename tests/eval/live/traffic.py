@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from outrider.eval.live.decision import decide
 from outrider.eval.live.observations import Observation
 
 
@@ -77,3 +78,13 @@ class Traffic:
 def until(arms, time):
     """The requests that have ended by then."""
     return [[each for each in arm if each.finished_at <= time] for arm in arms]
+
+
+def first_verdict(arms, policy, looks):
+    """The first verdict that is not to wait, and the requests until then: all, the canary's."""
+    times = np.sort([each.finished_at for arm in arms for each in arm])
+    for count in np.unique(np.geomspace(100, len(times), looks).astype(int)):
+        decision = decide(*until(arms, times[count - 1]), policy)
+        if decision.action != "wait":
+            break
+    return decision.action, int(count), decision.canary_requests

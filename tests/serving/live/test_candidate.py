@@ -15,6 +15,7 @@ from outrider.serving.live.bundle_digest import bundle_digest
 from outrider.serving.live.candidate import Candidate, checked, in_service
 from outrider.serving.live.held_files import hold_directory, hold_release
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from tests.eagle3_head import write_eagle3_head
 from tests.serving.live.releases import WEIGHTS, edited, listed, release, truncated, with_header
 
 K = 3
@@ -172,6 +173,30 @@ def test_a_config_of_another_model_or_none_is_refused(
     (good / "config.json").unlink()
     listed(good)
     with pytest.raises(OutriderError, match=r"lists no config\.json"):
+        load(good, current, nano_r1)
+
+
+def test_a_head_in_another_layout_of_names_fits_and_a_renamed_tensor_does_not(
+    nano_r1: Path, current: Candidate, good: Path, tmp_path: Path
+) -> None:
+    own = in_service(write_eagle3_head(nano_r1, tmp_path / "own", layers=(2, 8, 13)))
+    other = write_eagle3_head(nano_r1, tmp_path / "roots" / "other", seed=1, layers=(2, 8, 13))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+
+    edited(other, rename)
+    new = load(other, own, nano_r1)
+    assert new.forms.keys() != own.forms.keys()
+    new.close()
+
+    def misname(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(n for n in tensors if n.endswith("hnorm.weight"))
+        tensors[name.replace("hnorm", "knorm")] = tensors.pop(name)
+
+    edited(good, misname)
+    with pytest.raises(OutriderError, match="hnorm"):
         load(good, current, nano_r1)
 
 

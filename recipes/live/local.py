@@ -1,0 +1,194 @@
+"""An endpoint on this machine: its replicas and Envoy as child processes, for a trial.
+
+    with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
+        ...      # customers' requests go to endpoint.router.listen
+
+Each replica is started by the release's own serve.sh, on a Unix socket and without vLLM's
+development mode, and gets its share of the cores. The first release is the target's own
+speculator, with the bundle's K. All processes end with this one, also after kill -9.
+"""
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.common.process_tree import ProcessTree
+from outrider.recipes.live.deploy import read_state, recover, replicas_of
+from outrider.serving.bundle import export_bundle
+from outrider.serving.bundle_places import local_bundle
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.live.address import Address
+from outrider.serving.live.endpoint_file import Endpoint, EndpointReplica
+from outrider.serving.live.live_flags import LIVE_FLAGS, live_environment
+from outrider.serving.live.releases import Release, Releases
+from outrider.serving.live.replica import ReplicaUnreachable
+from outrider.serving.live.router import Router
+from outrider.serving.vllm_hooks.process_start import server_forking
+
+START_S = 300.0
+"""Longest start of the replicas, in seconds."""
+
+_STOP_S = 20.0
+_FIRST_K = 3
+"""Drafts per step where no bundle says how many."""
+
+Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def local_endpoint(
+    endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
+) -> Iterator[Endpoint]:
+    """Starts replicas and router, and brings the replicas to the release in use."""
+    endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_nobody_is_there(endpoint)
+    release = started_release(endpoint, bundle)
+    with contextlib.ExitStack() as stack:
+        tree = stack.enter_context(ProcessTree())
+        shares = core_shares(len(endpoint.replicas))
+        processes = {}
+        for each, cores in zip(endpoint.replicas, shares, strict=True):
+            log = stack.enter_context(_log(endpoint, each).open("ab"))
+            process = subprocess.Popen(
+                replica_command(each, release),
+                env=replica_environment(endpoint) | tree.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            # What a process starts inherits its cores; vLLM binds its threads to them.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(process.pid, cores)
+            processes[each.name] = process
+        stack.callback(_stop, list(processes.values()))
+        say(f"starting {len(processes)} replicas with release {release.name}")
+        _wait(endpoint, processes)
+        stack.enter_context(Router(endpoint))
+        say(f"router: requests to {endpoint.router.listen}")
+        recover(endpoint, say)
+        yield endpoint
+
+
+def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
+    """The release in use, or else the target's own speculator as a first one."""
+    releases = Releases(endpoint.releases)
+    if (serving := read_state(endpoint).serving) is not None:
+        return releases.verified(serving)
+    if bundle is None:
+        return base_release(releases, TargetConfig(), _FIRST_K)
+    with local_bundle(bundle) as directory:
+        manifest = read_json(directory / "bundle.json")
+    return base_release(
+        releases,
+        TargetConfig.model_validate(manifest["target"]),
+        int(manifest["num_speculative_tokens"]),
+        manifest["draft_sample_method"],
+    )
+
+
+def base_release(
+    releases: Releases, target: TargetConfig, k: int, draft_sample_method: Any = "greedy"
+) -> Release:
+    """The target's own speculator, as a release that drafts `k` tokens per step."""
+    from outrider.serving.base_copy import served_base
+
+    serving = ServingConfig(
+        engine=EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5),
+        draft_sample_method=draft_sample_method,
+    )
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        own = served_base(target.directory(), target.directory(), Path(folder))
+        out = Path(folder) / "bundle"
+        export_bundle(own, target, serving, k, None, {}, out, other_formats=False)
+        return releases.add(out, parent=None)
+
+
+def replica_command(replica: EndpointReplica, release: Release) -> list[str]:
+    """The command of one server."""
+    if replica.command is not None:
+        return shlex.split(replica.command)
+    address = Address.parse(replica.data)
+    listen = (
+        ["--uds", address.path]
+        if address.path is not None
+        else ["--host", str(address.host), "--port", str(address.port)]
+    )
+    return [str(release.directory / "serve.sh"), *listen, *LIVE_FLAGS]
+
+
+def replica_environment(endpoint: Endpoint) -> dict[str, str]:
+    """The environment of every server, without development mode."""
+    inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
+    own = {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
+    if (key := endpoint.api_key()) is not None:
+        own["VLLM_API_KEY"] = key  # not on a command line, which everybody may read
+    return server_forking() | inherited | live_environment(endpoint.roots) | own
+
+
+def core_shares(replicas: int) -> list[list[int]]:
+    """Cores of each replica: disjoint where there are enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < replicas:
+        return [cores] * replicas
+    return [cores[index::replicas] for index in range(replicas)]
+
+
+def _check_nobody_is_there(endpoint: Endpoint) -> None:
+    for name, replica in replicas_of(endpoint).items():
+        if replica.healthy():
+            raise OutriderError(
+                f"{name}: a server answers at {replica.data} already; deploy without --local, or"
+                " end it"
+            )
+    for each in endpoint.replicas:
+        if (path := Address.parse(each.data).path) is not None:
+            Path(path).unlink(missing_ok=True)
+
+
+def _log(endpoint: Endpoint, replica: EndpointReplica) -> Path:
+    path = endpoint.state_dir / f"{replica.name}.log"
+    path.touch(mode=0o600)
+    return path
+
+
+def _wait(endpoint: Endpoint, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Returns when every replica answers; an `OutriderError` with the end of a log otherwise."""
+    deadline = time.monotonic() + START_S
+    waiting = replicas_of(endpoint)
+    logs = {each.name: _log(endpoint, each) for each in endpoint.replicas}
+    while waiting:
+        for name, replica in list(waiting.items()):
+            if (code := processes[name].poll()) is not None:
+                raise OutriderError(f"{name} ended with code {code}; {_end(logs[name])}")
+            if time.monotonic() > deadline:
+                raise OutriderError(f"{name} did not answer in time; {_end(logs[name])}")
+            with contextlib.suppress(ReplicaUnreachable):
+                if replica.healthy():
+                    replica.status()
+                    del waiting[name]
+        time.sleep(0.25)
+
+
+def _end(log: Path, lines: int = 20) -> str:
+    end = "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return f"{log} ends:\n{end}"
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to all, so that vLLM frees its shared memory; the tree's guard ends the rest."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, deadline - time.monotonic()))
