@@ -43,6 +43,11 @@ def deploy_speculator() -> None:
     _run_command("deploy-speculator")
 
 
+def adapt_speculator() -> None:
+    """Console script."""
+    _run_command("adapt-speculator")
+
+
 def _run_command(name: str) -> None:
     function = name.replace("-", "_")
     command = getattr(importlib.import_module(f"outrider.recipes.commands.{function}"), function)

@@ -41,7 +41,7 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     """
     if file.path.endswith(TABLES):
         numbered: Iterable[tuple[int, Row | None]] = enumerate(_table(file), start=1)
-    elif _is_lines(file.head()):
+    elif is_lines(file.head()):
         yield from file.lines()
         return
     else:
@@ -53,7 +53,8 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
         yield number, row
 
 
-def _is_lines(head: bytes) -> bool:
+def is_lines(head: bytes) -> bool:
+    """Whether a file that begins so has a row in every line."""
     head = head.removeprefix(b"\xef\xbb\xbf")
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()][:LINES_LOOKED_AT]
     if _ARRAY.match(head):  # or lines that are arrays, though no format has such rows

@@ -95,7 +95,7 @@ class ReplaySums:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""
-        arrays = {name: np.round(getattr(self, name), 6).tolist() for name in _ARRAYS}
+        arrays = {name: np.round(getattr(self, name), 6).tolist() for name in ARRAYS}
         names = [list(region) for region in self.regions]
         return {
             "sequence_ids": self.sequence_ids,
@@ -107,13 +107,13 @@ class ReplaySums:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
         """The inverse of `as_dict`."""
-        arrays = {name: np.array(value[name]) for name in _ARRAYS}
+        arrays = {name: np.array(value[name]) for name in ARRAYS}
         regions = [(dimension, name) for dimension, name in value["regions"]]
         ids, sessions = value["sequence_ids"], value["sessions"]
         return cls(sequence_ids=ids, sessions=sessions, regions=regions, **arrays)
 
 
-_ARRAYS = (
+ARRAYS = (
     "tokens_R",
     "steps_RK",
     "accepted_RKK",

@@ -39,6 +39,8 @@ OPTIONS = (
     "--rehearse",
     "--speculator",
     "--to",
+    "--rounds",
+    "--once",
     "--first",
     "--samples",
     "--json",

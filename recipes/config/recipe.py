@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
+from outrider.recipes.live.adapt_config import AdaptConfig
 from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
@@ -89,6 +90,9 @@ class Recipe(BaseModel):
 
     export: ExportConfig = Field(default_factory=ExportConfig)
     """The export bundle."""
+
+    adapt: AdaptConfig = Field(default_factory=AdaptConfig)
+    """`adapt-speculator`, which keeps up with a live endpoint's traffic."""
 
     def speculative_serving(self) -> ServingConfig:
         """`serving`, and how the speculator drafts."""

@@ -78,7 +78,8 @@ class CanaryTest:
         roles: dict[str, Role] = {each.name: each.role for each in endpoint.replicas}
         self._traffic = Traffic(fleet.replicas, router, roles, {"stable": old, "canary": new.name})
         self._silent_since: dict[str, float] = {}
-        self._counted = {"stable": 0, "canary": 0}
+        self._counted: set[tuple[float, str]] = set()
+        self._canary_requests = 0
         self._said = 0.0
         self._share = 0.0
         self._router_answers = True
@@ -96,7 +97,7 @@ class CanaryTest:
 
     def _step(self, is_last: bool) -> Verdict | None:
         """The verdict of a step; None when the next one may begin."""
-        began, before = self._clock.time(), self._counted["canary"]
+        began, before = self._clock.time(), self._canary_requests
         pause, held = LOOK_S, False
         while True:
             self._clock.sleep(pause)
@@ -170,8 +171,11 @@ class CanaryTest:
         stable, canary = self._traffic.collect()
         groups: list[tuple[Role, list[Observation]]] = [("stable", stable), ("canary", canary)]
         for role, found in groups:
-            self._events.observed(role, found[self._counted[role] :])
-            self._counted[role] = len(found)
+            # A request is joined when both logs have it, which is not in the order of their ends.
+            keys = {(each.finished_at, each.session): each for each in found}
+            self._events.observed(role, [keys[key] for key in keys.keys() - self._counted])
+            self._counted |= keys.keys()
+        self._canary_requests = len(canary)
         return stable, canary
 
     def _report(self, decision: Decision) -> None:

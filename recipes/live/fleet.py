@@ -9,6 +9,7 @@ A server that was started again serves what its command names. Its directory tel
 that is (`known_directories`).
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -54,10 +55,10 @@ class Fleet:
         self._watch_of, self._clock, self._events, self._say = watch_of, clock, events, say
 
     def status(self, name: str) -> ReplicaStatus | None:
-        """None where the replica does not answer."""
+        """None where the replica does not answer, or answers that its engine is gone."""
         try:
             return self.replicas[name].status()
-        except ReplicaUnreachable:
+        except OutriderError:
             return None
 
     def statuses(self) -> dict[str, ReplicaStatus | None]:
@@ -122,21 +123,21 @@ class Fleet:
         deadline = self._clock.time() + PATIENCE_S
         while True:
             before_each()
-            try:
-                status = self.replicas[name].status()
+            status = self.status(name)
+            if status is not None:
                 if served_by(status, directories) == release.name:
                     self._events.serving(name, release.name)
                     return True
                 if watched and not is_new and status.reverted == release.name:
                     raise self.reverted(name, status)
-                self.exchange(name, release, watched)
-                if watched:
-                    self._wait_for_watch(name, before_each)
-                return True
-            except ReplicaUnreachable:
-                if self._clock.time() > deadline:
-                    return False
-                self._clock.sleep(LOOK_S)
+                with contextlib.suppress(ReplicaUnreachable):  # looked at again
+                    self.exchange(name, release, watched)
+                    if watched:
+                        self._wait_for_watch(name, before_each)
+                    return True
+            if self._clock.time() > deadline:
+                return False
+            self._clock.sleep(LOOK_S)
 
     def _wait_for_watch(self, name: str, before_each: Callable[[], None]) -> None:
         deadline = self._clock.time() + WATCH_WAIT_S

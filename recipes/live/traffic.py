@@ -11,10 +11,11 @@ of. A replica that was started again counts from 0, and is read from there.
 from collections.abc import Mapping
 from typing import Literal
 
+from outrider.common.errors import OutriderError
 from outrider.eval.live.observations import Observation, observations
 from outrider.recipes.live.parts import ReplicaClient, RouterClient
 from outrider.serving.live.access_log import RoutedRequest
-from outrider.serving.live.replica import LiveRequest, ReplicaUnreachable
+from outrider.serving.live.replica import LiveRequest
 
 Role = Literal["stable", "canary"]
 
@@ -54,7 +55,7 @@ class Traffic:
         for name, replica in self._replicas.items():
             try:
                 finished, after = replica.requests(self._after.get(name, 0))
-            except ReplicaUnreachable:
+            except OutriderError:  # the controller looks at its status
                 continue
             if after < self._after.get(name, 0):  # started again
                 finished, after = replica.requests(0)

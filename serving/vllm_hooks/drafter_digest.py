@@ -59,11 +59,20 @@ def _bytes_of(tensor: Tensor) -> bytes:
     flat = tensor.contiguous().view(-1).view(torch.uint8)
     if flat.device.type == "cpu":
         return flat.numpy().tobytes()
+    return byte_sums(flat).cpu().numpy().tobytes()
+
+
+def byte_sums(flat: Tensor) -> Tensor:
+    """Two int64 sums, modulo 2**64, over a tensor of bytes: of its words, and of words by place.
+
+    Words have 8 bytes, or one where the length is no multiple of that.
+    """
+    words = flat.view(torch.int64) if len(flat) % 8 == 0 else flat
     sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    for start in range(0, len(flat), _PIECE):
-        piece = flat[start : start + _PIECE].to(torch.int64)
+    for start in range(0, len(words), _PIECE):
+        piece = words[start : start + _PIECE].to(torch.int64)
         place = torch.arange(start, start + len(piece), device=flat.device)
-        # The place is mixed by a multiplier (Knuth's, 2**32 over the golden ratio), so that values
-        # that trade places change the sum.
-        sums += torch.stack([piece.sum(), (piece * ((place * 2654435761) & 0xFFFFFF)).sum()])
-    return sums.cpu().numpy().tobytes()
+        # The place is mixed by a multiplier (Knuth's, 2**32 over the golden ratio) and made odd, so
+        # that words that trade places change the sum, and every bit of a word counts.
+        sums += torch.stack([piece.sum(), (piece * ((place * 2654435761) | 1)).sum()])
+    return sums

@@ -26,7 +26,7 @@ class Report(TypedDict):
     digest: str
     """`bundle_digest` of the release; empty for a directory that was not checked against one."""
     draft_digest: str
-    """Of the weights in memory."""
+    """Of the weights in memory; empty if it was not asked for."""
     read_s: float
     apply_s: float
     staged: bool

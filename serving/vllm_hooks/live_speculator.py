@@ -90,7 +90,7 @@ class LiveSpeculator:
 
     async def status(self) -> ReplicaStatus:
         """The speculator in use, by what every worker reports."""
-        reports = await self._rpc("speculator_report", {})
+        reports = await self._rpc("speculator_report", {"digest": True})
         first = reports[0]
         if any(report["digest"] != first["digest"] for report in reports):
             raise OutriderError("the workers draft with different speculators; start it again")

@@ -135,10 +135,13 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         if bad is not None:
             bad.close()
 
-    def report(self) -> Report:
-        """What this worker drafts with, and how the last exchange went."""
+    def report(self, digest: bool) -> Report:
+        """What this worker drafts with, and how the last exchange went.
+
+        The digest of the weights is computed if it is asked for, once after each exchange.
+        """
         staging, current = self._staging, self.current
-        if self._digest is None and current is not None and self.worker is not None:
+        if digest and self._digest is None and current is not None:
             runner = self.worker.model_runner
             self._digest = drafter_digest(
                 runner.get_draft_model(), current.kind, proposer_of(runner)
@@ -261,10 +264,9 @@ class _Staging(threading.Thread):
             self._candidate.close()
 
 
-def speculator_report(worker: Any) -> Report:
+def speculator_report(worker: Any, digest: bool = False) -> Report:
     """Worker method: the speculator in use and the last exchange."""
-    engine = _engine(worker)
-    return engine.report()
+    return _engine(worker).report(digest)
 
 
 def speculator_take_back(worker: Any, exchange: str) -> Report:
@@ -272,7 +274,7 @@ def speculator_take_back(worker: Any, exchange: str) -> Report:
     engine = _engine(worker)
     with set_current_vllm_config(worker.vllm_config):
         engine.take_back(exchange)
-    return engine.report()
+    return engine.report(digest=False)
 
 
 def _engine(worker: Any) -> SafetensorsTransfer:

@@ -79,11 +79,11 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
 
 def fail_at_every_tensor(engine, directory):
     """Each load ends early, and what the engine drafted with is loaded again."""
-    (before,) = engine.llm.collective_rpc("speculator_report")
+    (before,) = engine.llm.collective_rpc("speculator_report", args=(True,))
     for after in range(len(list(Speculator.named(directory)._kind.exchanged(directory))) + 1):
         engine.llm.collective_rpc("next_load_fails_after", args=(after,))
         with pytest.raises(OutriderError, match=FAULT):
             engine.exchange(directory)
-        (now,) = engine.llm.collective_rpc("speculator_report")
+        (now,) = engine.llm.collective_rpc("speculator_report", args=(True,))
         assert now["draft_digest"] == before["draft_digest"], after
         assert now["directory"] == before["directory"]

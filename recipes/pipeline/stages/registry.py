@@ -7,6 +7,7 @@ stage_of("train", recipe)               # in a run of several kinds: the trainin
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.stage import Stage
+from outrider.recipes.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW
 from outrider.recipes.pipeline.stages.capture import CAPTURE
 from outrider.recipes.pipeline.stages.choose_kind import CHOOSE_KIND
 from outrider.recipes.pipeline.stages.evaluate import EVALUATE, EVALUATE_KINDS, EVALUATE_OTHER
@@ -27,6 +28,12 @@ STAGES_OF_KINDS: dict[str, Stage] = {
 """The same for several kinds."""
 
 
+OTHER_STAGES: dict[str, Stage] = {
+    stage.name: stage for stage in (EVALUATE_OTHER, ADAPT_WINDOW, ADAPT_ROUND)
+}
+"""Stages of other commands than `train-speculator`."""
+
+
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
     """The stages of the recipe's run."""
     return STAGES if len(recipe.speculator.kinds) == 1 else STAGES_OF_KINDS
@@ -34,7 +41,7 @@ def stages_of(recipe: Recipe) -> dict[str, Stage]:
 
 def stage_of(name: str, recipe: Recipe) -> Stage:
     """The stage of that name in the recipe's run."""
-    return EVALUATE_OTHER if name == EVALUATE_OTHER.name else stages_of(recipe)[name]
+    return OTHER_STAGES[name] if name in OTHER_STAGES else stages_of(recipe)[name]
 
 
 def stage_names(text: str | None, recipe: Recipe) -> list[str]:

@@ -5,6 +5,7 @@ has a record of its own (stages/train_KIND.json), so a kind that is done is not 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ from outrider.recipes.pipeline.stages.sources import (
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from outrider.data.sequences import load_sequences
     from outrider.recipes.pipeline.draft_parity_check import check_warm_start
-    from outrider.training.distributed.launch import train
 
     parts = parts_in_use(run)
     check_warm_start(run, recipe, parts["validation"])
+    return train_on(run, recipe, parts)
+
+
+def train_on(run: RunDirectory, recipe: Recipe, parts: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Trains on parts of the run's sequences and publishes its speculator."""
+    from outrider.data.sequences import load_sequences
+    from outrider.training.distributed.launch import train
+
     rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
     return train(
         target_dir=recipe.target.training_directory(),

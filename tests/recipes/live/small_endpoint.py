@@ -45,7 +45,7 @@ class SmallReplica:
         self.start()
 
     def start(self) -> None:
-        self.alive = True
+        self.alive, self.sick = True, False
         self.status = ReplicaStatus(
             None, "", "", k=3, kind="mtp", directory=str(self.started_with), swaps=0
         )
@@ -146,6 +146,8 @@ class SmallServer:
             return found if replica.alive else None
 
     def _replica(self, replica: SmallReplica, path: str, body: Any) -> tuple[int, Any]:
+        if replica.sick:
+            return 503, {"error": "the engine is dead"}
         route, _, query = path.partition("?")
         if route == "/v1/admin/speculator/requests":
             after = int(urllib.parse.parse_qs(query)["after"][0])
@@ -170,6 +172,8 @@ class SmallServer:
                 self.reset()
             case "/test/die":
                 self.replicas[body["replica"]].alive = False
+            case "/test/sicken":
+                self.replicas[body["replica"]].sick = True
             case "/test/start":
                 self.replicas[body["replica"]].start()
             case "/test/fault":

@@ -122,9 +122,12 @@ def test_without_a_canary_replicas_are_exchanged_in_place() -> None:
         assert small.served() == dict.fromkeys(("stable0", "stable1"), "better")
 
 
-def test_a_canary_that_dies_is_rolled_back_and_recovered_when_it_is_back(small) -> None:
+@pytest.mark.parametrize("how", ["die", "sicken"])
+def test_a_canary_that_dies_is_rolled_back_and_recovered_when_it_is_back(small, how) -> None:
     rig = Rig(small)
-    rig.clock.then = lambda now: small.test("/test/die", replica="canary") if now > 1002 else None
+    rig.clock.then = lambda now: (
+        small.test(f"/test/{how}", replica="canary") if now > 1002 else None
+    )
     rig.clock.requests = 1
     with rig as controller:
         done = controller.deploy(small.bundles["better"])

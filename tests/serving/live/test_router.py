@@ -217,7 +217,9 @@ def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -
             fleet.kill("a")
             load.more(40)
             wait_for(lambda: router.counts()["stable"].healthy == 1)
-            wait_for(lambda: set(fleet.names(20)) == {"b"})  # and not the canary's
+            wait_for(lambda: fleet.ask().name == "b")
+            fleet.names(20)
+            assert set(fleet.names(60)) == {"b"}  # and not the canary
             fleet.kill("b")
             load.more(40)
         assert [answer for answer in load.answers if answer.status != 200] == []

@@ -1,0 +1,243 @@
+"""Tails a log: cuts its new rows into slices, from a position that survives restarts.
+
+    unread = find_unread("logs/", position)                 # position: {} reads from the beginning
+    if unread_rows(unread) >= 500:
+        position |= cut(unread, 500, Path("windows/000003/log"))
+
+A slice is a folder of files that the ingest reads like any log. Files of lines are cut between
+lines; a last line without its end is left for later. The position of such a file is a number of
+bytes, under a digest of the file's first line. So a file is the same one after it was renamed or
+compressed by log rotation, and another one after it was truncated. Where several files begin alike,
+such as a file and its compressed copy, the one with most unread rows is read.
+
+Compressed files are read once nobody has written to them for `SETTLED_S`. Parquet, Arrow and
+pickle files and JSON arrays are read whole, then too, so that a slice may have more rows than asked
+for.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from outrider.common.files import publish
+from outrider.common.fingerprint import value_digest
+from outrider.data.ingest.framing import TABLES, is_lines, rows
+from outrider.data.ingest.sources import CHUNK, COMPRESSIONS, LogFile, log_files
+
+SETTLED_S = 60.0
+"""Seconds without a change after which a file that is read whole is complete."""
+
+LONGEST_FIRST_LINE = 2**20
+"""Bytes of a first line that identify a file."""
+
+NOT_LINES = (*TABLES, ".pkl")
+
+Position = dict[str, int]
+"""Bytes read of each file of lines, before compression, and rows of each other file, by its key."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The unread rows of one file."""
+
+    file: LogFile
+    key: str
+    start: int
+    """Bytes that were read before; 0 for a file that is read whole."""
+    rows: int
+    whole: bool = False
+
+
+def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unread]:
+    """The files of `traffic.path` with rows after `position`."""
+    found: dict[str, Unread] = {}
+    for file in log_files(path):
+        each = _unread_of(file, position)
+        if each is not None and (each.key not in found or found[each.key].rows < each.rows):
+            found[each.key] = each
+    return list(found.values())
+
+
+def unread_rows(unread: Sequence[Unread]) -> int:
+    """Rows of all files together."""
+    return sum(each.rows for each in unread)
+
+
+def cut(
+    unread: Sequence[Unread],
+    wanted: int,
+    out_dir: Path,
+    skipped: int = 0,
+    carried: Mapping[Path, Sequence[int]] | None = None,
+) -> Position:
+    """Publishes the next `wanted` rows as the folder `out_dir`; returns the position after them.
+
+    Every file gives its share of the rows. `skipped` rows before them are passed over. `carried`
+    names lines of earlier slices that are added (`halves`). Files are readable by their owner only.
+    """
+    total = unread_rows(unread)
+    after: Position = {}
+    with publish(out_dir) as folder:
+        folder.mkdir(mode=0o700)
+        for number, (slice_file, lines) in enumerate((carried or {}).items()):
+            _copy_lines(slice_file, lines, folder / f"{CARRIED}{number:03d}{slice_file.suffix}")
+        passed = given = 0
+        before = 0
+        for number, each in enumerate(unread):
+            before += each.rows
+            # Differences of rounded running sums, so that the shares add up.
+            skip = min(round(skipped * before / total) - passed, each.rows)
+            take = min(round(min(wanted, total - skipped) * before / total) - given, each.rows)
+            passed, given = passed + skip, given + take
+            path = folder / f"slice-{number:03d}{_suffix(each.file, each.whole)}"
+            if each.whole:
+                _copy_whole(each.file, path)
+                after[each.key] = each.rows
+            elif skip or take:
+                after[each.key] = _copy_rows(each, skip, min(take, each.rows - skip), path)
+        for path in folder.iterdir():
+            path.chmod(0o600)
+    return after
+
+
+def end_of(unread: Sequence[Unread]) -> Position:
+    """The position after everything unread: tailing begins with what comes later."""
+    position: Position = {}
+    for each in unread:
+        position[each.key] = each.rows if each.whole else each.start + _bytes_of(each, each.rows)
+    return position
+
+
+CARRIED = "carried-"
+"""Beginning of the names of files with lines of earlier slices."""
+
+OPEN_HALVES = frozenset({"unmatched_request", "stream_cut"})
+"""Reasons of rejects whose other half may follow in the next slice."""
+
+
+def halves(rejects: Sequence[Mapping[str, object]]) -> dict[Path, list[int]]:
+    """Lines of a slice, by file, that wait for their other half; each is carried over once."""
+    lines: dict[Path, list[int]] = {}
+    for reject in rejects:
+        path = Path(str(reject["file"]))
+        if reject["reason"] in OPEN_HALVES and not path.name.startswith(CARRIED):
+            lines.setdefault(path, []).append(int(str(reject["line"])))
+    return lines
+
+
+def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
+    compressed = file.path.endswith(tuple(COMPRESSIONS))
+    name = _name(file)
+    if name.endswith(NOT_LINES) or not is_lines(file.head()):
+        if not _settled(file):
+            return None
+        key = f"whole {value_digest(file.identity())}"
+        count = 0 if key in position else sum(1 for _ in rows(file))
+        return Unread(file, key, 0, count, whole=True) if count else None
+    if compressed and not _settled(file):
+        return None
+    with _content(file, 0) as content:
+        first = content.readline(LONGEST_FIRST_LINE)
+    if not first.endswith(b"\n") and len(first) < LONGEST_FIRST_LINE:
+        return None
+    key = f"lines {hashlib.sha256(first).hexdigest()}"
+    start = position.get(key, 0)
+    with _content(file, start) as content:
+        count = sum(chunk.count(b"\n") for chunk in iter(lambda: content.read(CHUNK), b""))
+    return Unread(file, key, start, count) if count else None
+
+
+def _name(file: LogFile) -> str:
+    name = PurePosixPath(file.path).name
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return name
+
+
+def _suffix(file: LogFile, whole: bool) -> str:
+    if whole:  # copied as it is stored
+        return "".join(PurePosixPath(file.path).suffixes[-2:]) or ".json"
+    return PurePosixPath(_name(file)).suffix or ".log"
+
+
+def _settled(file: LogFile) -> bool:
+    """Objects of a store appear whole; a local file may still be written."""
+    path = Path(file.path)
+    return not path.is_file() or time.time() - path.stat().st_mtime >= SETTLED_S
+
+
+@contextmanager
+def _content(file: LogFile, start: int) -> Iterator[IO[bytes]]:
+    """The decompressed content from byte `start` on."""
+    if not file.path.endswith(tuple(COMPRESSIONS)):
+        with file.stored() as content:
+            content.seek(start)
+            yield content
+        return
+    with file.open() as unpacked:
+        left = start
+        while left and (chunk := unpacked.read(min(CHUNK, left))):
+            left -= len(chunk)
+        yield unpacked
+
+
+def _bytes_of(each: Unread, count: int) -> int:
+    """Bytes of the next `count` lines."""
+    with _content(each.file, each.start) as content:
+        return sum(len(piece) for piece in _lines(content, count))
+
+
+def _copy_rows(each: Unread, skip: int, take: int, path: Path) -> int:
+    """Writes lines skip .. skip + take - 1 of the unread ones; returns the position after them."""
+    with _content(each.file, each.start) as content:
+        source = _Source(content)
+        position = each.start + sum(len(piece) for piece in source.lines(skip))
+        with path.open("wb") as out:
+            for piece in source.lines(take):
+                out.write(piece)
+                position += len(piece)
+    return position
+
+
+def _lines(content: IO[bytes], count: int) -> Iterator[bytes]:
+    return _Source(content).lines(count)
+
+
+class _Source:
+    """Reads a number of lines at a time, in pieces of at most CHUNK bytes."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content, self._left = content, b""
+
+    def lines(self, count: int) -> Iterator[bytes]:
+        """Pieces that together are the next `count` lines."""
+        while count:
+            chunk = self._left or self._content.read(CHUNK)
+            self._left = b""
+            if not chunk:
+                return
+            ends = chunk.count(b"\n")
+            if ends >= count:
+                end = -1
+                for _ in range(count):
+                    end = chunk.index(b"\n", end + 1)
+                chunk, self._left = chunk[: end + 1], chunk[end + 1 :]
+                ends = count
+            count -= ends
+            yield chunk
+
+
+def _copy_whole(file: LogFile, path: Path) -> None:
+    with file.stored() as content, path.open("wb") as out:
+        shutil.copyfileobj(content, out, CHUNK)
+
+
+def _copy_lines(source: Path, numbers: Sequence[int], path: Path) -> None:
+    wanted = set(numbers)
+    with source.open("rb") as lines, path.open("wb") as out:
+        out.writelines(line for number, line in enumerate(lines, start=1) if number in wanted)

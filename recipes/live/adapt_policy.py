@@ -1,0 +1,104 @@
+"""When to train again: after a fall of acceptance, or enough fresh traffic.
+
+    why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
+
+The speculator in use is watched by exact replay on every window. Its acceptance length on the
+newest window is compared with that at its release, on the traffic that its gate measured; before
+the first release, on the first window. Both have intervals over sessions, so the ratio has one too
+(eval/report/drift.py).
+
+A look after every window would find a fall sooner or later where there is none. So look j may be
+wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release
+(eval/stats/sequential.py).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.eval.report.drift import Change, change
+from outrider.eval.report.past_run import PastClustered
+from outrider.recipes.live.adapt_config import AdaptConfig
+from outrider.recipes.live.adapt_state import AdaptState, Window
+
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Fall:
+    """The newest window against the release."""
+
+    change: Change
+    shown: bool
+    """Whether the fall is beyond chance, and at least `adapt.min_drop`"""
+
+
+def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str | None:
+    """Why a round should start now, in words; None to wait."""
+    rows = sum(window.rows for window in state.fresh)
+    if not rows:
+        return None
+    factor = policy.backoff**state.losses
+    least = max(policy.min_fresh, policy.window if state.losses else 1)
+    fall = newest_fall(state, release, policy.min_drop)
+    if fall is not None and fall.shown and rows >= least * factor:
+        ratio = fall.change
+        return (
+            f"acceptance length fell to {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of"
+            " that at its release"
+        )
+    if policy.fresh is not None and rows >= policy.fresh * factor:
+        return f"{rows:,} rows since the last round"
+    return None
+
+
+def newest_fall(state: AdaptState, release: str, min_drop: float) -> Fall | None:
+    """The newest window against the release's own; None where there is nothing to compare."""
+    watched = [window for window in state.usable if window.release == release]
+    reference = _reference(state, watched, release)
+    if not watched or reference is None:
+        return None
+    newest, first = watched[-1], reference[1]
+    looks = len(watched) - (first is not None)
+    if newest is first or newest.acceptance is None or newest.acceptance.low is None:
+        return None
+    found = change(reference[0], newest.acceptance, comparisons=looks * (looks + 1))
+    return Fall(found, found.beyond_chance and found.value <= 1 - min_drop)
+
+
+def _reference(
+    state: AdaptState, watched: Sequence[Window], release: str
+) -> tuple[PastClustered, Window | None] | None:
+    """The acceptance length at the release, and the window it was measured on, if any."""
+    for each in reversed(state.rounds):
+        if each.won and each.release == release and each.custom and each.custom.low is not None:
+            return each.custom, None
+    for window in watched:
+        if window.acceptance is not None and window.acceptance.low is not None:
+            return window.acceptance, window
+    return None
+
+
+def within_budget(state: AdaptState, now: float, policy: AdaptConfig) -> bool:
+    """Whether the last 24 hours leave GPU-hours for another step."""
+    if policy.gpu_hours_per_day is None:
+        return True
+    return state.seconds_since(now - DAY_S) * policy.gpus / 3600 < policy.gpu_hours_per_day
+
+
+def older_windows(state: AdaptState, keep: int) -> tuple[list[int], list[int]]:
+    """Windows of earlier rounds to keep, and to delete: reservoir sampling over all of them.
+
+    Window i replaces a random kept one with probability `keep` / i, so each is kept with equal
+    probability (Vitter, ACM TOMS 11, 1985). The draws are those of the windows' numbers, so a
+    restart gives the same ones.
+    """
+    kept: list[int] = []
+    earlier = [window for window in state.usable if window.n <= state.last_trained]
+    for count, window in enumerate(earlier, start=1):
+        if len(kept) < keep:
+            kept.append(window.n)
+        elif (place := random.Random(f"window {window.n}").randrange(count)) < keep:
+            kept[place] = window.n
+    alive = {window.n for window in earlier if not window.deleted}
+    return sorted(alive & set(kept)), sorted(alive - set(kept))

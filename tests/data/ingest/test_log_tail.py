@@ -1,0 +1,173 @@
+import gzip
+import itertools
+import json
+import os
+import random
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from outrider.data.config import TrafficConfig
+from outrider.data.ingest import log_tail
+from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
+from outrider.data.ingest.slice import carried_lines, ingest_slice
+from tests.data.logs import pair, screenings
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    monkeypatch.setattr(log_tail, "SETTLED_S", 0.0)
+
+
+class Logging:
+    """A process that logs numbered lines, rotates its file and truncates it."""
+
+    def __init__(self, folder, seed):
+        self.folder, self.rng = folder, random.Random(seed)
+        self.numbers = itertools.count()
+        self.written, self.rotated = [], itertools.count()
+        self.folder.mkdir()
+
+    def log(self):
+        lines = [f'{{"line": {next(self.numbers)}}}' for _ in range(self.rng.randrange(30))]
+        name = self.rng.choice(["a.jsonl", "b.jsonl"])
+        with (self.folder / name).open("a") as file:
+            file.writelines(line + "\n" for line in lines)
+        self.written += lines
+
+    def rotate(self):
+        """Renames a file, as logrotate does, and perhaps compresses it, or copies and truncates."""
+        path = self.folder / self.rng.choice(["a.jsonl", "b.jsonl"])
+        if not path.exists():
+            return
+        aside = self.folder / f"{path.stem}.{next(self.rotated)}.jsonl"
+        content = path.read_bytes()
+        match self.rng.randrange(3):
+            case 0:
+                path.rename(aside)
+            case 1:
+                aside.with_suffix(".jsonl.gz").write_bytes(gzip.compress(content))
+                path.unlink()
+            case 2:
+                aside.write_bytes(content)
+                os.truncate(path, 0)
+
+
+def read_slice(folder):
+    return [line for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_line_is_read_once_however_the_log_is_rotated(tmp_path, seed):
+    logging = Logging(tmp_path / "log", seed)
+    rng, position, read = random.Random(seed), {}, []
+    logging.log()
+    for number in range(40):
+        rng.choice([logging.log, logging.log, logging.rotate])()
+        if not any(logging.folder.iterdir()):
+            continue
+        unread = find_unread(str(logging.folder), position)
+        assert unread_rows(unread) == len(logging.written) - len(read)
+        wanted = rng.randrange(1, 40)
+        if unread_rows(unread) < wanted:
+            continue
+        position |= cut(unread, wanted, tmp_path / str(number))
+        rows = read_slice(tmp_path / str(number))
+        assert len(rows) == wanted
+        read += rows
+    if unread := find_unread(str(logging.folder), position):
+        cut(unread, unread_rows(unread), tmp_path / "rest")
+        read += read_slice(tmp_path / "rest")
+    assert sorted(read) == sorted(logging.written)
+
+
+def test_a_line_without_its_end_is_left_for_later(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"line": 0}\n{"li')
+    unread = find_unread(str(log), {})
+    position = cut(unread, 1, tmp_path / "first")
+    assert find_unread(str(log), position) == []
+    with log.open("a") as file:
+        file.write('ne": 1}\n')
+    cut(find_unread(str(log), position), 1, tmp_path / "second")
+    assert read_slice(tmp_path / "second") == ['{"line": 1}']
+
+
+def test_rows_are_passed_over_and_tailing_can_begin_at_the_end(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"line": {n}}}\n' for n in range(100)))
+    unread = find_unread(str(log), {})
+    position = cut(unread, 10, tmp_path / "slice", skipped=70)
+    assert read_slice(tmp_path / "slice") == [f'{{"line": {n}}}' for n in range(70, 80)]
+    assert unread_rows(find_unread(str(log), position)) == 20
+    assert find_unread(str(log), end_of(unread)) == []
+
+
+def test_a_table_is_read_whole_once_it_is_settled(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"a": list(range(30))}), tmp_path / "rows.parquet")
+    monkeypatch.setattr(log_tail, "SETTLED_S", 3600.0)
+    assert find_unread(str(tmp_path), {}) == []
+    long_ago = time.time() - 7200
+    os.utime(tmp_path / "rows.parquet", (long_ago, long_ago))
+    unread = find_unread(str(tmp_path), {})
+    assert unread_rows(unread) == 30
+    position = cut(unread, 10, tmp_path / "slice")
+    assert pq.read_table(next((tmp_path / "slice").iterdir())).num_rows == 30
+    assert find_unread(str(tmp_path / "rows.parquet"), position) == []
+
+
+def test_slices_are_private(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"line": 0}\n')
+    cut(find_unread(str(tmp_path), {}), 1, tmp_path / "slice")
+    assert (tmp_path / "slice").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "slice").iterdir())
+
+
+def joined_log(count):
+    """Requests and responses as rows of their own; each response comes three rows later."""
+    requests, responses = [], []
+    for number, (messages, reasoning, answer) in enumerate(screenings(count)):
+        row = pair(messages, reasoning, answer, response__id=f"chatcmpl-{number}")
+        requests.append({"id": f"chatcmpl-{number}", **row["request"]})
+        responses.append({**row["response"], "id": f"chatcmpl-{number}"})
+    late = 3
+    lines = []
+    for number in range(count + late):
+        lines += requests[number : number + 1]
+        if number >= late:
+            lines.append(responses[number - late])
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_response_in_the_next_slice_finds_its_request(tmp_path, nano_r1):
+    log = tmp_path / "log.jsonl"
+    log.write_text(joined_log(12))
+    position, ids, carried = {}, [], None
+    for number in range(2):
+        unread = find_unread(str(log), position)
+        folder = tmp_path / f"w{number}"
+        position |= cut(unread, 12, folder / "log", carried=carried)
+        out = folder / "traffic"
+        summary = ingest_slice(nano_r1, TrafficConfig(path=str(folder / "log")), out, f"w{number}-")
+        ids.append(summary["exchanges"])
+        carried = carried_lines(out)
+        waits = [json.loads(line)["reason"] for line in (out / "rejects.jsonl").open()]
+        assert waits == ([] if number else ["unmatched_request"] * 4)
+    assert unread_rows(find_unread(str(log), position)) == 0
+    assert ids[0] < 12 and sum(ids) == 12
+
+
+def test_what_was_carried_once_is_not_carried_again(tmp_path):
+    out = tmp_path / "traffic"
+    out.mkdir()
+    rows = [
+        {"file": f"/w/log/{name}", "line": 2, "reason": reason, "detail": ""}
+        for name in ("slice-000.jsonl", "carried-000.jsonl")
+        for reason in ("unmatched_request", "not_json")
+    ]
+    (out / "rejects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {path.name: lines for path, lines in carried_lines(out).items()} == {
+        "slice-000.jsonl": [2]
+    }
