@@ -17,6 +17,7 @@ from outrider.recipes.live.state import State
 from outrider.serving.live.bundle_digest import bundle_digest
 from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.releases import Releases
+from outrider.serving.live.replica import ReplicaUnreachable
 
 BUSY_S = 10.0
 """Seconds between two tries while another process deploys to the endpoint."""
@@ -60,8 +61,8 @@ class EndpointDeployer:
             return Outcome(PROMOTED, self.serving())
         try:
             outcome = deploy_bundle(bundle, self.endpoint, say=self.say).outcome
-        except OutriderError:
-            if self._refusals() == state.refused:
+        except OutriderError as error:
+            if isinstance(error, ReplicaUnreachable) or self._refusals() == state.refused:
                 raise
             outcome = None
         return Outcome(outcome or "refused", self.serving())
