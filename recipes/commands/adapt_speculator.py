@@ -3,6 +3,7 @@
 adapt-speculator --recipe resume_screening.yaml --to endpoints/resume.yaml
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ def adapt_speculator(
     to: str,
     rounds: int | None = None,
     once: Annotated[bool, Flag] = False,
+    metrics_port: int | None = None,
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
@@ -32,9 +34,12 @@ def adapt_speculator(
         Stop after this many training rounds, whether they shipped or not.
     once
         Stop when the log has no whole window left and nothing is under way.
+    metrics_port
+        Serve Prometheus metrics on this port of 127.0.0.1.
     """
     from outrider.common.supervision import stopped_by_signal
     from outrider.recipes.live.adapt import Adapter, summary
+    from outrider.recipes.live.adapt_metrics import adapt_metrics
     from outrider.recipes.live.endpoint_deployer import EndpointDeployer
     from outrider.serving.live.endpoint_file import load_endpoint
 
@@ -42,10 +47,13 @@ def adapt_speculator(
         raise OutriderError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     endpoint = load_endpoint(to)
-    with (
-        stopped_by_signal(),
-        Adapter.open(loaded, endpoint.state_dir, EndpointDeployer(endpoint, _say)) as adapter,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopped_by_signal())
+        listener = stack.enter_context(adapt_metrics(endpoint, loaded.recipe.adapt, metrics_port))
+        deployer = EndpointDeployer(endpoint, _say)
+        adapter = stack.enter_context(
+            Adapter.open(loaded, endpoint.state_dir, deployer, listener=listener)
+        )
         adapter.run(rounds, once)
         print_json(summary(adapter))
     return 0

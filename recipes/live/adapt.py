@@ -31,7 +31,14 @@ from outrider.common.child_process import start_server
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
-from outrider.data.ingest.log_tail import Unread, cut, end_of, find_unread, unread_rows
+from outrider.data.ingest.log_tail import (
+    Unread,
+    cut,
+    end_of,
+    find_unread,
+    unread_bytes,
+    unread_rows,
+)
 from outrider.data.ingest.slice import carried_lines
 from outrider.recipes.config.load import LoadedRecipe
 from outrider.recipes.config.recipe import Recipe
@@ -42,7 +49,7 @@ from outrider.recipes.live.deployer import Deployer, InUse, in_use
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.run_stages import StageFailed, run_stages
 from outrider.recipes.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
-from outrider.serving.live.journal import Journal
+from outrider.serving.live.journal import Entry, Journal
 
 MOST_REFUSED = 3
 """Windows in a row that may be refused. One more is an error: the log or the target is wrong."""
@@ -51,6 +58,9 @@ KEPT_ROUNDS = 3
 """Newest rounds that keep their weights. All keep their figures."""
 
 INTERRUPTED = 75
+
+FOLDER, JOURNAL = "adapt", "journal.jsonl"
+"""Below the endpoint's `state_dir`."""
 
 
 @dataclass
@@ -75,13 +85,17 @@ class Adapter:
         deployer: Deployer,
         console: Console | None = None,
         parity: bool = True,
+        listener: Callable[[Entry], None] | None = None,
     ) -> Iterator["Adapter"]:
-        """Locks and opens `state_dir`/adapt; a second process gets an error."""
-        folder = state_dir / "adapt"
+        """Locks and opens `state_dir`/adapt; a second process gets an error.
+
+        `listener` gets every entry of the journal after it is on the disk.
+        """
+        folder = state_dir / FOLDER
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
             RunDirectory(folder).locked(),
-            Journal(folder / "journal.jsonl") as journal,
+            Journal(folder / JOURNAL, listener=listener) as journal,
         ):
             console = console or Console(stderr=True, highlight=False, soft_wrap=True)
             start_server()
@@ -155,6 +169,7 @@ class Adapter:
             return False
         number = len(state.windows) + 1
         skipped = max(rows - adapt.most_behind * adapt.window, 0)
+        left = max(rows - skipped - adapt.window, 0)
         previous = self.window_run(number - 1)
         after = cut(
             unread,
@@ -164,7 +179,12 @@ class Adapter:
             carried_lines(previous.traffic) if previous.root.is_dir() else None,
         )
         self.journal.append(
-            "window", window=number, rows=adapt.window, skipped=skipped, position=after
+            "window",
+            window=number,
+            rows=adapt.window,
+            skipped=skipped,
+            unread_bytes=round(unread_bytes(unread) * left / rows),
+            position=after,
         )
         if skipped:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")

@@ -5,10 +5,13 @@ with reporting(endpoint, port=9464) as events: deploy_bundle(bundle, endpoint, e
 
 import contextlib
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from outrider.recipes.live.parts import Events
 from outrider.serving.live.endpoint_file import Endpoint
+
+if TYPE_CHECKING:
+    from outrider.serving.live.metrics import LiveMetrics
 
 METRICS = "metrics.prom"
 """In `state_dir`, for node_exporter's textfile collector."""
@@ -20,11 +23,23 @@ LOG = "events.jsonl"
 @contextlib.contextmanager
 def reporting(endpoint: Endpoint, port: int | None = None) -> Iterator[Events]:
     """`LiveMetrics` in a text file, in a log and, with a port, over HTTP on 127.0.0.1."""
+    with live_metrics(endpoint, port) as metrics:
+        yield Events() if metrics is None else cast(Events, metrics)
+
+
+@contextlib.contextmanager
+def live_metrics(
+    endpoint: Endpoint, port: int | None = None, textfile: str = METRICS
+) -> Iterator["LiveMetrics | None"]:
+    """The metrics of one process; None without the extra and without a port.
+
+    Two processes of an endpoint need text files of different names.
+    """
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
         if port is None:
-            yield Events()
+            yield None
             return
     from outrider.serving.live.event_log import event_log
     from outrider.serving.live.metrics import LiveMetrics
@@ -35,8 +50,8 @@ def reporting(endpoint: Endpoint, port: int | None = None) -> Iterator[Events]:
         LiveMetrics(
             endpoint.name,
             port,
-            endpoint.state_dir / METRICS,
+            endpoint.state_dir / textfile,
             event_log(stream, endpoint.name),
         ) as metrics,
     ):
-        yield cast(Events, metrics)
+        yield metrics

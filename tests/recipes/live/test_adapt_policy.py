@@ -38,10 +38,16 @@ class Story:
 
     def window(self, length=4.0, release="base", seconds=1.0, at=0.0):
         number = len(self.state.windows) + 1
-        self.add("window", window=number, rows=100, position={"a": number})
+        self.add("window", window=number, rows=100, position={"a": number}, unread_bytes=700)
         acceptance = self.estimate(length)
         self.add(
-            "watched", at, window=number, release=release, acceptance=acceptance, seconds=seconds
+            "watched",
+            at,
+            window=number,
+            sequences=90,
+            release=release,
+            acceptance=acceptance,
+            seconds=seconds,
         )
 
     def round(self, ships, release="base", length=4.0):
