@@ -33,7 +33,7 @@ def adapt_metrics(
     """The listener of the journal, where the extra `live` is installed; else None."""
     with live_metrics(endpoint, port, TEXTFILE) as metrics:
         journal = endpoint.state_dir / FOLDER / JOURNAL
-        yield metrics and AdaptMetrics(metrics, policy, read_journal(journal))
+        yield AdaptMetrics(metrics, policy, read_journal(journal)) if metrics else None
 
 
 class AdaptMetrics:

@@ -96,7 +96,8 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 
 
 @pytest.mark.parametrize(
-    "command", ["train-speculator", "evaluate-speculator", "export-speculator"]
+    "command",
+    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
 )
 def test_a_mistake_ends_a_process_with_status_1(tmp_path, command):
     words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if command == "export-speculator" else [])]
@@ -162,7 +163,8 @@ def test_help_and_recipes_do_not_import_torch():
 
 
 @pytest.mark.parametrize(
-    "command", ["train-speculator", "evaluate-speculator", "export-speculator"]
+    "command",
+    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
 )
 def test_help(tmp_path, command):
     finished = run(command, "--help", cwd=tmp_path)

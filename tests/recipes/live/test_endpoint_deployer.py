@@ -1,5 +1,6 @@
 """adapt-speculator's view of an endpoint, on the controller and small real servers."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from outrider.recipes.live.deployer import BASE
 from outrider.recipes.live.endpoint_deployer import EndpointDeployer
 from outrider.serving.live.releases import Releases
 from outrider.serving.live.replica import ReplicaUnreachable
+from tests.recipes.commands import assert_one_message, run
 from tests.recipes.live.rig import Rig
 from tests.recipes.live.small_endpoint import SmallEndpoint
 from tests.serving.live.bundles import write_bundle
@@ -97,3 +99,15 @@ def test_another_deployment_is_waited_for(small):
     deployer = EndpointDeployer(small.endpoint, said.append, wait)
     assert deployer.deploy(Path(small.bundles["better"])).promoted
     assert len(waited) == 1 and any("is deploying to this endpoint" in text for text in said)
+
+
+def test_the_command_without_new_traffic(small, tmp_path):
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--to", str(small.file())]
+    done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
+    assert (small.endpoint.state_dir / "adapt" / "journal.jsonl").is_file()
+    wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
+    assert_one_message(wrong, "--rounds 0: give 1 or more")
