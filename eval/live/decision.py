@@ -159,10 +159,14 @@ def _verdict(
     return "promote", f"speed: {_say(speed)}; above {1 - policy.margin:g}"
 
 
+WIDEST_SAID = 100.0
+"""An upper bound of a ratio beyond this says nothing."""
+
+
 def _say(ratio: Bounds) -> str:
     if not math.isfinite(ratio.value):
         return "not known"
-    if not math.isfinite(ratio.high):
+    if not ratio.high < WIDEST_SAID:
         return f"{ratio.value:.3f} of stable's, too few sessions ({ratio.clusters}) for bounds"
     return (
         f"{ratio.value:.3f} of stable's ({ratio.low:.3f} to {ratio.high:.3f}, "

@@ -86,6 +86,8 @@ class Releases:
                 facts = {"digest": digest, "parent": parent, "added_at": self._clock()}
                 write_json(temporary / _FACTS, facts)
                 _make_read_only(temporary)
+        else:
+            bundle_digest(bundle)  # a changed file is an error here too
         return self.get(name)
 
     def get(self, name: str) -> Release:

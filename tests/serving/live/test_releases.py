@@ -38,6 +38,14 @@ def test_the_same_bundle_is_the_same_release(releases: Releases, tmp_path: Path)
     assert releases.add(write_bundle(tmp_path / "b", b"weights"), first.name) == first
 
 
+def test_a_changed_copy_of_a_release_is_refused(releases: Releases, tmp_path: Path) -> None:
+    releases.add(write_bundle(tmp_path / "a", b"weights"), None)
+    copy = write_bundle(tmp_path / "b", b"weights")
+    (copy / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(OutriderError, match=r"model\.safetensors: missing, or changed"):
+        releases.add(copy, None)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
