@@ -27,7 +27,8 @@ from safetensors.torch import save_file
 
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
-from outrider.data.sequences import load_parts, load_sequences
+from outrider.data.on_policy.quarantine import load_parts
+from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.live.address import address_of
 from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest
