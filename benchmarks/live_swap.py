@@ -40,8 +40,8 @@ from outrider.speculators.kinds import trainable_kind_of
 KEY = "benchmark"
 TOKENS = 160
 """Longest response."""
-BETWEEN_S = 0.3
-"""Pause between two swaps."""
+BETWEEN_S = 1.0
+"""Pause between two swaps. After a clearing swap every open request computes its prompt again."""
 
 
 @dataclass
@@ -253,7 +253,15 @@ def measure(run: Path, swaps: int, streams: int, requests: int) -> dict[str, Any
     heldout = load_parts(run / "split", run / "features")["heldout"]
     rows = load_sequences(run / "traffic" / "sequences", heldout)
     prompts = [list(row["token_ids"][: row["completion_start"]]) for row in rows][:requests]
+    # An MTP drafter computes the last cached block (128 tokens on a CPU) again.
+    long = [prompt * 4 for prompt in prompts[:6]]
     result: dict[str, Any] = {"k": k, "prompts": len(prompts), "streams": streams, "load": []}
+
+    def count(name: str, live: Live, asked: list[list[int]] = prompts) -> list[str]:
+        texts, result[name] = live.counted(asked)
+        print(json.dumps({name: result[name]}), flush=True)
+        return texts
+
     with tempfile.TemporaryDirectory(prefix="outrider-") as text:
         root = Path(text)
         base = release(target.directory(), root / "base", k)
@@ -262,30 +270,34 @@ def measure(run: Path, swaps: int, streams: int, requests: int) -> dict[str, Any
         shutil.copytree(bundle, custom)
         folder = run / "live_swap"
         with live_server(target, custom, k, root, folder / "fresh.log") as fresh:
-            _, result["custom, fresh server"] = fresh.counted(prompts)
+            count("custom, fresh server", fresh)
             fresh_digest = fresh.replica.status().draft_digest
         with live_server(target, target.directory(), k, root, folder / "live.log") as live:
-            texts, result["base, fresh server"] = live.counted(prompts)
+            texts = count("base, fresh server", live)
             own_digest = live.replica.status().draft_digest
             for name, directory in (("custom", custom), ("base", base)):
                 live.swap(directory, "clear")
-                _, result[f"{name}, swapped in"] = live.counted(prompts)
+                count(f"{name}, swapped in", live)
                 digest = live.replica.status().draft_digest
                 assert digest == {"custom": fresh_digest, "base": own_digest}[name]
+            live.counted(long)
             live.swap(custom, "keep")
-            _, result["custom, prefixes cached under base"] = live.counted(prompts)
+            count("long prompts, custom, prefixes cached under base", live, long)
+            live.swap(custom, "clear")
+            count("long prompts, custom, empty cache", live, long)
+            count("long prompts, custom, prefixes cached under custom", live, long)
             for policy in (None, "keep", "clear"):
                 row = loaded(live, prompts, streams, swaps, [base, custom], policy, texts)
                 result["load"].append(row)
                 print(json.dumps(row), flush=True)
             live.swap(custom, "clear")
-            _, result["custom, after all swaps"] = live.counted(prompts)
+            count("custom, after all swaps", live)
             assert live.replica.status().draft_digest == fresh_digest
             counts = result["custom, fresh server"]
             floor = 1 + 0.9 * counts["accepted"] / counts["drafts"]
             result["taken_back"] = taken_back(live, prompts, noise, floor) | {"floor": floor}
             live.swap(custom, "clear")
-            _, result["custom, after the watch"] = live.counted(prompts)
+            count("custom, after the watch", live)
     return result
 
 
