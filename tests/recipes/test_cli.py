@@ -100,7 +100,8 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
     ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
 )
 def test_a_mistake_ends_a_process_with_status_1(tmp_path, command):
-    words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if command == "export-speculator" else [])]
+    needs_place = command in ("export-speculator", "adapt-speculator")
+    words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if needs_place else [])]
     assert_one_message(start(command, *words, cwd=tmp_path), "nowhere.yaml: no such recipe")
 
 
