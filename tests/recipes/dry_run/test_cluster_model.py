@@ -1,0 +1,184 @@
+"""The discrete-event model against arithmetic, and against recurrences without an event queue."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+pytest.importorskip("simpy")
+import simpy
+
+from outrider.recipes.dry_run import cluster_model
+from outrider.recipes.dry_run.cluster_model import (
+    READ_AHEAD,
+    Layout,
+    Rates,
+    Work,
+    enough_held_bytes,
+    enough_replicas,
+    gains,
+    simulate,
+)
+
+RATES = Rates(capture_tokens_per_s=100, training_tokens_per_s=math.inf, bytes_per_token=10)
+
+
+def literal(items, producers, limit, ready, consumer_ready):
+    """Times of every item by recurrences: (handed out, produced, consumed from, consumed to)."""
+    free = [ready] * producers
+    limit = min(limit, sum(item.bytes for item in items))
+    handed, produced, carried, begun, ended = [], [], [], [], []
+    for index, item in enumerate(items):
+        room = handed[-1] if handed else 0.0
+        for other in range(index):  # wait for items before, oldest first, until this one fits
+            held = sum(
+                min(items[j].bytes, limit) for j in range(index) if ended[j] > room
+            )
+            if held + min(item.bytes, limit) <= limit:
+                break
+            room = max(room, ended[other])
+        first = min(range(producers), key=lambda number: free[number])
+        start = max(room, free[first])
+        free[first] = start + item.produce_s
+        handed.append(start)
+        produced.append(free[first])
+        arrived = max([produced[-1], *carried[-1:]]) + item.transfer_s
+        slot = begun[index - READ_AHEAD] if index >= READ_AHEAD else 0.0
+        carried.append(max(arrived, slot))
+        begun.append(max([carried[-1], consumer_ready, *ended[-1:]]))
+        ended.append(begun[-1] + item.consume_s)
+    return handed, produced, begun, ended
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_pipeline_is_its_recurrences(seed):
+    draw = random.Random(seed)
+    items = [
+        cluster_model._Item(
+            draw.uniform(1, 9), draw.randint(1, 50), draw.uniform(0, 3), draw.uniform(0, 6)
+        )
+        for _ in range(draw.randint(1, 40))
+    ]
+    producers, limit = draw.randint(1, 6), draw.choice([20, 60, 200, 10**9])
+    ready, consumer_ready = draw.uniform(0, 5), draw.uniform(0, 50)
+    env = simpy.Environment()
+    flow = cluster_model._Pipeline(env, items, producers, limit, ready, consumer_ready)
+    env.run(flow.end)
+    handed, produced, begun, ended = literal(items, producers, limit, ready, consumer_ready)
+    assert env.now == pytest.approx(ended[-1])
+    assert flow.produced_s == pytest.approx(max(produced))
+    moments = sorted({*handed})
+    held = [
+        sum(
+            item.bytes
+            for item, start, end in zip(items, handed, ended, strict=True)
+            if start <= moment < end
+        )
+        for moment in moments
+    ]
+    assert flow.most_held == max(held)
+    assert flow.most_held <= max(limit, max(item.bytes for item in items))
+
+
+def test_one_replica_and_a_consumer_that_costs_nothing():
+    work = Work(pieces=[300, 500, 200], other_pieces=[100])
+    rates = dataclasses.replace(RATES, replica_start_s=7, piece_s=0.5)
+    for streamed in (False, True):
+        found = simulate(work, rates, Layout(1, streamed))
+        assert found.capture_s == pytest.approx(7 + 1100 / 100 + 4 * 0.5)
+        assert found.seconds == pytest.approx(found.capture_s)
+        assert found.moved_bytes == 11_000
+        assert found.captured_tokens == 1100
+
+
+def test_replicas_share_equal_pieces():
+    work = Work(pieces=[100] * 12)
+    for replicas in (1, 2, 3, 4, 5, 12, 20):
+        found = simulate(work, RATES, Layout(replicas))
+        assert found.seconds == pytest.approx(math.ceil(12 / replicas))
+
+
+def test_stored_training_waits_for_capture_and_reads_every_epoch():
+    work = Work(pieces=[100] * 10, epochs=3, other_pieces=[50, 50])
+    rates = dataclasses.replace(RATES, training_tokens_per_s=200, training_start_s=4)
+    found = simulate(work, rates, Layout(2))
+    assert found.capture_s == pytest.approx(5.5)  # ten pieces of 1 s and two of 0.5 s by two
+    assert found.first_step_s == pytest.approx(9.5)
+    assert found.training_s == pytest.approx(9.5 + 3 * 1000 / 200)
+    assert found.disk_bytes == 10 * (1100 + 3 * 1000)
+    slow = dataclasses.replace(rates, read_bytes_per_s=1000)  # 100 tokens a second
+    read = simulate(work, slow, Layout(2))
+    assert read.training_s == pytest.approx(5.5 + 3 * 1000 / 100 + 100 / 200)
+    written = dataclasses.replace(rates, write_bytes_per_s=1000)
+    assert simulate(work, written, Layout(2)).capture_s == pytest.approx(0.5 + 11)
+
+
+def test_streamed_training_starts_with_the_first_piece():
+    work = Work(pieces=[100] * 10, epochs=2)
+    rates = dataclasses.replace(RATES, training_tokens_per_s=1000)
+    found = simulate(work, rates, Layout(1, streamed=True))
+    assert found.first_step_s == pytest.approx(1)
+    assert found.training_s == pytest.approx(20 + 0.1)  # capture of both epochs, one last piece
+    slow = dataclasses.replace(rates, training_tokens_per_s=50)
+    assert simulate(work, slow, Layout(1, streamed=True)).training_s == pytest.approx(1 + 40)
+    kept = Layout(1, streamed=True, cache_bytes=5000)  # half of an epoch's 10,000 bytes
+    assert simulate(work, rates, kept).captured_tokens == 1500
+    assert simulate(work, rates, kept).training_s == pytest.approx(15 + 0.1)
+
+
+def test_a_slow_consumer_stops_the_replicas_at_the_limit():
+    work = Work(pieces=[100] * 50)
+    rates = dataclasses.replace(RATES, training_tokens_per_s=10)
+    free = simulate(work, rates, Layout(4, streamed=True))
+    bound = simulate(work, rates, Layout(4, streamed=True, held_bytes=3000))
+    assert free.held_bytes > 40_000 and bound.held_bytes == 3000
+    assert bound.training_s == pytest.approx(free.training_s)
+    assert bound.node_bytes <= 3000
+    # A limit below one piece lets one piece through at a time.
+    tiny = simulate(work, rates, Layout(4, streamed=True, held_bytes=1))
+    assert tiny.held_bytes == 1000
+    assert tiny.training_s == pytest.approx(50 * 11)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_searches_find_what_trying_everything_finds(seed):
+    draw = random.Random(seed)
+    work = Work([draw.randint(20, 200) for _ in range(24)], epochs=draw.choice([1, 2]))
+    rates = dataclasses.replace(RATES, training_tokens_per_s=draw.choice([150, 400, 900]))
+    layout = Layout(2, streamed=True, held_bytes=draw.choice([4000, 10**9]))
+
+    def times(layouts):
+        return [simulate(work, rates, each).training_s for each in layouts]
+
+    by_replicas = times(dataclasses.replace(layout, replicas=n) for n in range(1, 25))
+    enough = next(n for n, s in enumerate(by_replicas, 1) if s <= 1.01 * by_replicas[-1])
+    assert enough_replicas(work, rates, layout) == enough
+    largest = max(work.pieces) * 10
+    by_limit = times(dataclasses.replace(layout, held_bytes=n * largest) for n in range(1, 25))
+    enough = next(n for n, s in enumerate(by_limit, 1) if s <= 1.01 * by_limit[-1])
+    assert enough_held_bytes(work, rates, layout) == enough * largest
+
+
+def test_the_bottleneck_is_what_helps_when_doubled():
+    work = Work(pieces=[100] * 100)
+    trained = dataclasses.replace(RATES, training_tokens_per_s=100)
+    few = gains(work, dataclasses.replace(RATES, training_tokens_per_s=1000), Layout(1, True))
+    assert max(few, key=few.get) == "capture" and few["capture"] == pytest.approx(0.5, abs=0.02)
+    many = gains(work, trained, Layout(8, True))
+    assert max(many, key=many.get) == "training" and many["capture"] < 0.02
+    narrow = dataclasses.replace(trained, network_bytes_per_s=100)
+    thin = gains(work, narrow, Layout(8, True))
+    assert max(thin, key=thin.get) == "network"
+    tight = gains(work, RATES, Layout(8, True, held_bytes=2000))
+    assert max(tight, key=tight.get) == "held bytes"
+    stored = gains(work, dataclasses.replace(RATES, write_bytes_per_s=500), Layout(8))
+    assert max(stored, key=stored.get) == "disk"
+
+
+def test_evaluation_is_replay_in_tasks_and_then_the_servers_alone():
+    work = Work(pieces=[100], replayed_tokens=6000, served_s=30)
+    rates = dataclasses.replace(RATES, replay_tokens_per_s=100)
+    one, four = (simulate(work, rates, Layout(1, replay_tasks=n)) for n in (1, 4))
+    assert one.seconds - one.training_s == pytest.approx(60 + 30)
+    assert four.seconds - four.training_s == pytest.approx(15 + 30)
