@@ -7,6 +7,8 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from outrider.common.cluster.rates import ClusterRates
+
 
 class ClusterConfig(BaseModel):
     """`cluster:` where the stages run. Without an address, on this machine and without Ray."""
@@ -46,6 +48,9 @@ class ClusterConfig(BaseModel):
     start_timeout_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds without any running replica: for GPUs to become free, and for the
     engine to start."""
+
+    rates: ClusterRates = Field(default_factory=ClusterRates)
+    """Speeds that `--dry-run` assumes."""
 
     @field_validator("address")
     @classmethod

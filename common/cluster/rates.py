@@ -17,7 +17,7 @@ class ClusterRates(BaseModel):
     of 25 Gbit/s. With `cluster.address: local` nothing crosses a network."""
 
     write_gb_per_s: float = Field(default=1.0, gt=0)
-    """Writing of the feature store by the command's process, checksums included, in GB/s; assumed."""
+    """Writing of the feature store by the command's process, with checksums, in GB/s; assumed."""
 
     read_gb_per_s: float = Field(default=2.0, gt=0)
     """Reading of the feature store by all training processes together, in GB/s; assumed."""

@@ -108,7 +108,9 @@ def _batches(store: MeasuredStates, rows: Sequence[Row]) -> Iterator[tuple[list[
 
 def joined(shards: Sequence[ReplaySums]) -> ReplaySums:
     """The sums of shards, in their order, as those of one replay."""
-    values: dict[str, Any] = {field.name: getattr(shards[0], field.name) for field in fields(shards[0])}
+    values: dict[str, Any] = {
+        field.name: getattr(shards[0], field.name) for field in fields(shards[0])
+    }
     values |= {name: np.concatenate([getattr(one, name) for one in shards]) for name in ARRAYS}
     for name in ("sequence_ids", "sessions"):
         values[name] = [each for one in shards for each in getattr(one, name)]

@@ -2,9 +2,9 @@
 
     simulate(Work(pieces, epochs=2), Rates(10_000, 20_000, 14_340), Layout(replicas=4)).seconds
 
-Replicas capture the pieces of a plan, in its order, as they get free. A piece is held in memory
-from the start of its capture until it is consumed; the limit on held bytes stops the replicas when
-the consumer is slow. The consumer takes pieces in the plan's order over its network: the writer of
+Replicas capture the pieces of a plan, in its order, as they get free; each has a second piece
+waiting. A piece counts as held from the moment that it is given to a replica until it is consumed;
+the limit on held bytes stops the replicas when the consumer is slow. The consumer takes pieces in the plan's order over its network: the writer of
 the feature store, or training itself. Stored training then reads the store once per epoch.
 
 Every part is one `_Pipeline` of producers, a link and a consumer. Rates are measured in a small run;
@@ -14,13 +14,17 @@ random arrivals, and what varies is the length of the pieces.
 
 import dataclasses
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import simpy
 
 READ_AHEAD = 2
 """Pieces that the consumer holds ahead of the one that it works on."""
+
+AT_A_TIME = 2
+"""Pieces that a replica has: one that it captures and one that waits
+(`data.features.replica.PIECES_AT_A_TIME`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Rates:
     training_tokens_per_s: float
     """All training workers together."""
     bytes_per_token: float
-    """Captured states and token ids."""
+    """Captured states and token ids, in memory and over the network."""
+    stored_bytes_per_token: float | None = None
+    """The same in the feature store; None: as many."""
     network_bytes_per_s: float = math.inf
     """Into the consumer: the node of the command, or all training nodes together."""
     write_bytes_per_s: float = math.inf
@@ -46,6 +52,12 @@ class Rates:
     training_start_s: float = 0.0
     replay_tokens_per_s: float = math.inf
     """One evaluation task."""
+
+    @property
+    def on_disk(self) -> float:
+        """Bytes of a token in the feature store."""
+        stored = self.stored_bytes_per_token
+        return self.bytes_per_token if stored is None else stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +146,9 @@ class _Pipeline:
         self.env, self.items = env, items
         # An integer: sums of floats would leave room that is never free again.
         self.limit = int(min(limit, sum(item.bytes for item in items) or 1))
-        self.free: simpy.Store = simpy.Store(env)
+        self.places = simpy.Container(env)
+        self.has = [0] * producers
+        """Items that each producer has."""
         self.room = simpy.Container(env, self.limit, init=self.limit)
         self.produced = [env.event() for _ in items]
         self.carried: simpy.Store = simpy.Store(env, capacity=READ_AHEAD)
@@ -143,21 +157,23 @@ class _Pipeline:
         self.held, self.most_held = 0, 0
         self.held_by, self.most_held_by = [0] * producers, 0
         self.maker = [0] * len(items)
-        for number in range(producers):
-            env.process(self._open(number, ready_s))
+        self.at_work = [simpy.Resource(env) for _ in range(producers)]
+        env.process(self._open(ready_s))
         env.process(self._hand_out())
         env.process(self._carry())
         self.end = env.process(self._consume(consumer_ready_s))
 
-    def _open(self, number: int, ready_s: float) -> Generator[simpy.Event, Any, None]:
+    def _open(self, ready_s: float) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(ready_s)
-        yield self.free.put(number)
+        yield self.places.put(AT_A_TIME * len(self.at_work))
 
     def _hand_out(self) -> Generator[simpy.Event, Any, None]:
         for index, item in enumerate(self.items):
             if room := self._room(item):
                 yield self.room.get(room)
-            number = yield self.free.get()
+            yield self.places.get(1)
+            number = self.has.index(min(self.has))  # an idle one, if there is one
+            self.has[number] += 1
             self.env.process(self._produce(index, item, number))
 
     def _room(self, item: _Item) -> int:
@@ -167,11 +183,14 @@ class _Pipeline:
     def _produce(self, index: int, item: _Item, number: int) -> Generator[simpy.Event, Any, None]:
         self.maker[index] = number
         self._hold(item.bytes, number)
-        yield self.env.timeout(item.produce_s)
+        with self.at_work[number].request() as turn:
+            yield turn
+            yield self.env.timeout(item.produce_s)
         self.busy["produce"] += item.produce_s
         self.produced_s = max(self.produced_s, self.env.now)
         self.produced[index].succeed()
-        yield self.free.put(number)
+        self.has[number] -= 1
+        yield self.places.put(1)
 
     def _hold(self, change: int, number: int) -> None:
         self.held += change
@@ -214,13 +233,13 @@ def simulate(work: Work, rates: Rates, layout: Layout) -> Timeline:
 
 def _stored(work: Work, rates: Rates, layout: Layout) -> Timeline:
     env = simpy.Environment()
-    size = rates.bytes_per_token
+    size, stored = rates.bytes_per_token, rates.on_disk
     captured = [
         _Item(
             rates.piece_s + tokens / rates.capture_tokens_per_s,
             round(tokens * size),
             tokens * size / rates.network_bytes_per_s,
-            tokens * size / rates.write_bytes_per_s,
+            tokens * stored / rates.write_bytes_per_s,
         )
         for tokens in (*work.other_pieces, *work.pieces)
     ]
@@ -229,7 +248,7 @@ def _stored(work: Work, rates: Rates, layout: Layout) -> Timeline:
     written_s = env.now
     read = [
         _Item(
-            tokens * size / rates.read_bytes_per_s, 0, 0.0, tokens / rates.training_tokens_per_s
+            tokens * stored / rates.read_bytes_per_s, 0, 0.0, tokens / rates.training_tokens_per_s
         )
         for _ in range(work.epochs)
         for tokens in work.pieces
@@ -243,7 +262,7 @@ def _stored(work: Work, rates: Rates, layout: Layout) -> Timeline:
         "disk": capture.busy["consume"] + training.busy["produce"],
         "training": training.busy["consume"],
     }
-    disk_bytes = (captured_tokens + work.epochs * work.trained_tokens) * size
+    disk_bytes = (captured_tokens + work.epochs * work.trained_tokens) * stored
     return Timeline(
         capture_s=written_s,
         first_step_s=training.first_consumed_s,
@@ -327,35 +346,41 @@ NO_GAIN = 1.01
 def enough_replicas(work: Work, rates: Rates, layout: Layout) -> int:
     """The number of replicas beyond which training does not end more than 1 % sooner.
 
-    The limit on held bytes stays as it is: it may be what ends the gain.
+    The limit on held bytes stays as it is: it may be what ends the gain. Exact up to 16, to 10 %
+    above.
     """
-    most = len(work.pieces) + len(work.other_pieces)
-    return _least(
-        1, most, lambda count: dataclasses.replace(layout, replicas=count), work, rates
-    )
+
+    def with_replicas(count: int) -> Layout:
+        return dataclasses.replace(layout, replicas=count)
+
+    return _least(with_replicas, work, rates)
 
 
 def enough_held_bytes(work: Work, rates: Rates, layout: Layout) -> float:
     """The smallest limit on held bytes, in largest pieces, that costs at most 1 % of the time."""
     largest = max((*work.pieces, *work.other_pieces)) * rates.bytes_per_token
-    most = len(work.pieces) + len(work.other_pieces)
 
     def limited(count: int) -> Layout:
         return dataclasses.replace(layout, held_bytes=count * largest)
 
-    return largest * _least(1, most, limited, work, rates)
+    return largest * _least(limited, work, rates)
 
 
-def _least(low: int, high: int, layout_of: Any, work: Work, rates: Rates) -> int:
-    """The least number whose layout is as fast as that of `high`, by bisection."""
-    enough = NO_GAIN * simulate(work, rates, layout_of(high)).training_s
-    while low < high:
-        middle = (low + high) // 2
-        if simulate(work, rates, layout_of(middle)).training_s <= enough:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def tried(most: int) -> Iterator[int]:
+    """1 to 16, then steps of a tenth, and `most`."""
+    count = 1
+    while count < most:
+        yield count
+        count += max(1, count // 10) if count >= 16 else 1
+    yield most
+
+
+def _least(layout_of: Callable[[int], Layout], work: Work, rates: Rates) -> int:
+    """The least number whose layout is as fast as that of one for each piece."""
+    most = len(work.pieces) + len(work.other_pieces)
+    enough = NO_GAIN * simulate(work, rates, layout_of(most)).training_s
+    counts = tried(most)
+    return next(n for n in counts if simulate(work, rates, layout_of(n)).training_s <= enough)
 
 
 def gains(work: Work, rates: Rates, layout: Layout) -> dict[str, float]:

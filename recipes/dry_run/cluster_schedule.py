@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
+from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.estimates import capture_cost, training_cost
+from outrider.speculators.planned import stored_features
 
 if TYPE_CHECKING:
     from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work
@@ -44,7 +46,13 @@ def cluster_schedule(
         reason = f"no rate in {' and '.join(lacking)}" if lacking else "no token counted yet"
         return {"missing": reason}
     assert capture.tokens_per_s is not None and training.tokens_per_s is not None
-    rates = rates_of(recipe, capture.tokens_per_s, training.tokens_per_s, capture.bytes_per_token)
+    require_simpy()
+    spec = stored_features(recipe.speculator, target_config)
+    rates = dataclasses.replace(
+        rates_of(recipe, capture.tokens_per_s, training.tokens_per_s),
+        bytes_per_token=bytes_per_token(spec.width, "bf16", len(spec.streams)),
+        stored_bytes_per_token=capture.bytes_per_token,
+    )
     work = work_of(tokens, recipe, training.epochs)
     replicas, workers = recipe.cluster.capture_replicas, recipe.training.processes
     engine = recipe.serving.engine
@@ -62,10 +70,8 @@ def cluster_schedule(
     }
 
 
-def rates_of(
-    recipe: Recipe, capture_tokens_per_s: float, training_tokens_per_s: float, each: int
-) -> "Rates":
-    """The model's rates; `each` is the bytes of a token."""
+def rates_of(recipe: Recipe, capture_tokens_per_s: float, training_tokens_per_s: float) -> "Rates":
+    """The model's rates, without the bytes of a token."""
     from outrider.recipes.dry_run.cluster_model import Rates
 
     assumed, cluster = recipe.cluster.rates, recipe.cluster
@@ -75,7 +81,7 @@ def rates_of(
     return Rates(
         capture_tokens_per_s=capture_tokens_per_s,
         training_tokens_per_s=training_tokens_per_s,
-        bytes_per_token=each,
+        bytes_per_token=0,
         network_bytes_per_s=math.inf if here else assumed.network_gb_per_s * GB,
         write_bytes_per_s=assumed.write_gb_per_s * GB,
         read_bytes_per_s=assumed.read_gb_per_s * GB,
@@ -111,10 +117,13 @@ def layout_of(cluster: ClusterConfig, streamed: bool) -> "Layout":
     """The model's layout of a cluster."""
     from outrider.recipes.dry_run.cluster_model import Layout
 
+    limit = math.inf if cluster.in_flight_gb is None else cluster.in_flight_gb * GB
+    if cluster.in_flight_gb is None and cluster.object_store_gb is not None:
+        limit = cluster.object_store_gb * GB / 2  # as the session has it
     return Layout(
         replicas=cluster.capture_replicas,
         streamed=streamed,
-        held_bytes=cluster.in_flight_gb * GB,
+        held_bytes=limit,
         replay_tasks=cluster.capture_replicas,
         cache_bytes=cluster.cache_gb * GB if streamed else 0.0,
     )
@@ -129,6 +138,10 @@ def _way(work: "Work", rates: "Rates", layout: "Layout", gpus: int) -> dict[str,
         simulate,
     )
 
+    in_flight = enough_held_bytes(work, rates, layout)
+    if math.isinf(layout.held_bytes):
+        # Half of an object store of unknown size: as large as is of use.
+        layout = dataclasses.replace(layout, held_bytes=in_flight)
     found = simulate(work, rates, layout)
     saved = gains(work, rates, layout)
     enough = enough_replicas(work, rates, layout)
@@ -147,8 +160,10 @@ def _way(work: "Work", rates: "Rates", layout: "Layout", gpus: int) -> dict[str,
         "network_bytes": round(found.moved_bytes),
         "disk_bytes": round(found.disk_bytes),
         "held_bytes": round(found.held_bytes),
-        "object_store_bytes": round(found.node_bytes),
-        "enough_in_flight_bytes": round(enough_held_bytes(work, rates, layout)),
+        "held_by_one_replica_bytes": round(found.node_bytes),
+        "object_store_bytes": round(2 * layout.held_bytes),
+        "in_flight_bytes": round(layout.held_bytes),
+        "enough_in_flight_bytes": round(in_flight),
     }
 
 

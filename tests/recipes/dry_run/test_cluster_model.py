@@ -1,8 +1,10 @@
 """The discrete-event model against arithmetic, and against recurrences without an event queue."""
 
 import dataclasses
+import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ import simpy
 
 from outrider.recipes.dry_run import cluster_model
 from outrider.recipes.dry_run.cluster_model import (
+    AT_A_TIME,
     READ_AHEAD,
     Layout,
     Rates,
@@ -19,6 +22,7 @@ from outrider.recipes.dry_run.cluster_model import (
     enough_replicas,
     gains,
     simulate,
+    tried,
 )
 
 RATES = Rates(capture_tokens_per_s=100, training_tokens_per_s=math.inf, bytes_per_token=10)
@@ -26,23 +30,27 @@ RATES = Rates(capture_tokens_per_s=100, training_tokens_per_s=math.inf, bytes_pe
 
 def literal(items, producers, limit, ready, consumer_ready):
     """Times of every item by recurrences: (handed out, produced, consumed from, consumed to)."""
-    free = [ready] * producers
+    idle = [ready] * producers
+    having = []  # (producer, produced) of each item handed out
     limit = min(limit, sum(item.bytes for item in items))
     handed, produced, carried, begun, ended = [], [], [], [], []
     for index, item in enumerate(items):
         room = handed[-1] if handed else 0.0
         for other in range(index):  # wait for items before, oldest first, until this one fits
-            held = sum(
-                min(items[j].bytes, limit) for j in range(index) if ended[j] > room
-            )
+            held = sum(min(items[j].bytes, limit) for j in range(index) if ended[j] > room)
             if held + min(item.bytes, limit) <= limit:
                 break
             room = max(room, ended[other])
-        first = min(range(producers), key=lambda number: free[number])
-        start = max(room, free[first])
-        free[first] = start + item.produce_s
-        handed.append(start)
-        produced.append(free[first])
+        room = max(room, ready)
+        places = sorted(produced)  # one place gets free whenever an item is produced
+        if index >= AT_A_TIME * producers:
+            room = max(room, places[index - AT_A_TIME * producers])
+        has = [sum(n == number and end > room for n, end in having) for number in range(producers)]
+        number = has.index(min(has))
+        handed.append(room)
+        idle[number] = max(room, idle[number]) + item.produce_s
+        produced.append(idle[number])
+        having.append((number, idle[number]))
         arrived = max([produced[-1], *carried[-1:]]) + item.transfer_s
         slot = begun[index - READ_AHEAD] if index >= READ_AHEAD else 0.0
         carried.append(max(arrived, slot))
@@ -141,21 +149,34 @@ def test_a_slow_consumer_stops_the_replicas_at_the_limit():
     assert tiny.training_s == pytest.approx(50 * 11)
 
 
+def test_what_a_search_tries():
+    found = list(tried(1000))
+    assert found[:16] == list(range(1, 17)) and found[-1] == 1000 and len(found) < 70
+    assert all(b <= 1.1 * a + 1 for a, b in itertools.pairwise(found))
+
+
+def test_a_replica_has_as_many_pieces_as_in_the_cluster():
+    source = Path(__file__).parents[3] / "data" / "features" / "replica.py"
+    assert f"\nPIECES_AT_A_TIME = {AT_A_TIME}\n" in source.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_searches_find_what_trying_everything_finds(seed):
     draw = random.Random(seed)
-    work = Work([draw.randint(20, 200) for _ in range(24)], epochs=draw.choice([1, 2]))
+    work = Work([draw.randint(20, 200) for _ in range(18)], epochs=draw.choice([1, 2]))
     rates = dataclasses.replace(RATES, training_tokens_per_s=draw.choice([150, 400, 900]))
     layout = Layout(2, streamed=True, held_bytes=draw.choice([4000, 10**9]))
 
     def times(layouts):
         return [simulate(work, rates, each).training_s for each in layouts]
 
-    by_replicas = times(dataclasses.replace(layout, replicas=n) for n in range(1, 25))
+    counts = list(range(1, 19))
+    assert list(tried(18)) == counts
+    by_replicas = times(dataclasses.replace(layout, replicas=n) for n in counts)
     enough = next(n for n, s in enumerate(by_replicas, 1) if s <= 1.01 * by_replicas[-1])
     assert enough_replicas(work, rates, layout) == enough
     largest = max(work.pieces) * 10
-    by_limit = times(dataclasses.replace(layout, held_bytes=n * largest) for n in range(1, 25))
+    by_limit = times(dataclasses.replace(layout, held_bytes=n * largest) for n in counts)
     enough = next(n for n, s in enumerate(by_limit, 1) if s <= 1.01 * by_limit[-1])
     assert enough_held_bytes(work, rates, layout) == enough * largest
 
