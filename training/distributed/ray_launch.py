@@ -83,7 +83,10 @@ def train_on_ray(
     code, and whether a signal asked to stop. Raises an `OutriderError` if there is no room for one
     rank, or if ranks are lost `cluster.training_restarts` times without a new checkpoint between.
     """
-    with open_cluster(cluster), _asked_to_stop(spec.stop_file) as stop:
+    # A private cluster has a core for each process, as torchrun has them share the machine's.
+    wanted = spec.training.processes * cluster.training_cores
+    cores = max(wanted, len(os.sched_getaffinity(0)))
+    with open_cluster(cluster, cores), _asked_to_stop(spec.stop_file) as stop:
         return _train_groups(spec, cluster, log_path, stop)
 
 
