@@ -4,12 +4,12 @@
 
 Replicas capture the pieces of a plan, in its order, as they get free; each has a second piece
 waiting. A piece counts as held from the moment that it is given to a replica until it is consumed;
-the limit on held bytes stops the replicas when the consumer is slow. The consumer takes pieces in the plan's order over its network: the writer of
-the feature store, or training itself. Stored training then reads the store once per epoch.
+the limit on held bytes stops the replicas when the consumer is slow. The consumer takes pieces in
+the plan's order over its network: the writer of the feature store, or training itself. Stored
+training then reads the store once per epoch.
 
-Every part is one `_Pipeline` of producers, a link and a consumer. Rates are measured in a small run;
-times are in seconds, sizes in bytes. Nothing is random: capture and training have no queue of
-random arrivals, and what varies is the length of the pieces.
+Every part is one `_Pipeline` of producers, a link and a consumer. Rates are measured in a small
+run. Times are in seconds, sizes in bytes. Nothing is random: what varies is the length of pieces.
 """
 
 import dataclasses

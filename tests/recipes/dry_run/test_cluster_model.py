@@ -73,7 +73,7 @@ def test_a_pipeline_is_its_recurrences(seed):
     env = simpy.Environment()
     flow = cluster_model._Pipeline(env, items, producers, limit, ready, consumer_ready)
     env.run(flow.end)
-    handed, produced, begun, ended = literal(items, producers, limit, ready, consumer_ready)
+    handed, produced, _, ended = literal(items, producers, limit, ready, consumer_ready)
     assert env.now == pytest.approx(ended[-1])
     assert flow.produced_s == pytest.approx(max(produced))
     moments = sorted({*handed})
