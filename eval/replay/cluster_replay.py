@@ -56,7 +56,7 @@ def cluster_replay(
     import ray
 
     gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
-    shared = {
+    shared: dict[str, Any] = {
         "speculator_dir": speculator_dir,
         "target_dir": target_dir,
         "feature_store": feature_store,
