@@ -21,7 +21,7 @@ from outrider.recipes.config.load import load_recipe
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import SHIPPED
 from outrider.recipes.dry_run.cluster_model import Layout, Rates, Timeline, Work, simulate
-from outrider.recipes.dry_run.cluster_schedule import GB, equal_pieces
+from outrider.recipes.dry_run.cluster_schedule import GB, equal_pieces, window_pieces
 from outrider.recipes.dry_run.estimates import capture_cost
 
 NODES = (1, 2, 4, 8, 16, 64)
@@ -35,7 +35,8 @@ INTERCONNECT_BYTES_PER_S = 400e9
 REPLICA_START_S = 600.0
 """671 GB of weights at a little more than 1 GB/s."""
 HELD_PIECES = 3
-"""Pieces in flight for each replica: being captured, waiting, being read."""
+"""Pieces in flight for each replica: being captured, waiting, being read. Streamed training has
+two windows besides."""
 WAYS = {"stored": (False, False), "streamed": (True, False), "streamed, kept": (True, True)}
 """Streamed or not, and whether all states stay in memory for the second epoch."""
 
@@ -82,6 +83,7 @@ def best(recipe: Recipe, nodes: int, streamed: bool, cached: bool, network: floa
         equal_pieces(TRAINED_TOKENS, recipe.capture.batch_tokens),
         recipe.training.epochs,
         equal_pieces(OTHER_TOKENS, recipe.capture.batch_tokens),
+        window_pieces=window_pieces(recipe),
     )
     rows = []
     for training in range(1, min(most, nodes - streamed) + 1):
@@ -89,7 +91,8 @@ def best(recipe: Recipe, nodes: int, streamed: bool, cached: bool, network: floa
             continue
         capture = nodes - training if streamed else nodes
         rates = rates_of(recipe, training, streamed, network)
-        held = HELD_PIECES * capture * recipe.capture.batch_tokens * rates.bytes_per_token
+        pieces = HELD_PIECES * capture + (2 * work.window_pieces if streamed else 0)
+        held = pieces * recipe.capture.batch_tokens * rates.bytes_per_token
         layout = Layout(capture, streamed, held, cache_bytes=math.inf if cached else 0.0)
         rows.append(Row(capture, training, simulate(work, rates, layout)))
     return min(rows, key=lambda row: row.found.training_s, default=None)
@@ -99,7 +102,8 @@ def line(nodes: int, name: str, row: Row, epochs: int) -> str:
     """A row of the Markdown table."""
     found = row.found
     trained = epochs * TRAINED_TOKENS / (found.training_s - found.first_step_s)
-    captured = found.captured_tokens / (found.capture_s - REPLICA_START_S)
+    starts = 2 if name.startswith("streamed") else 1
+    captured = found.captured_tokens / (found.capture_s - starts * REPLICA_START_S)
     shares = {key: value for key, value in found.busy.items() if value}
     busiest = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
     return (

@@ -6,7 +6,8 @@ Replicas capture the pieces of a plan, in its order, as they get free; each has 
 waiting. A piece counts as held from the moment that it is given to a replica until it is consumed;
 the limit on held bytes stops the replicas when the consumer is slow. The consumer takes pieces in
 the plan's order over its network: the writer of the feature store, or training itself. Stored
-training then reads the store once per epoch.
+training then reads the store once per epoch. Streamed training draws its rows from windows of some
+pieces: it waits for all pieces of a window, and holds them until the window ends.
 
 Every part is one `_Pipeline` of producers, a link and a consumer. Rates are measured in a small
 run. Times are in seconds, sizes in bytes. Nothing is random: what varies is the length of pieces.
@@ -18,9 +19,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import simpy
-
-READ_AHEAD = 2
-"""Pieces that the consumer holds ahead of the one that it works on."""
 
 AT_A_TIME = 2
 """Pieces that a replica has: one that it captures and one that waits
@@ -81,7 +79,10 @@ class Work:
     """Tokens of each piece of the training part."""
     epochs: int = 1
     other_pieces: Sequence[int] = ()
-    """Tokens of each piece that is captured first and not trained on: validation, held-out."""
+    """Tokens of each piece that is stored and not trained on: validation, held-out. Streamed, a
+    capture of their own precedes training, and replicas start again for the stream."""
+    window_pieces: int = 1
+    """Pieces whose sequences streamed training mixes."""
     replayed_tokens: int = 0
     """Tokens that evaluation replays, over all its passes."""
     served_s: float = 0.0
@@ -130,7 +131,10 @@ class _Item:
 
 
 class _Pipeline:
-    """Producers hand items in order over one link to one consumer, within a limit of bytes."""
+    """Producers hand items in order over one link to one consumer, within a limit of bytes.
+
+    The consumer takes groups of items as a whole. The limit is at least one group.
+    """
 
     def __init__(
         self,
@@ -140,18 +144,21 @@ class _Pipeline:
         limit: float,
         ready_s: float = 0.0,
         consumer_ready_s: float = 0.0,
+        group: int = 1,
     ):
-        """`ready_s`: time from now until the producers, `consumer_ready_s`: until the consumer
-        works."""
+        """`group`: items that the consumer takes together. `ready_s`, `consumer_ready_s`: time
+        from now until the producers and the consumer work."""
         self.env, self.items = env, items
+        self.groups = [range(n, min(n + group, len(items))) for n in range(0, len(items), group)]
+        sizes = [sum(items[index].bytes for index in each) for each in self.groups]
         # An integer: sums of floats would leave room that is never free again.
-        self.limit = int(min(limit, sum(item.bytes for item in items) or 1))
+        self.limit = int(max(min(limit, sum(sizes) or 1), *sizes, 1))
         self.places = simpy.Container(env)
         self.has = [0] * producers
         """Items that each producer has."""
         self.room = simpy.Container(env, self.limit, init=self.limit)
         self.produced = [env.event() for _ in items]
-        self.carried: simpy.Store = simpy.Store(env, capacity=READ_AHEAD)
+        self.carried = [env.event() for _ in items]
         self.busy = {"produce": 0.0, "carry": 0.0, "consume": 0.0}
         self.produced_s = self.first_consumed_s = env.now
         self.held, self.most_held = 0, 0
@@ -169,16 +176,12 @@ class _Pipeline:
 
     def _hand_out(self) -> Generator[simpy.Event, Any, None]:
         for index, item in enumerate(self.items):
-            if room := self._room(item):
-                yield self.room.get(room)
+            if item.bytes:
+                yield self.room.get(item.bytes)
             yield self.places.get(1)
             number = self.has.index(min(self.has))  # an idle one, if there is one
             self.has[number] += 1
             self.env.process(self._produce(index, item, number))
-
-    def _room(self, item: _Item) -> int:
-        """Bytes of the limit that an item takes; one that exceeds the limit is alone."""
-        return min(item.bytes, self.limit)
 
     def _produce(self, index: int, item: _Item, number: int) -> Generator[simpy.Event, Any, None]:
         self.maker[index] = number
@@ -203,135 +206,125 @@ class _Pipeline:
             yield self.produced[index]
             yield self.env.timeout(item.transfer_s)
             self.busy["carry"] += item.transfer_s
-            yield self.carried.put(item)
+            self.carried[index].succeed()
 
     def _consume(self, ready_s: float) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(ready_s)
         self.first_consumed_s = math.inf
-        for index, item in enumerate(self.items):
-            yield self.carried.get()
-            if item.consume_s:
-                self.first_consumed_s = min(self.first_consumed_s, self.env.now)
-            yield self.env.timeout(item.consume_s)
-            self.busy["consume"] += item.consume_s
-            self._hold(-item.bytes, self.maker[index])
-            if room := self._room(item):
-                yield self.room.put(room)
+        for group in self.groups:
+            for index in group:
+                yield self.carried[index]
+            self.first_consumed_s = min(self.first_consumed_s, self.env.now)
+            seconds = sum(self.items[index].consume_s for index in group)
+            yield self.env.timeout(seconds)
+            self.busy["consume"] += seconds
+            for index in group:
+                self._hold(-self.items[index].bytes, self.maker[index])
+            if size := sum(self.items[index].bytes for index in group):
+                yield self.room.put(size)
 
 
 def simulate(work: Work, rates: Rates, layout: Layout) -> Timeline:
     """Runs the model once.
 
     Stored: capture ends before training starts, and training reads the store in each epoch.
-    Streamed: training starts with the first piece and captures again in each epoch what does not
+    Streamed: training starts with the first window and captures again in each epoch what does not
     stay in memory.
     """
     if layout.replicas < 1:
         raise ValueError("a cluster needs at least one capture replica")
-    return _streamed(work, rates, layout) if layout.streamed else _stored(work, rates, layout)
-
-
-def _stored(work: Work, rates: Rates, layout: Layout) -> Timeline:
     env = simpy.Environment()
-    size, stored = rates.bytes_per_token, rates.on_disk
-    captured = [
-        _Item(
-            rates.piece_s + tokens / rates.capture_tokens_per_s,
-            round(tokens * size),
-            tokens * size / rates.network_bytes_per_s,
-            tokens * stored / rates.write_bytes_per_s,
-        )
-        for tokens in (*work.other_pieces, *work.pieces)
-    ]
-    capture = _Pipeline(env, captured, layout.replicas, layout.held_bytes, rates.replica_start_s)
+    stored = (*work.other_pieces, *(() if layout.streamed else work.pieces))
+    capture = _capture(env, stored, rates, layout)
     env.run(capture.end)
     written_s = env.now
-    read = [
-        _Item(
-            tokens * stored / rates.read_bytes_per_s, 0, 0.0, tokens / rates.training_tokens_per_s
-        )
-        for _ in range(work.epochs)
-        for tokens in work.pieces
-    ]
-    training = _Pipeline(env, read, 1, math.inf, consumer_ready_s=rates.training_start_s)
+    training = (_streamed if layout.streamed else _stored)(env, work, rates, layout)
     env.run(training.end)
-    captured_tokens = work.trained_tokens + sum(work.other_pieces)
+    moved = sum(item.bytes for item in capture.items)
+    streamed = sum(item.bytes for item in training.items)
+    disk = sum(stored) + (0 if layout.streamed else work.epochs * work.trained_tokens)
+    captured_s = capture.busy["produce"] + training.busy["produce"] * layout.streamed
     busy_s = {
-        "capture": capture.busy["produce"] / layout.replicas,
-        "network": capture.busy["carry"],
-        "disk": capture.busy["consume"] + training.busy["produce"],
+        "capture": captured_s / layout.replicas,
+        "network": capture.busy["carry"] + training.busy["carry"],
+        "disk": capture.busy["consume"] + training.busy["produce"] * (not layout.streamed),
         "training": training.busy["consume"],
     }
-    disk_bytes = (captured_tokens + work.epochs * work.trained_tokens) * stored
     return Timeline(
-        capture_s=written_s,
+        capture_s=training.produced_s if layout.streamed else written_s,
         first_step_s=training.first_consumed_s,
         training_s=env.now,
         seconds=env.now + evaluation_s(work, rates, layout),
         busy={name: seconds / env.now for name, seconds in busy_s.items()},
-        held_bytes=capture.most_held,
-        node_bytes=capture.most_held_by,
-        moved_bytes=captured_tokens * size,
-        disk_bytes=disk_bytes,
-        captured_tokens=captured_tokens,
+        held_bytes=max(capture.most_held, training.most_held),
+        node_bytes=max(capture.most_held_by, training.most_held_by),
+        moved_bytes=moved + streamed,
+        disk_bytes=disk * rates.on_disk,
+        captured_tokens=round((moved + streamed) / rates.bytes_per_token),
     )
 
 
-def _streamed(work: Work, rates: Rates, layout: Layout) -> Timeline:
-    env = simpy.Environment()
-    plan = list(_streamed_pieces(work, rates, layout))
-    size = rates.bytes_per_token
+def _capture(
+    env: simpy.Environment, pieces: Sequence[int], rates: Rates, layout: Layout
+) -> _Pipeline:
+    """Capture into the feature store."""
     items = [
         _Item(
-            rates.piece_s + captured / rates.capture_tokens_per_s if captured else 0.0,
-            round(captured * size),
-            captured * size / rates.network_bytes_per_s,
-            trained / rates.training_tokens_per_s,
+            *_captured(tokens, rates),
+            consume_s=tokens * rates.on_disk / rates.write_bytes_per_s,
         )
-        for captured, trained in plan
+        for tokens in pieces
     ]
-    flow = _Pipeline(
+    start_s = rates.replica_start_s if items else 0.0
+    return _Pipeline(env, items, layout.replicas, layout.held_bytes, start_s)
+
+
+def _captured(tokens: int, rates: Rates) -> tuple[float, int, float]:
+    """Seconds, bytes, and seconds of transfer of a piece."""
+    size = tokens * rates.bytes_per_token
+    seconds = rates.piece_s + tokens / rates.capture_tokens_per_s if tokens else 0.0
+    return seconds, round(size), size / rates.network_bytes_per_s
+
+
+def _stored(env: simpy.Environment, work: Work, rates: Rates, layout: Layout) -> _Pipeline:
+    """Training that reads the store, one reader ahead of it."""
+    items = [
+        _Item(
+            tokens * rates.on_disk / rates.read_bytes_per_s,
+            0,
+            0.0,
+            tokens / rates.training_tokens_per_s,
+        )
+        for _ in range(work.epochs)
+        for tokens in work.pieces
+    ]
+    return _Pipeline(env, items, 1, math.inf, consumer_ready_s=rates.training_start_s)
+
+
+def _streamed(env: simpy.Environment, work: Work, rates: Rates, layout: Layout) -> _Pipeline:
+    """Training that takes captured pieces, the states of later epochs from memory if they fit.
+
+    The order of an epoch is random, so the states in memory are spread evenly over its pieces.
+    """
+    whole = work.trained_tokens * rates.bytes_per_token
+    kept = min(1.0, layout.cache_bytes / whole) if whole else 0.0
+    items = [
+        _Item(
+            *_captured(round(tokens * (1 - kept)) if epoch else tokens, rates),
+            consume_s=tokens / rates.training_tokens_per_s,
+        )
+        for epoch in range(work.epochs)
+        for tokens in work.pieces
+    ]
+    return _Pipeline(
         env,
         items,
         layout.replicas,
         layout.held_bytes,
         rates.replica_start_s,
         rates.training_start_s,
+        work.window_pieces,
     )
-    env.run(flow.end)
-    tokens = sum(captured for captured, _ in plan)
-    busy_s = {
-        "capture": flow.busy["produce"] / layout.replicas,
-        "network": flow.busy["carry"],
-        "disk": 0.0,
-        "training": flow.busy["consume"],
-    }
-    return Timeline(
-        capture_s=flow.produced_s,
-        first_step_s=flow.first_consumed_s,
-        training_s=env.now,
-        seconds=env.now + evaluation_s(work, rates, layout),
-        busy={name: seconds / env.now for name, seconds in busy_s.items()},
-        held_bytes=flow.most_held,
-        node_bytes=flow.most_held_by,
-        moved_bytes=tokens * size,
-        disk_bytes=0.0,
-        captured_tokens=tokens,
-    )
-
-
-def _streamed_pieces(work: Work, rates: Rates, layout: Layout) -> Iterator[tuple[int, int]]:
-    """(tokens to capture, tokens to train on) of each piece, over all epochs.
-
-    The order of an epoch is random, so the states in memory are spread evenly over its pieces.
-    """
-    for tokens in work.other_pieces:
-        yield tokens, 0
-    whole = work.trained_tokens * rates.bytes_per_token
-    cached = min(1.0, layout.cache_bytes / whole) if whole else 0.0
-    for epoch in range(work.epochs):
-        for tokens in work.pieces:
-            yield (round(tokens * (1 - cached)) if epoch else tokens), tokens
 
 
 def evaluation_s(work: Work, rates: Rates, layout: Layout) -> float:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 GB = 1e9
 
+WINDOW_TOKENS = 2**20
+"""Tokens whose sequences streamed training mixes."""
+
 
 def cluster_schedule(
     tokens: int, recipe: Recipe, target_config: Mapping[str, Any]
@@ -102,9 +105,15 @@ def work_of(tokens: int, recipe: Recipe, epochs: int) -> "Work":
         pieces=equal_pieces(tokens - other, recipe.capture.batch_tokens),
         epochs=epochs,
         other_pieces=equal_pieces(other, recipe.capture.batch_tokens),
+        window_pieces=window_pieces(recipe),
         replayed_tokens=2 * replayed,  # base and custom
         served_s=(recipe.cluster.rates.serving_hours or 0) * 3600,
     )
+
+
+def window_pieces(recipe: Recipe) -> int:
+    """Pieces of a window of streamed training."""
+    return -(-WINDOW_TOKENS // recipe.capture.batch_tokens)
 
 
 def equal_pieces(tokens: int, largest: int) -> list[int]:
