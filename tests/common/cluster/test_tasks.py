@@ -94,7 +94,7 @@ def test_nothing_is_scheduled_on_a_node_that_is_alone(session, tmp_path):
         pytest.fail("the node is in use")
     ray.get(busy)
     with node_alone() as reserved:
-        assert reserved["CPU"] == 2 and is_reserved()
+        assert reserved == {"CPU": 2} and is_reserved()
         waiting = task.remote(tmp_path / "note")
         assert not ray.wait([waiting], timeout=1.5)[0] and not (tmp_path / "note").exists()
     assert not is_reserved()
