@@ -9,6 +9,7 @@ Outrider starts none while it measures. Ray must be connected (common/cluster/se
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -53,11 +54,14 @@ def node_alone(patience_s: float = PATIENCE_S) -> Iterator[dict[str, float]]:
     group = placement_group([resources], bundle_label_selector=[{NODE_ID_LABEL_KEY: here}])
     _held.append(True)
     try:
-        if not group.wait(0.5):
+        if not group.wait(1):
             Console(stderr=True, highlight=False).print(
                 "waiting until other work on this node ends, for undisturbed measurements"
             )
-            if not group.wait(patience_s):
+            deadline = time.monotonic() + patience_s
+            while not (free := group.wait(1)) and time.monotonic() < deadline:
+                pass
+            if not free:
                 raise OutriderError(
                     f"this node ({ray.util.get_node_ip_address()}) is still in use after"
                     f" {patience_s:.0f} s, and measurements need it alone; see `ray status`, end"
