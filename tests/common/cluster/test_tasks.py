@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from outrider.common.cluster.reserve import is_reserved, node_alone
 from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import RUNS, run_tasks, slots
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
 
 pytestmark = pytest.mark.slow
 SECRET = "Ada Lovelace, born 1815"
@@ -88,10 +88,16 @@ def test_nothing_is_scheduled_on_a_node_that_is_alone(session, tmp_path):
     def note(path: Path) -> None:
         path.touch()
 
+    def work(begun: Path, end: Path) -> None:
+        begun.touch()
+        wait_until(end.exists, 120)
+
     task = ray.remote(num_cpus=1)(note)
-    busy = ray.remote(num_cpus=1)(time.sleep).remote(8)
+    busy = ray.remote(num_cpus=1)(work).remote(tmp_path / "begun", tmp_path / "end")
+    assert wait_until((tmp_path / "begun").exists, 60)
     with pytest.raises(OutriderError, match=r"still in use after 0 s"), node_alone(patience_s=0):
         pytest.fail("the node is in use")
+    (tmp_path / "end").touch()
     ray.get(busy)
     with node_alone() as reserved:
         assert reserved == {"CPU": 2} and is_reserved()
