@@ -34,6 +34,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         engine=recipe.serving.engine,
         out_dir=run.features,
         features=_features(recipe),
+        cluster=recipe.cluster,
     )
     judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
     return {**captured, "on_policy": judged}
