@@ -46,6 +46,7 @@ def train_on(run: RunDirectory, recipe: Recipe, parts: Mapping[str, list[str]]) 
         publish_dir=run.speculator,
         log_dir=run.trained,
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
+        cluster=recipe.cluster,
     )
 
 
