@@ -101,10 +101,11 @@ class Replicas:
         setup: ReplicaSetup,
         piece_tokens: int,
         console: Console | None = None,
+        actor: type = CaptureReplica,
     ) -> None:
         """`piece_tokens`: tokens of the largest piece that will be captured."""
         self.watermarks = Watermarks(wanted=config.capture_replicas)
-        self.setup = setup
+        self.setup, self._actor = setup, actor
         self._config, self._piece_tokens = config, piece_tokens
         self._console = console or Console(stderr=True)
         self._bundle = bundle_of(session, config, setup.engine)
@@ -240,7 +241,7 @@ class Replicas:
             if other.actor is not None and other.node_id == replica.node_id
         }
         replica.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        actor: Any = ray.remote(CaptureReplica)
+        actor: Any = ray.remote(self._actor)
         replica.actor = actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
