@@ -287,7 +287,7 @@ class Replicas:
             replica.ready, replica.checks = True, result
             self._say(
                 f"{replica.name} on {result['host']}, node {replica.node_id[:8]}, is ready after"
-                f" {result['start_s']:.0f} s"
+                f" {result['start_s']:.0f} s; {result.get('in_words', '')}"
             )
 
     def _leave_out(self, replica: Replica, why: str) -> None:

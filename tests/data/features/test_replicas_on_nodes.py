@@ -3,6 +3,9 @@
 import contextlib
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from outrider.common import process_tree
 from outrider.common.cluster import session as cluster_session
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
@@ -220,3 +224,33 @@ def test_random_kills_end_with_the_same_states(seed):
 def _kill(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).kill()
+
+
+DRIVER = """
+import os, sys, time
+from outrider.common import process_tree
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.session import open_cluster
+from outrider.data.features.replicas import Replicas
+from tests.data.features.recorded_replica import SETUP, RecordedReplica, plan
+
+config = ClusterConfig(address="local", capture_replicas=1, object_store_gb=0.1)
+with open_cluster(config, cpus=1) as session:
+    with Replicas(session, config, SETUP, 1000, actor=RecordedReplica) as replicas:
+        for piece, rows in replicas.stream(plan(1000), 10**6):
+            if piece.index == 2:
+                print(os.environ[process_tree.MARK].split(":")[-1], session.folder, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_a_driver_that_was_stopped(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    mark, folder = process.stdout.readline().split()
+    assert len(process_tree.members(mark)) > 4 and Path(folder).is_dir()
+    process.send_signal(number)
+    process.wait()
+    assert process_tree.wait_until(lambda: not process_tree.members(mark), 60)
+    assert process_tree.wait_until(lambda: not Path(folder).exists(), 60)
