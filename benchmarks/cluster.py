@@ -20,7 +20,8 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,9 @@ def overhead(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             states = live.prefill_logged(sent, SPEC.names, positions, capture.batch_tokens)
             return zip(given, states, strict=True)
 
-        in_flight = session.in_flight_bytes(cluster)
-        ways = {
+        ways: dict[str, Callable[[Iterator[Piece]], Iterator[Captured]]] = {
             "alone": alone,
-            "replica": lambda plan: on_replicas(replicas, in_flight, plan),
+            "replica": partial(on_replicas, replicas, session.in_flight_bytes(cluster)),
         }
         contents: dict[str, list[bytes]] = {}
         for repeat in range(args.repeats + 1):
@@ -183,36 +183,29 @@ def memory(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     )
     setup = ReplicaSetup(TargetConfig(), EngineConfig(), capture, SPEC, (), in_memory=False)
     console, found = Console(stderr=True), []
-    with open_cluster(cluster, cpus=2) as session:
-        with Replicas(session, cluster, setup, args.batch_tokens, actor=FastReplica) as replicas:
-            for count in args.sequences:
-                ids = np.arange(414).tolist()  # the mean of the embedded target's traffic
-                rows = (LoggedRow(f"s{index}", ids, 5, 0.6, 0.95) for index in range(count))
-                in_flight = session.in_flight_bytes(cluster)
-                began = time.monotonic()
-                with Peaks(session) as peaks:
-                    _write(
-                        SPEC,
-                        lambda plan: on_replicas(replicas, in_flight, plan),
-                        rows,
-                        414 * count,
-                        folder / str(count),
-                        {},
-                        capture,
-                        console,
-                        COLUMNS,
-                    )
-                found.append(
-                    {
-                        "sequences": count,
-                        "states_mb": round(414 * count * WIDTH * 2 / 1e6),
-                        "own_memory_mb": round(peaks.own / 1e6),
-                        "object_stores_mb": round(peaks.store / 1e6, 1),
-                        "in_flight_mb": round(replicas.watermarks.peak_bytes / 1e6, 1),
-                        "tokens_per_s": round(414 * count / (time.monotonic() - began)),
-                    }
-                )
-                shutil.rmtree(folder / str(count))
+    with (
+        open_cluster(cluster, cpus=2) as session,
+        Replicas(session, cluster, setup, args.batch_tokens, actor=FastReplica) as replicas,
+    ):
+        states = partial(on_replicas, replicas, session.in_flight_bytes(cluster))
+        ids = np.arange(414).tolist()  # the mean of the embedded target's traffic
+        for count in args.sequences:
+            rows = (LoggedRow(f"s{index}", ids, 5, 0.6, 0.95) for index in range(count))
+            store, tokens = folder / str(count), len(ids) * count
+            began = time.monotonic()
+            with Peaks(session) as peaks:
+                _write(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
+            found.append(
+                {
+                    "sequences": count,
+                    "states_mb": round(tokens * WIDTH * 2 / 1e6),
+                    "own_memory_mb": round(peaks.own / 1e6),
+                    "object_stores_mb": round(peaks.store / 1e6, 1),
+                    "in_flight_mb": round(replicas.watermarks.peak_bytes / 1e6, 1),
+                    "tokens_per_s": round(tokens / (time.monotonic() - began)),
+                }
+            )
+            shutil.rmtree(store)
     return found
 
 
