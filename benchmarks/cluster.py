@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import ClusterSession, open_cluster
+from outrider.common.cluster.session import open_cluster
 from outrider.data.config import CaptureConfig, TrafficConfig
 from outrider.data.features.capture import Captured, _write
 from outrider.data.features.capture_plan import Piece, pieces
@@ -144,11 +144,16 @@ def overhead(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 class Peaks:
-    """Samples this process's own memory and the object stores, in a thread."""
+    """Samples this process's own memory and the raylet's shared memory, in a thread.
 
-    def __init__(self, session: ClusterSession) -> None:
+    Pages of an object store stay the raylet's once they were used: its shared memory is a peak.
+    """
+
+    def __init__(self) -> None:
         self.own = self.store = 0
-        self._total = sum(node.object_store_bytes for node in session.nodes())
+        self._raylet = next(
+            process for process in psutil.Process().children() if process.name() == "raylet"
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -161,14 +166,11 @@ class Peaks:
         self._thread.join()
 
     def _run(self) -> None:
-        import ray
-
         process = psutil.Process()
         while not self._stop.wait(0.05):
             memory = process.memory_info()
             self.own = max(self.own, memory.rss - memory.shared)
-            free = ray.available_resources().get("object_store_memory", 0)
-            self.store = max(self.store, self._total - int(free))
+            self.store = max(self.store, self._raylet.memory_info().shared)
 
 
 def memory(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -193,7 +195,7 @@ def memory(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             rows = (LoggedRow(f"s{index}", ids, 5, 0.6, 0.95) for index in range(count))
             store, tokens = folder / str(count), len(ids) * count
             began = time.monotonic()
-            with Peaks(session) as peaks:
+            with Peaks() as peaks:
                 _write(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
             found.append(
                 {

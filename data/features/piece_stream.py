@@ -28,7 +28,7 @@ from outrider.data.features.replica import (
     PieceFacts,
     load_states,
 )
-from outrider.data.features.replicas import POLL_S, Replica, Replicas, cause_of
+from outrider.data.features.replica_state import POLL_S, Replica, ReplicaPool, cause_of
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -63,7 +63,7 @@ class _Task:
 class PieceStream:
     """One pass over a plan; a context manager."""
 
-    def __init__(self, replicas: Replicas, plan: Iterable[Piece], limit_bytes: int) -> None:
+    def __init__(self, replicas: ReplicaPool, plan: Iterable[Piece], limit_bytes: int) -> None:
         self._replicas, self._limit = replicas, limit_bytes
         self._watermarks = replicas.watermarks
         self._watermarks.limit_bytes = limit_bytes
