@@ -314,7 +314,8 @@ class Engine:
         def check() -> None:
             if self._ahead is not None and self._ahead.done():
                 self._ahead.result()  # raises if the engine has ended
-            self.llm.llm_engine.engine_core.ensure_alive()
+            core: Any = self.llm.llm_engine.engine_core
+            core.ensure_alive()
 
         def read() -> Iterator[State]:
             states = read_states(index, check)

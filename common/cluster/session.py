@@ -217,7 +217,7 @@ def _connect(options: dict[str, Any]) -> str:
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        context = ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises plain ones too
         ray.shutdown()
         first = (str(error).splitlines() or [""])[0]
@@ -228,7 +228,7 @@ def _connect(options: dict[str, Any]) -> str:
     finally:
         for number, handler in handlers.items():  # Ray replaces SIGTERM's
             signal.signal(number, handler)
-    return context.address_info["gcs_address"]
+    return ray.get_runtime_context().gcs_address
 
 
 @contextlib.contextmanager

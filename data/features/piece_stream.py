@@ -28,7 +28,7 @@ from outrider.data.features.replica import (
     PieceFacts,
     load_states,
 )
-from outrider.data.features.replica_state import POLL_S, Replica, ReplicaPool, cause_of
+from outrider.data.features.replica_state import POLL_S, Replica, ReplicaPool, cause_of, ended_why
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -188,7 +188,7 @@ class PieceStream:
         try:
             facts: PieceFacts = ray.get(reference)
         except ray.exceptions.RayActorError as error:
-            self._replicas.lose(task.replica, task.start, type(error).__name__)
+            self._replicas.lose(task.replica, task.start, ended_why(error))
         except ray.exceptions.RayError as error:
             self._handle(task, error)
         else:

@@ -77,10 +77,12 @@ class CapturedRow(NamedTuple):
     scores: list[list[float]] | None
 
 
-class PieceFacts(NamedTuple):
+@dataclass(frozen=True)
+class PieceFacts:
     """What a replica reports about a piece."""
 
-    index: int
+    piece: int
+    """Place in the plan."""
     tokens: int
     seconds: float
     """In the engine."""

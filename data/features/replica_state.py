@@ -88,3 +88,9 @@ def cause_of(error: Exception) -> str:
     lines = str(cause).strip().splitlines() or [""]
     line = lines[0] if isinstance(cause, OutriderError) else lines[-1]
     return line if isinstance(cause, OutriderError) else f"{type(cause).__name__}: {line}"
+
+
+def ended_why(error: Exception) -> str:
+    """Why an actor ended, in one line: Ray's messages have many, and the cause is in the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__

@@ -30,7 +30,7 @@ from outrider.data.features.replica import (
     CaptureReplica,
     ReplicaSetup,
 )
-from outrider.data.features.replica_state import POLL_S, Replica, Watermarks, cause_of
+from outrider.data.features.replica_state import POLL_S, Replica, Watermarks, cause_of, ended_why
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow
 from outrider.serving.in_process import in_process
@@ -99,7 +99,7 @@ class Replicas:
             try:
                 return ray.get(replica.actor.answer.remote(rows))
             except ray.exceptions.RayActorError as error:
-                self.lose(replica, replica.starts, type(error).__name__)
+                self.lose(replica, replica.starts, ended_why(error))
 
     def stream(
         self, plan: Iterable[Piece], limit_bytes: int
@@ -187,6 +187,7 @@ class Replicas:
             for other in self._replicas
             if other.actor is not None and other.node_id == replica.node_id
         }
+        assert replica.group is not None
         replica.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         actor: Any = ray.remote(self._actor)
         replica.actor = actor.options(
@@ -227,7 +228,7 @@ class Replicas:
         try:
             result = ray.get(reference)
         except ray.exceptions.RayActorError as error:
-            self.lose(replica, start, type(error).__name__)
+            self.lose(replica, start, ended_why(error))
         except ray.exceptions.RayError as error:
             self._leave_out(replica, cause_of(error))
         else:
