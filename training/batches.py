@@ -5,7 +5,8 @@
         batches.waited      # seconds that the model waited for data
 
 Training reads anything whose `read(sequence_id)` returns a `SequenceStates`: data's FeatureStore,
-or a process's reading of a plan (feature_source.py). `spec` names the states that the drafter reads; the teacher reads `hidden`.
+or a process's reading of a plan (feature_source.py). `spec` names the states that the drafter
+reads; the teacher reads `hidden`.
 
 Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
 """

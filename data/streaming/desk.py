@@ -1,24 +1,24 @@
 """The desk between capture and training: what is captured next, and what waits to be read.
 
     desk = Desk(piece_of, piece_bytes, limit_bytes, cache_bytes)
-    number = desk.begin(places)                # the trainer's first process: what it reads, in order
+    number = desk.begin(places)                # first rank: what training reads, in order
     work = desk.work()                         # capture: the pieces to capture, in this order
     desk.room(work.revision)                   # capture: waits until fewer bytes are held
     desk.put(work.revision, job, payload, off) # capture: a piece's states, as a reference
-    taken = desk.take(number, position)        # a rank: waits until the states of a place are there
-    desk.done(number, position)                # a rank: has copied them
+    taken = desk.take(number, position)        # rank: waits until the states of a place are there
+    desk.done(number, position)                # rank: has copied them
 
 One desk serves the capture and all ranks. It runs in an actor (stream.py), whose threads call its
 methods. It holds references to states, never states. What is captured at a time is a piece of the
-capture plan (features/capture_plan.py), since bf16 results depend on the batch: the states are those
-of a stored capture, bit for bit. A job is one capture of a piece. It is made when the first of its
-places comes up in the plan and serves the next place of each of its sequences. From `put` until
-the last of these has been read its bytes are held, and capture waits while the next piece would
-exceed `limit_bytes`.
+capture plan (features/capture_plan.py), since bf16 results depend on the batch: so the states are
+those of a stored capture, bit for bit. A job is one capture of a piece. It is made when the first
+of its places comes up in the plan and serves the next place of each of its sequences. From `put`
+until the last of these has been read its bytes are held, and capture waits while the next piece
+would exceed `limit_bytes`.
 
-A piece that comes up again, in a later epoch, is kept while it fits `cache_bytes`: the first ones of
-the plan, which is as good as any other choice because an epoch reads every piece once. The others
-are captured again. This is decided in `begin`, so the jobs do not depend on time.
+A piece that comes up again, in a later epoch, is kept while it fits `cache_bytes`: the first ones
+of the plan, which is as good as any other choice because an epoch reads every piece once. The
+others are captured again. This is decided in `begin`, so the jobs do not depend on time.
 
 A piece whose object is lost with its node is reported by a rank (`lost`) and handed out again
 before everything else, without regard to the limit: the rank is waiting for it.
@@ -291,7 +291,9 @@ class Desk:
         newest: dict[int, int] = {}
         covered: dict[int, set[str]] = {}
         later = Counter(place.sequence_id for place in places)
-        room = self._cache_bytes
+        coming = {self._piece_of[place.sequence_id] for place in places}
+        carried = {piece: payload for piece, payload in carried.items() if piece in coming}
+        room = self._cache_bytes - sum(self._piece_bytes[piece] for piece in carried)
         for place in places:
             sequence_id = place.sequence_id
             piece = self._piece_of[sequence_id]
@@ -303,8 +305,8 @@ class Desk:
                 covered[name] = set()
                 size = self._piece_bytes[piece]
                 kept = piece in carried or (later[sequence_id] > 1 and size <= room)
-                room -= size if kept else 0
                 payload = carried.get(piece)
+                room -= size if kept and payload is None else 0
                 self._jobs[name] = _Job(piece, kept=kept, payload=payload)
                 if payload is None:
                     self._todo[name] = None

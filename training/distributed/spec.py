@@ -68,6 +68,8 @@ class TrainingSpec(BaseModel):
             "features",
             "off_policy",
         }
+        if self.training.shuffle_tokens is None:
+            no_effect_on_weights.add("shuffle_tokens")
         return self.model_dump(
             mode="json",
             exclude={
