@@ -17,11 +17,13 @@ so the outer guard also ends the inner tree and its guard.
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -44,8 +46,11 @@ fork and exec shows no mark."""
 class ProcessTree:
     """Processes that end together; leaving the context ends those that are left."""
 
-    def __init__(self, patience_s: float = 0.0) -> None:
-        """`patience_s`: time from SIGTERM to SIGKILL at the end; 0 kills at once."""
+    def __init__(self, patience_s: float = 0.0, folder: Path | None = None) -> None:
+        """`patience_s`: time from SIGTERM to SIGKILL at the end; 0 kills at once.
+
+        `folder` is removed after the last process.
+        """
         self.mark = uuid.uuid4().hex
         outer = os.environ.get(MARK)
         # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
@@ -54,11 +59,12 @@ class ProcessTree:
             "SPT_NOENV": "1",
         }
         self._patience_s = patience_s
+        self._folder = folder
 
     def __enter__(self) -> "ProcessTree":
         command = [sys.executable, "-m", "outrider.common.process_tree"]
         self._guard = subprocess.Popen(
-            [*command, self.mark, str(self._patience_s)],
+            [*command, self.mark, str(self._patience_s), *([self._folder] if self._folder else [])],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -108,8 +114,8 @@ def terminate_repeatedly(ended: Callable[[], bool], terminate: Callable[[], None
     return False
 
 
-def guard(mark: str, patience_s: float) -> None:
-    """Waits until the starter closes the pipe, then ends the tree."""
+def guard(mark: str, patience_s: float, folder: str | None = None) -> None:
+    """Waits until the starter closes the pipe, then ends the tree and removes `folder`."""
     leader = None
     for line in sys.stdin:
         leader = None if line.strip() == "none" else _process(int(line))
@@ -125,6 +131,8 @@ def guard(mark: str, patience_s: float) -> None:
             quiet_since = time.monotonic()
             _signal(process.kill)
         time.sleep(0.05)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -156,4 +164,4 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 if __name__ == "__main__":
-    guard(sys.argv[1], float(sys.argv[2]))
+    guard(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
+State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
+"""(id, states [T, H] of each stream, scores)"""
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 
 
@@ -257,58 +259,67 @@ class Engine:
         streams: Sequence[str],
         positions: int,
         batch_tokens: int = 65536,
-    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"], list[list[float]] | None]]:
+    ) -> Iterator[State]:
         """As `prefill_streams`, with the summed scores [2, C] of each row's completion.
 
         At most about `positions` tokens of a completion are scored (logged_text.py).
         """
-        from outrider.serving.logged_text import Claim
-
-        claimed = (
-            (row_id, token_ids, Claim(start, temperature, top_p, positions).as_request_argument())
-            for row_id, token_ids, start, temperature, top_p in rows
-        )
-        return self._states(claimed, streams, batch_tokens)
+        return self._states(_claimed(rows, positions), streams, batch_tokens)
 
     def _states(
         self,
         rows: Iterable[tuple[str, Sequence[int], dict[str, Any] | None]],
         streams: Sequence[str],
         batch_tokens: int,
-    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"], list[list[float]] | None]]:
+    ) -> Iterator[State]:
+        def prefill(batch: list[Row]) -> Callable[[], Iterator[State]]:
+            return self._prefill(batch, streams)
+
+        self._settle()
+        groups = batches(rows, batch_tokens)
+        batch = next(groups, None)
+        self._ahead = _in_thread(prefill, batch) if batch else None
+        while self._ahead is not None:
+            read = self._ahead.result()
+            following = next(groups, None)
+            self._ahead = _in_thread(prefill, following) if following else None
+            yield from read()
+
+    def prefill_batch(
+        self, rows: Sequence[LoggedRow], streams: Sequence[str], positions: int
+    ) -> Callable[[], Iterator[State]]:
+        """As `prefill_logged` for one batch. The function that it returns reads the states.
+
+        One thread at a time may call this method; another one may read the states before.
+        """
+        return self._prefill(list(_claimed(rows, positions)), streams)
+
+    def _prefill(
+        self, batch: Sequence[Row], streams: Sequence[str]
+    ) -> Callable[[], Iterator[State]]:
+        """Prefills the batch of (id, token ids, claim) and returns what reads its states."""
         from outrider.serving.vllm_hooks.capture_extension import read_states
 
         layers = sorted({layer_index(name) for name in streams if name != FINAL_NORM})
         captured = [FINAL_NORM, *map(layer_name, layers)]
-
-        def prefill(batch: list[Row]) -> tuple[list[Any], list[Any]]:
-            self._check_lengths(batch)
-            self.llm.collective_rpc("capture_start", args=(layers,))
-            outputs = self._generate(
-                batch, [_prefill_only(extra_args=claim) for _, _, claim in batch]
-            )
-            self.llm.collective_rpc("capture_stop")
-            index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
-            return outputs, index
+        self._check_lengths(batch)
+        self.llm.collective_rpc("capture_start", args=(layers,))
+        outputs = self._generate(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
+        self.llm.collective_rpc("capture_stop")
+        index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
 
         def check() -> None:
             if self._ahead is not None and self._ahead.done():
                 self._ahead.result()  # raises if the engine has ended
 
-        self._settle()
-        batches = _batches(rows, batch_tokens)
-        batch = next(batches, None)
-        self._ahead = _in_thread(prefill, batch) if batch else None
-        while batch and self._ahead is not None:
-            outputs, index = self._ahead.result()
-            following = next(batches, None)
-            self._ahead = _in_thread(prefill, following) if following else None
+        def read() -> Iterator[State]:
             states = read_states(index, check)
             for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
                 states_STH, sums = states.take(output.request_id, token_ids)
                 by_name = dict(zip(captured, states_STH, strict=True))
                 yield row_id, {name: by_name[name] for name in streams}, sums
-            batch = following
+
+        return read
 
     def _settle(self) -> None:
         """Waits for a batch whose states nobody took: one thread at a time calls the engine."""
@@ -433,6 +444,17 @@ def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:
     return future
 
 
+def _claimed(
+    rows: Iterable[LoggedRow], positions: int
+) -> Iterator[tuple[str, Sequence[int], dict[str, Any]]]:
+    from outrider.serving.logged_text import Claim
+
+    return (
+        (row_id, token_ids, Claim(start, temperature, top_p, positions).as_request_argument())
+        for row_id, token_ids, start, temperature, top_p in rows
+    )
+
+
 def _prefill_only(
     prompt_logprobs: int | None = None, extra_args: dict[str, Any] | None = None
 ) -> "SamplingParams":
@@ -447,7 +469,7 @@ def _prefill_only(
     )
 
 
-def _batches(rows: Iterable[Row], batch_tokens: int) -> Iterator[list[Row]]:
+def batches(rows: Iterable[Row], batch_tokens: int) -> Iterator[list[Row]]:
     """Rows of at most `batch_tokens` tokens together, or one longer row."""
     batch: list[Row] = []
     tokens = 0

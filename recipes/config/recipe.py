@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
 from outrider.recipes.live.adapt_config import AdaptConfig
@@ -90,6 +91,9 @@ class Recipe(BaseModel):
 
     export: ExportConfig = Field(default_factory=ExportConfig)
     """The export bundle."""
+
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """A Ray cluster for capture, training and evaluation."""
 
     adapt: AdaptConfig = Field(default_factory=AdaptConfig)
     """`adapt-speculator`, which keeps up with a live endpoint's traffic."""

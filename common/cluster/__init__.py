@@ -1,0 +1,1 @@
+"""A Ray cluster: its recipe section, and a session on it."""

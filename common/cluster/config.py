@@ -1,0 +1,62 @@
+"""The recipe's section `cluster:` a Ray cluster for capture, training and evaluation.
+
+ClusterConfig(address="local", capture_replicas=2)
+"""
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class ClusterConfig(BaseModel):
+    """`cluster:` where the stages run. Without an address, on this machine and without Ray."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    address: str | None = None
+    """Ray cluster. `local` starts a private one on this machine for the run, `auto` finds the one
+    that this machine belongs to, `HOST:PORT` is the address of a head node. null: no Ray. Needs the
+    extra `outrider[cluster]`."""
+
+    capture_replicas: int = Field(default=1, ge=1)
+    """Engines that capture at the same time, each on `serving.engine`'s number of GPUs of one node.
+    The feature store does not depend on it."""
+
+    cores_per_replica: int | None = Field(default=None, ge=1)
+    """CPU cores of each replica. null: on a CPU, the cores of the smallest node divided by the
+    replicas that run there; with GPUs 1, which Ray only counts."""
+
+    in_flight_gb: float | None = Field(default=None, gt=0)
+    """States in GB between capture and their consumer: being captured, waiting in object stores,
+    and being read. Replicas wait when it is reached. null: half of the smallest node's object
+    store."""
+
+    object_store_gb: float | None = Field(default=None, gt=0)
+    """Object store of `address: local` in GB, in shared memory. null: Ray's default, 30 % of the
+    memory."""
+
+    cache_gb: float = Field(default=0.0, ge=0)
+    """States in GB that streamed training keeps in memory for further epochs. What does not fit is
+    captured again in each epoch."""
+
+    replica_restarts: int = Field(default=3, ge=0)
+    """How often a replica that ends unexpectedly is started again, on any node with room. Its work
+    is given to the others meanwhile."""
+
+    start_timeout_s: float = Field(default=1800.0, gt=0)
+    """Longest time in seconds without any running replica: for GPUs to become free, and for the
+    engine to start."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value in (None, "local", "auto"):
+            return value
+        assert value is not None
+        if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
+            raise ValueError(
+                f"{value!r} is no address of a Ray cluster; give local, auto or HOST:PORT (ray://"
+                " clients are not supported: run the command on a node of the cluster, or as a"
+                " job with `ray job submit`)"
+            )
+        return value

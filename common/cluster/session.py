@@ -1,0 +1,306 @@
+"""A session on a Ray cluster: a private one on this machine, or an existing one.
+
+    with open_cluster(ClusterConfig(address="local"), replicas=2) as session:
+        ray.get(...)            # Ray is connected in this process
+
+A private cluster listens on 127.0.0.1 only, has no dashboard, and spills no objects to disk. Its
+folder of sockets and logs is in memory where the machine has /dev/shm. Processes and folder end
+with the session, even if this process is killed (common/process_tree.py).
+
+Every node must run the same outrider and Python. The check compares the source files, because
+two checkouts may have the same version number.
+
+This module imports Ray inside functions, so that everything else works without it.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.errors import OutriderError
+from outrider.common.process_tree import ProcessTree
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+MEMORY_FILES = Path("/dev/shm")
+"""A folder in memory, on Linux."""
+_CHECK_S = 120.0
+"""Time in which every node must answer the version check, in seconds."""
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    # An actor's engine sets its own threads, and CUDA devices stay visible to a task without GPUs.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Environment of a private cluster."""
+_SYSTEM = {
+    "automatic_object_spilling_enabled": False,
+    # A dead process is noticed at once by its socket; these are for machines that vanish.
+    "health_check_period_ms": 3000,
+    "health_check_failure_threshold": 5,
+}
+"""Ray's own settings of a private cluster."""
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node of the cluster."""
+
+    node_id: str
+    host: str
+    cpus: float
+    gpus: float
+    object_store_bytes: int
+
+
+@dataclass(frozen=True)
+class ClusterSession:
+    """A connection of this process to a Ray cluster."""
+
+    address: str
+    """HOST:PORT of the head node."""
+    local: bool
+    """Whether the session started the cluster."""
+    folder: Path | None
+    """Private folder of a local cluster; None for an existing one."""
+
+    def nodes(self) -> list[ClusterNode]:
+        """The living nodes, in the order of their ids."""
+        import ray
+
+        return sorted(
+            (
+                ClusterNode(
+                    node["NodeID"],
+                    f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+                    node["Resources"].get("CPU", 0.0),
+                    node["Resources"].get("GPU", 0.0),
+                    int(node["Resources"].get("object_store_memory", 0)),
+                )
+                for node in ray.nodes()
+                if node["Alive"]
+            ),
+            key=lambda node: node.node_id,
+        )
+
+    def object_store_bytes(self) -> int:
+        """Size of the smallest object store."""
+        return min(node.object_store_bytes for node in self.nodes())
+
+    def in_flight_bytes(self, config: ClusterConfig) -> int:
+        """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).
+
+        Raises:
+            OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
+                consumer would fill.
+        """
+        store = self.object_store_bytes()
+        if config.in_flight_gb is None:
+            return store // 2
+        limit = int(config.in_flight_gb * 1e9)
+        if limit > 0.8 * store:
+            raise OutriderError(
+                f"cluster.in_flight_gb = {config.in_flight_gb:g}: the smallest object store of the"
+                f" cluster has {store / 1e9:.2f} GB and a fifth must stay free; lower it to"
+                f" {0.8 * store / 1e9:.2f}, or give Ray a larger store (cluster.object_store_gb"
+                " for address: local, ray start --object-store-memory otherwise)"
+            )
+        return limit
+
+
+_open: list[ClusterSession] = []
+"""The session of this process, if one is open."""
+
+
+@contextlib.contextmanager
+def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
+    """Connects to the cluster of `config.address`; starts and ends a private one for `local`.
+
+    `cpus`: cores that a private cluster has; None: all. Call it in the main thread. Inside an open
+    session of the same process it yields that session.
+
+    Raises:
+        OutriderError: there is no address, Ray is not installed, the cluster does not answer, or
+            its nodes run different versions.
+    """
+    if _open:
+        yield _open[-1]
+        return
+    if config.address is None:
+        raise OutriderError("cluster.address is null: set it to local, auto or HOST:PORT")
+    _require_ray()
+    opened = _private(config, cpus) if config.address == "local" else _existing(config.address)
+    with opened as session:
+        _open.append(session)
+        try:
+            check_nodes()
+            yield session
+        finally:
+            _open.pop()
+
+
+@contextlib.contextmanager
+def _private(config: ClusterConfig, cpus: int | None) -> Iterator[ClusterSession]:
+    with _private_folder() as (folder, environment), _environment(environment):
+        options: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(folder),
+            "_system_config": _SYSTEM,
+        }
+        if config.object_store_gb is not None:
+            options["object_store_memory"] = int(config.object_store_gb * 1e9)
+        with _connected(options) as address:
+            yield ClusterSession(address, local=True, folder=folder)
+
+
+@contextlib.contextmanager
+def _existing(address: str) -> Iterator[ClusterSession]:
+    with _connected({"address": address}) as found:
+        yield ClusterSession(found, local=False, folder=None)
+
+
+@contextlib.contextmanager
+def _connected(options: dict[str, Any]) -> Iterator[str]:
+    """Ray in this process, with the signal handlers of before; its address."""
+    import ray
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        context = ray.init(
+            **options, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.shutdown()
+        raise OutriderError(
+            f"cluster.address = {options['address']}: {str(error).splitlines()[0]}; check it with"
+            " `ray status`, and that this machine is a node of the cluster"
+        ) from error
+    finally:
+        for number, handler in handlers.items():  # Ray replaces SIGTERM's
+            signal.signal(number, handler)
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder that ends with this process, and the environment of processes that do."""
+    in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
+    # Short: the path of a Unix socket below it has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
+    try:
+        with ProcessTree(folder=folder) as tree:
+            yield folder, _SETTINGS | tree.environment
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What must be equal on all nodes."""
+
+    host: str
+    outrider: str
+    """Version and digest of the source files."""
+    python: str
+
+    @property
+    def versions(self) -> str:
+        """For a person."""
+        return f"outrider {self.outrider}, Python {self.python}"
+
+
+def node_facts() -> NodeFacts:
+    """The facts of this process's node."""
+    rooms = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for room in ("common", "speculators", "serving", "data", "training", "eval", "recipes"):
+        for path in sorted((rooms / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
+    try:
+        version = metadata.version("outrider")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return NodeFacts(
+        socket.gethostname(), f"{version} ({digest.hexdigest()[:8]})", platform.python_version()
+    )
+
+
+def check_nodes() -> None:
+    """Compares outrider and Python of every living node with this process's.
+
+    Raises:
+        OutriderError: names the nodes that differ, and how.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ours = node_facts()
+    ask = ray.remote(num_cpus=0, max_retries=0)(node_facts)
+    asked: dict[ObjectRef, str] = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
+            asked[ask.options(scheduling_strategy=only_there).remote()] = name
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_CHECK_S)
+    wrong = [f"{asked[reference]}: no answer in {_CHECK_S:.0f} s" for reference in silent]
+    for reference in answered:
+        try:
+            facts = ray.get(reference)
+        except ray.exceptions.NodeDiedError:
+            continue
+        except ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines() or [""]
+            wrong.append(f"{asked[reference]}: {type(error).__name__} {lines[-1]}")
+            continue
+        if (facts.outrider, facts.python) != (ours.outrider, ours.python):
+            wrong.append(f"{asked[reference]}: {facts.versions}")
+    if wrong:
+        raise OutriderError(
+            f"nodes of the cluster differ from this one ({ours.versions}): {'; '.join(wrong)};"
+            " install the same outrider there and start Ray again on those nodes"
+        )
+
+
+def _require_ray() -> None:
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise OutriderError(
+            "cluster.address is set and Ray is not installed; `pip install 'outrider[cluster]'`,"
+            " or leave out cluster.address to run on this machine alone"
+        ) from error
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
