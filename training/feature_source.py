@@ -2,9 +2,9 @@
 
     source = source_of(store, masked)
     number = source.begin(plan.places(first_step, left_out))     # in the first process
-    with source.reading(number, plan.mine(...)) as reading:      # in every process
-        states = reading.read(sequence_id)                       # the next of its places
-        off = reading.off_policy(plan.places_of(step))
+    reading = source.reading(number, plan.mine(...))             # in every process
+    states = reading.read(sequence_id)                           # the next of its places
+    off = reading.off_policy(plan.places_of(step))
 
 Both give the same bits for the same plan. A stored source has every sequence at any time. A
 streamed one captures while training runs and keeps a sequence in memory only until it has been
@@ -13,7 +13,6 @@ the object that `feature_store` in the specification opens, if that has a method
 """
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -34,6 +33,12 @@ class Reading(Protocol):
 
         Waits until all of them have been judged, also those that other processes read.
         """
+
+    def marks(self) -> dict[str, float]:
+        """State of the stream, for the metrics of a step; nothing for a store."""
+
+    def close(self) -> None:
+        """Ends a `read` that waits in another thread."""
 
 
 @runtime_checkable
@@ -60,7 +65,7 @@ class FeatureSource(Protocol):
         Called in one process. It ends what was announced before.
         """
 
-    def reading(self, number: int, mine: Sequence[Place]) -> AbstractContextManager[Reading]:
+    def reading(self, number: int, mine: Sequence[Place]) -> Reading:
         """Reads a process's places of announcement `number`."""
 
 
@@ -90,8 +95,14 @@ class StoredSource:
     def begin(self, places: Sequence[Place]) -> int:
         return 0
 
-    def reading(self, number: int, mine: Sequence[Place]) -> AbstractContextManager[Reading]:
-        return nullcontext(self)
+    def reading(self, number: int, mine: Sequence[Place]) -> Reading:
+        return self
+
+    def marks(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        return
 
 
 def source_of(store: Store | FeatureSource, masked: Collection[str] = ()) -> FeatureSource:

@@ -22,6 +22,8 @@ class Place(NamedTuple):
     sequence_id: str
     uses: int
     """How often it is read: a short step repeats its first row in the turns without one."""
+    until: int
+    """The last position that is read before its last use."""
 
 
 class Plan:
@@ -69,12 +71,16 @@ class Plan:
         return found
 
     def _rows_of(self, step: int) -> list[list[Place]]:
-        position, found = self._starts[step], []
-        for number, row in enumerate(self.steps[step]):
-            uses = 1 if number else 1 + self.rows_per_step - len(self.steps[step])
-            ids = [self.samples[index].sequence_id for index in row]
-            found.append([Place(position + n, name, uses) for n, name in enumerate(ids)])
-            position += len(row)
+        rows, position, found = self.steps[step], self._starts[step], []
+        last = position + sum(map(len, rows)) - 1
+        for number, row in enumerate(rows):
+            uses = 1 if number else 1 + self.rows_per_step - len(rows)
+            places = []
+            for index in row:
+                until = position if uses == 1 else last
+                places.append(Place(position, self.samples[index].sequence_id, uses, until))
+                position += 1
+            found.append(places)
         return found
 
     def _remaining(self, first_step: int, left_out: Collection[int]) -> Iterator[int]:

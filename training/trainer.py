@@ -248,11 +248,11 @@ class Trainer:
             return None
         left_out, world = self.rollbacks.steps, self.accelerator.num_processes
         mine = first_step, left_out, self.accelerator.process_index, world
+        reading = self._reading(first_step, self.plan.mine(*mine))
+        rows = self.plan.rows(*mine)
         with (
-            self._reading(first_step, self.plan.mine(*mine)) as reading,
-            Prefetch(
-                reading, self.samples, self.plan.rows(*mine), self.config.row_tokens, self.features
-            ) as batches,
+            Prefetch(reading, self.samples, rows, self.config.row_tokens, self.features) as batches,
+            contextlib.closing(reading),
         ):
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
@@ -367,6 +367,8 @@ class Trainer:
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
+        if self.accelerator.is_main_process:
+            values |= reading.marks()
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
             self._say(step_line(step + 1, len(self.steps), values))
@@ -422,9 +424,7 @@ class Trainer:
         self._say(export_line(state["base"], state["best"], profile, blocks))
         return profile
 
-    def _reading(
-        self, first_step: int, mine: Sequence[Place]
-    ) -> contextlib.AbstractContextManager[Reading]:
+    def _reading(self, first_step: int, mine: Sequence[Place]) -> Reading:
         """This process's states from `first_step` on, as the first process announces them."""
         number = 0
         if self.accelerator.is_main_process:

@@ -49,6 +49,10 @@ class Place(Protocol):
     def uses(self) -> int:
         """How often."""
 
+    @property
+    def until(self) -> int:
+        """The last position that is read before its last use."""
+
 
 class Work(NamedTuple):
     """Pieces to capture, in order."""
@@ -124,7 +128,6 @@ class Desk:
         self._urgent: dict[int, None] = {}
         self._last_job = 0
         self._off: dict[str, bool] = {}
-        self._waiting: Counter[int] = Counter()
         self._most_held, self._waited_s = 0, 0.0
 
     # -- the trainer's ranks
@@ -140,7 +143,7 @@ class Desk:
         with self._changed:
             self._number += 1
             self._revision += 1
-            self._read, self._urgent, self._waiting = 0, {}, Counter()
+            self._read, self._urgent = 0, {}
             self._ids = {place.position: place.sequence_id for place in places}
             self._make_jobs(places)
             self._require_room(places)
@@ -154,13 +157,7 @@ class Desk:
             return self._jobs[self._job_of[position]].payload
 
         with self._changed:
-            waiting = self._waiting
-            waiting[position] += 1
-            self._changed.notify_all()
-            try:
-                return self._wait(number, found, timeout)
-            finally:
-                waiting[position] -= 1
+            return self._wait(number, found, timeout)
 
     def done(self, number: int, position: int) -> None:
         """A reader has its copy. After the last reader of a piece it is no longer held."""
@@ -316,21 +313,26 @@ class Desk:
             self._job_of[place.position] = name
 
     def _require_room(self, places: Sequence[Place]) -> None:
-        """The most bytes that the places hold at a time, if each is read as soon as it is there."""
-        last = {self._job_of[place.position]: place.position for place in places}
-        held = most = 0
-        seen: set[int] = set()
+        """The places must fit the limit if each is read as soon as it is there.
+
+        Then no rank waits in vain: jobs come in the order of their first places, so at the first
+        place that nobody has read, what is held are the jobs counted here.
+        """
+        until: dict[int, int] = {}
         for place in places:
             name = self._job_of[place.position]
-            job = self._jobs[name]
-            if job.kept:
-                continue
-            if name not in seen:
-                seen.add(name)
-                held += self._piece_bytes[job.piece]
+            until[name] = max(until.get(name, 0), place.until)
+        held = most = 0
+        holding: dict[int, int] = {}
+        for place in places:
+            for name in [name for name, last in holding.items() if last < place.position]:
+                held -= self._piece_bytes[self._jobs[name].piece]
+                del holding[name]
+            name = self._job_of[place.position]
+            if name not in holding and not self._jobs[name].kept:
+                holding[name] = until[name]
+                held += self._piece_bytes[self._jobs[name].piece]
                 most = max(most, held)
-            if last[name] == place.position:
-                held -= self._piece_bytes[job.piece]
         if most > self._limit:
             raise OutriderError(
                 f"training.features=streamed: the plan reads from pieces of {most / 1e9:.3g} GB of"
@@ -357,14 +359,7 @@ class Desk:
         held = self._held()
         following = self._jobs[next(iter(self._todo))]
         size = 0 if following.kept else self._piece_bytes[following.piece]
-        if not held or held + size <= self._limit:
-            return True
-        # Ranks read everything up to the place that one of them waits for: it must come.
-        return any(
-            waiting and self._jobs[self._job_of[position]].payload is None
-            for position, waiting in self._waiting.items()
-            if position in self._job_of
-        )
+        return not held or held + size <= self._limit
 
     def _held(self) -> int:
         return self._bytes_of(kept=False)

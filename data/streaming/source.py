@@ -23,7 +23,7 @@ from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import Features, FeatureStore
 from outrider.data.features.state_dtype import decode, encode
 from outrider.data.sequences import load_sequences
-from outrider.data.streaming.desk import Place, Taken
+from outrider.data.streaming.desk import Place, StreamMarks, Taken
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
 STREAM = "stream.json"
@@ -60,6 +60,8 @@ class RanksDesk(Protocol):
     def lost(self, number: int, position: int, payload: Any) -> None: ...
 
     def off_policy(self, number: int, positions: Sequence[int]) -> Taken: ...
+
+    def marks(self) -> StreamMarks: ...
 
 
 Fetch = Callable[[Any], Sequence[CapturedStates]]
@@ -161,6 +163,17 @@ class StreamReading:
         positions = [place.position for place in places]
         desk = self._source.desk
         return self._ask(lambda: desk.off_policy(self._number, positions))
+
+    def marks(self) -> dict[str, float]:
+        """Bytes held and kept, and seconds that capture has waited for training."""
+        marks = self._source.desk.marks()
+        return {
+            "stream_held_bytes": marks.held_bytes,
+            "stream_most_held_bytes": marks.most_held_bytes,
+            "stream_kept_bytes": marks.kept_bytes,
+            "stream_pieces": marks.pieces_captured,
+            "stream_capture_waited_s": marks.capture_waited_s,
+        }
 
     def close(self) -> None:
         """Ends a `read` that waits in another thread."""

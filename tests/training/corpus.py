@@ -1,5 +1,6 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Corpus:
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
+        masked: Sequence[str] = (),
+        train_pieces: Sequence[int] = (),
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -53,6 +56,8 @@ class Corpus:
             run_dir / "speculator",
             run_dir / "logs",
             feature_store=feature_store,
+            masked=masked,
+            train_pieces=train_pieces,
             run=None if launch or "launcher" in settings else run_forked,
         )
 
