@@ -84,6 +84,8 @@ class PieceFacts(NamedTuple):
     tokens: int
     seconds: float
     """In the engine."""
+    scores: list[list[list[float]] | None] = []
+    """Of each row, for whoever does not read the states."""
 
 
 class CaptureReplica:
@@ -155,7 +157,8 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        return PieceFacts(piece.index, piece.tokens, seconds), rows
+        scores = [row.scores for row in rows]
+        return PieceFacts(piece.index, piece.tokens, seconds, scores), rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answer to each row."""

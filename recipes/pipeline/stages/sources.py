@@ -99,17 +99,17 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
     return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
 
 
-def parts_in_use(run: RunDirectory) -> dict[str, Any]:
+def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
-    Before a capture: the whole parts.
+    Before a capture: the whole parts. `masked`: `on_policy.quarantine.load_parts`.
     """
     from outrider.data.on_policy.quarantine import load_parts
 
     if not has_quarantine(run):
         parts: dict[str, Any] = read_json(run.split / "parts.json")
         return parts
-    return load_parts(run.split, run.features)
+    return load_parts(run.split, run.features, masked)
 
 
 def has_quarantine(run: RunDirectory) -> bool:
