@@ -10,7 +10,8 @@ that the capture stage wrote.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from outrider.data.features.replicas import CapturedPiece, Replicas
 from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables
-from outrider.data.streaming.feed import Feed
+from outrider.data.streaming.feed import Feed, PieceStream
 from outrider.data.streaming.piece_plan import PiecePlan
 from outrider.data.streaming.remote_desk import start_desk
 from outrider.data.streaming.source import MANIFEST, STREAM
@@ -62,8 +63,15 @@ class Streamed:
 
 
 @contextlib.contextmanager
-def streaming(streamed: Streamed, ranks: int, directory: Path) -> Iterator[Feed]:
+def streaming(
+    streamed: Streamed,
+    ranks: int,
+    directory: Path,
+    replicas_of: Callable[..., AbstractContextManager[PieceStream]] = Replicas,
+) -> Iterator[Feed]:
     """Starts the replicas and the desk, and leaves their address in `directory`.
+
+    `replicas_of` makes what captures, from the arguments of `Replicas`.
 
     Raises:
         OutriderError: no cluster, or too little memory for what has to be in flight.
@@ -84,7 +92,9 @@ def streaming(streamed: Streamed, ranks: int, directory: Path) -> Iterator[Feed]
         judge = _Judge(streamed.capture.min_on_policy)
         try:
             with (
-                Replicas(session, streamed.cluster, _setup(streamed), max(plan.tokens)) as replicas,
+                replicas_of(
+                    session, streamed.cluster, _setup(streamed), max(plan.tokens)
+                ) as replicas,
                 Feed(desk, replicas, plan.piece, for_replicas, judge) as feed,
             ):
                 yield feed

@@ -1,7 +1,7 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,10 @@ class Corpus:
     target_dir: Path
     features_dir: Path
     parts: dict[str, list[str]]
+
+    def at(self, features_dir: Path) -> "Corpus":
+        """The same corpus with its states elsewhere."""
+        return replace(self, features_dir=features_dir)
 
     def train(
         self,
