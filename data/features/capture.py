@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import sampled_digest
+from outrider.common.fingerprint import sampled_digest, value_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
+from outrider.data.features.capture_plan import holding, pieces
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.features.layer_check import layer_check, norm_and_layers
 from outrider.data.features.layer_check import require as require_layers
@@ -62,11 +63,13 @@ def capture(
     engine: EngineConfig,
     out_dir: Path,
     features: FeatureSpec = ONLY_FINAL,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Captures every sequence of every part: the final state, and the streams of `features`.
 
     For drafters of several kinds, `features` is the union of what they read. Returns counts, speed
-    and the checks, which summary.json holds too.
+    and the checks, which summary.json holds too. `only`: the sequences that are stored, with the
+    states that they have in a store of all.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
@@ -83,6 +86,8 @@ def capture(
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
+    if only is not None:
+        source["only"] = value_digest(sorted(only))
     if lengths.cut or lengths.dropped:
         source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
@@ -91,11 +96,11 @@ def capture(
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
+    tokens = sum(len(row.token_ids) for row in _stored(_rows(table, lengths.limit), only))
     _check_disk(out_dir, tokens, spec, capture.dtype)
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
+        return capture_table(live, table, head, source, capture, out_dir, lengths, features, only)
 
 
 def capture_table(
@@ -107,10 +112,11 @@ def capture_table(
     out_dir: Path,
     lengths: Lengths | None = None,
     features: FeatureSpec = ONLY_FINAL,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Regenerates responses that the table marks, checks a spread sample, captures the table.
 
-    `lengths` goes into the summary.
+    `lengths` goes into the summary. `only`: the sequences that are stored.
     """
     console, limit = Console(stderr=True), longest(engine.max_model_len)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
@@ -129,7 +135,7 @@ def capture_table(
         console.print(of_layers.describe(), highlight=False, soft_wrap=True)
         require_layers(of_layers)
         checks["layer_check"] = of_layers.as_dict()
-    tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
+    tokens = sum(len(row.token_ids) for row in _stored(_rows(table, limit, answers), only))
     began = time.monotonic()
 
     def states(rows: Iterator[LoggedRow]) -> Iterator[State]:
@@ -137,8 +143,9 @@ def capture_table(
             rows, spec.names, capture.on_policy_positions, capture.batch_tokens
         )
 
-    rows = _rows(table, limit, answers)
-    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
+    plan = pieces(_rows(table, limit, answers), capture.batch_tokens)
+    rows = (row for piece in holding(plan, only) for row in piece.rows)
+    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only)
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
@@ -194,11 +201,12 @@ def _write(
     capture: CaptureConfig,
     console: Console,
     score_columns: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields the states (and scores) of rows in order. The writer may be one batch behind,
-    so that the engine waits neither for the disk nor for the copy.
+    `states` yields the states (and scores) of rows in order; those in `only` are stored. The writer
+    may be one batch behind, so that the engine waits neither for the disk nor for the copy.
     """
     final, *auxiliary = spec.streams
     captured = 0
@@ -241,7 +249,8 @@ def _write(
             missing, states(sent), strict=True
         ):
             hidden_TH = by_name.pop(FINAL_NORM)
-            writer.write(row_id, token_ids, hidden_TH, completion_start, scores, by_name)
+            if only is None or row_id in only:
+                writer.write(row_id, token_ids, hidden_TH, completion_start, scores, by_name)
             captured += len(token_ids)
             if (seconds := time.monotonic() - began) > reported + REPORT_S:
                 progress.update(task, completed=writer.tokens, rate=captured / seconds)
@@ -261,6 +270,10 @@ def _rows(
                 token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
             )
         yield logged._replace(token_ids=logged.token_ids[:limit])
+
+
+def _stored(rows: Iterable[LoggedRow], only: Collection[str] | None) -> Iterator[LoggedRow]:
+    return (row for row in rows if only is None or row.row_id in only)
 
 
 def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:

@@ -55,6 +55,11 @@ def unfinished(plan: Iterable[Piece], done: Collection[str]) -> Iterator[Piece]:
     return (piece for piece in plan if any(row.row_id not in done for row in piece.rows))
 
 
+def holding(plan: Iterable[Piece], wanted: Collection[str] | None) -> Iterator[Piece]:
+    """Pieces with a row in `wanted`; None: all."""
+    return (piece for piece in plan if wanted is None or not {*piece.row_ids}.isdisjoint(wanted))
+
+
 def state_bytes(spec: FeatureSpec, dtype: StateDtype = "bf16") -> int:
     """Bytes of one token's states."""
     return bytes_per_token(spec.width, dtype, len(spec.streams))

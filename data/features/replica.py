@@ -84,7 +84,7 @@ class PieceFacts(NamedTuple):
     tokens: int
     seconds: float
     """In the engine."""
-    scores: list[list[list[float]] | None] = []
+    scores: tuple[list[list[float]] | None, ...] = ()
     """Of each row, for whoever does not read the states."""
 
 
@@ -157,7 +157,7 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        scores = [row.scores for row in rows]
+        scores = tuple(row.scores for row in rows)
         return PieceFacts(piece.index, piece.tokens, seconds, scores), rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:

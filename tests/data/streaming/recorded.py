@@ -45,7 +45,7 @@ class RecordedReplicas:
             rows = [
                 StoredRow(name, {"final_norm": self.bits(name)}, None) for name in piece.row_ids
             ]
-            facts = PieceFacts(piece.index, piece.tokens, 0.0, [None] * len(rows))
+            facts = PieceFacts(piece.index, piece.tokens, 0.0)
             yield CapturedPiece(piece, ray.put(rows), facts)
 
     def bits(self, name: str) -> "object":
