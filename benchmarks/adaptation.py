@@ -137,7 +137,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
     colours = {"base": "#8a8a8a", "static": "#c2410c", "adapted": "#1d4ed8"}
     rows = []
     for window in found["windows"]:
-        for name in colours:
+        # Before its release, the static speculator is trained on what it would be measured on.
+        for name in colours if window["release"] != BASE else ("base", "adapted"):
             value, low, high = window[name]
             at = window["until"] - WINDOW / 2
             rows.append(
@@ -162,15 +163,15 @@ def plot(found: dict[str, Any], path: Path) -> None:
         y=alt.Y("value:Q", title="acceptance length (tokens per step)", scale=scale)
     )
 
-    def rules(marks: list[dict[str, Any]], colour: str, dash: list[int]) -> alt.LayerChart:
+    def rules(marks: list[dict[str, Any]], colour: str, dash: list[int], y: int) -> alt.LayerChart:
         chart = alt.Chart(alt.Data(values=marks)).encode(x="requests:Q")
         text = chart.mark_text(align="left", dx=3, fontSize=10, color=colour)
         return chart.mark_rule(color=colour, strokeDash=dash) + text.encode(
-            y=alt.value(8), text="text:N"
+            y=alt.value(y), text="text:N"
         )
 
-    shift = rules([{"requests": BEFORE, "text": "receipts from here"}], "#444444", [4, 3])
-    marks = rules(releases, "#15803d", [])
+    shift = rules([{"requests": BEFORE, "text": "receipts from here"}], "#444444", [4, 3], 24)
+    marks = rules(releases, "#15803d", [], 8)
     chart = (band + line + shift + marks).properties(width=640, height=260)
     chart.configure_view(stroke=None).save(path, format="svg")
 

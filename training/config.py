@@ -113,13 +113,15 @@ class TrainingConfig(BaseModel):
 
     processes: int = Field(default=1, ge=1)
     """Processes over all machines, one per GPU. More than one are started by torchrun on this
-    machine, unless `launcher` is set."""
+    machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the largest
+    number: with less room, training runs with fewer processes that divide `rows_per_step`."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
     python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
     docs/scaling.md has commands for torchrun, deepspeed and srun. The run directory must be on a
-    disk that all machines share."""
+    disk that all machines share. It goes before `cluster.address`: Ray Train starts the processes
+    only if this is null."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """Precision. `bf16`: forward and backward in bfloat16 with float32 master weights; `fp32`:

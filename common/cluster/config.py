@@ -45,7 +45,16 @@ class ClusterConfig(BaseModel):
 
     start_timeout_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds without any running replica: for GPUs to become free, and for the
-    engine to start."""
+    engine to start. Training waits as long for the cores and GPUs of all its processes, and then
+    starts with fewer."""
+
+    training_cores: int = Field(default=1, ge=1)
+    """CPU cores of each training process, and the number of its threads. Each has a GPU too where
+    the cluster has any."""
+
+    training_restarts: int = Field(default=3, ge=0)
+    """How often training goes on after it lost processes, with their node or killed, without a new
+    checkpoint in between. It goes on with the processes that the cluster has room for."""
 
     @field_validator("address")
     @classmethod

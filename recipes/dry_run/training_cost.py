@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -34,6 +34,9 @@ from outrider.speculators.kinds.protocol import DrafterSize, RowShape
 from outrider.speculators.planned import planned, warms_up
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ASSUMED_GPU = 141e9
 """Memory of an H200 in bytes, assumed where none is known."""
@@ -109,10 +112,12 @@ def _of_kind(
     """Parameters, time, memory and checkpoint of the training of the recipe's only kind."""
     speculator = planned(recipe.speculator, config)
     size = trainable_kind(recipe.speculator.only_kind).size(speculator, config, source)
-    row, assumed = _largest_row(run, recipe, size)
+    traffic = _training_part(run)
+    row = _largest_row(traffic, recipe, size) if traffic is not None else None
+    assumed = row is None
     plan = MemoryPlan(
         size,
-        row,
+        row or RowShape.full(recipe.training.row_tokens),
         recipe.training.row_tokens,
         recipe.speculator.depth,
         zero_stage=recipe.training.zero_stage,
@@ -123,6 +128,7 @@ def _of_kind(
         lora_rank=recipe.speculator.lora_rank,
         frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
         warm=warms_up(recipe.speculator, config),
+        looked_up=_different_tokens(traffic) if traffic is not None else None,
     )
     training = training_cost(tokens, recipe, config)
     return {
@@ -134,7 +140,7 @@ def _of_kind(
             "parts": size.parts,
         },
         "training": dataclasses.asdict(training) | {"seconds": training.seconds},
-        "row": dataclasses.asdict(row)
+        "row": dataclasses.asdict(plan.row)
         | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
         "checkpoint_bytes": plan.checkpoint_bytes(),
         "speculator_bytes": _speculator_bytes(size, speculator),
@@ -162,20 +168,29 @@ def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None,
             return None, str(error)
 
 
-def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[RowShape, bool]:
-    """The row of an epoch that keeps most for backward, and whether it is assumed."""
-    row_tokens = recipe.training.row_tokens
+def _training_part(run: RunDirectory) -> "pa.Table | None":
+    """Ids, tokens and completion starts of the ingested training part; None before ingest."""
     if run.read_record("ingest") is None or not run.sequences.exists():
-        return RowShape.full(row_tokens), True
-    import pyarrow.compute as pc
-
+        return None
     from outrider.data.sequences import load_sequences
 
     parts = run.split / "parts.json"
     ids = read_json(parts)["train"] if run.read_record("split") and parts.is_file() else None
     columns = ["sequence_id", "token_ids", "completion_start"]
-    selected = load_sequences(run.tables, ids).select_columns(columns)
-    table = selected.with_format("arrow")[:]
+    return load_sequences(run.tables, ids).select_columns(columns).with_format("arrow")[:]
+
+
+def _different_tokens(table: "pa.Table") -> int:
+    import pyarrow.compute as pc
+
+    return len(pc.unique(pc.list_flatten(table.column("token_ids"))))
+
+
+def _largest_row(table: "pa.Table", recipe: Recipe, size: DrafterSize) -> RowShape | None:
+    """The row of an epoch that keeps most for backward; None without rows."""
+    import pyarrow.compute as pc
+
+    row_tokens = recipe.training.row_tokens
     lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
     ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
     samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)
@@ -184,13 +199,11 @@ def _largest_row(run: RunDirectory, recipe: Recipe, size: DrafterSize) -> tuple[
     for row in itertools.chain.from_iterable(steps):
         packed = [samples[index] for index in row]
         rows.append(RowShape.of_sequences((each.length, each.targets(0)) for each in packed))
-    if not rows:
-        return RowShape.full(row_tokens), True
 
     def saved_bytes(row: RowShape) -> int:
         return size.activations(row, recipe.speculator.depth, 2, "cpu", "all", 0).saved_bytes()
 
-    return max(rows, key=saved_bytes), False
+    return max(rows, key=saved_bytes, default=None)
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:

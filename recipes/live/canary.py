@@ -6,7 +6,7 @@ A step ends after `min_requests` requests of the canary and `min_seconds`. A can
 than its fair share, that of a replica like the others: above it, it would be the slower one for
 its load. In the last step, stable and canary replicas have the same load, and only there the
 canary can be promoted. It can be rolled back in any step, by the judge, by the replica's own watch,
-by a person, or because it does not answer.
+by a person, or because it does not answer or ends no request.
 """
 
 import dataclasses
@@ -79,7 +79,8 @@ class CanaryTest:
         self._traffic = Traffic(fleet.replicas, router, roles, {"stable": old, "canary": new.name})
         self._silent_since: dict[str, float] = {}
         self._counted: set[tuple[float, str]] = set()
-        self._canary_requests = 0
+        self._canary_requests, self._canary_ended = 0, False
+        self._alive_at = 0.0  # when the canary last had no requests, or ended one
         self._said = 0.0
         self._share = 0.0
         self._router_answers = True
@@ -87,7 +88,8 @@ class CanaryTest:
     def run(self) -> Verdict:
         """Goes through the steps. The canary replicas serve the new release already."""
         steps = steps_of(self._policy, fair_share(self._endpoint))
-        self._traffic.begin(self._clock.time())
+        self._alive_at = self._clock.time()
+        self._traffic.begin(self._alive_at)
         for step, share in enumerate(steps):
             self._set_share(share)
             verdict = self._step(is_last=step == len(steps) - 1)
@@ -105,6 +107,8 @@ class CanaryTest:
                 return verdict
             looked = self._clock.time()
             stable, canary = self._observe()
+            if (verdict := self._stall()) is not None:
+                return verdict
             decision = self._decide(stable, canary, self._policy)
             self._report(decision)
             if decision.action == "roll_back":
@@ -149,6 +153,23 @@ class CanaryTest:
         self._keep_share()
         return None
 
+    def _stall(self) -> Verdict | None:
+        """A verdict if the canary has requests and has ended none for too long.
+
+        A replica whose engine hangs still reports its status.
+        """
+        now, limit = self._clock.time(), self._policy.stall_seconds
+        try:
+            idle = not self._router.active("canary")
+        except RouterUnavailable:
+            idle = True
+        if idle or self._canary_ended:
+            self._alive_at = now
+        if now - self._alive_at <= limit:
+            return None
+        reason = f"the canary has requests and ended none of them in {limit:g} s"
+        return Verdict("roll_back", reason, "controller")
+
     def _set_share(self, percent: float) -> None:
         self._share = percent
         self._journal.append("share", percent=percent)
@@ -175,6 +196,7 @@ class CanaryTest:
             keys = {(each.finished_at, each.session): each for each in found}
             self._events.observed(role, [keys[key] for key in keys.keys() - self._counted])
             self._counted |= keys.keys()
+        self._canary_ended = len(canary) > self._canary_requests
         self._canary_requests = len(canary)
         return stable, canary
 

@@ -46,6 +46,9 @@ class RouterClient(Protocol):
     def share(self) -> float:
         """Percent that the canary gets now."""
 
+    def active(self, cluster: Literal["stable", "canary"]) -> int:
+        """Requests that the replicas of a role are answering."""
+
     def requests(self, offset: int) -> tuple[list[RoutedRequest], int]:
         """Requests that ended since an offset of the log, and the next offset."""
 

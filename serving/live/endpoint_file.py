@@ -138,6 +138,9 @@ class CanaryPolicy(Section):
     max_seconds: float = Field(default=3600.0, gt=0)
     """Longest time of a step, in seconds; then `on_undecided` holds."""
 
+    stall_seconds: float = Field(default=600.0, gt=0)
+    """A canary that has requests and ends none of them for so long hangs, and is rolled back."""
+
     margin: float = Field(default=0.03, gt=0, lt=1)
     """A canary is promoted when its speed, in tokens/s per user, is shown to be above 1 - margin of
     the stable one's."""
@@ -159,7 +162,7 @@ class CanaryPolicy(Section):
 
     watch_requests: int = Field(default=32, ge=0)
     """Requests after an exchange whose acceptance is compared with what the evidence predicts. An
-    exchange that falls short is taken back by the replica. 0: no comparison."""
+    exchange that falls short is taken back by the replica. At least 2; 0: no comparison."""
 
     cache: Literal["clear", "keep"] = "clear"
     """Whether an exchange clears prefixes that were cached under the other speculator. `clear`
@@ -177,6 +180,13 @@ class CanaryPolicy(Section):
         rising = all(a < b for a, b in zip([0.0, *value], value, strict=False))
         if not value or not rising or value[-1] != 100:
             raise ValueError("shares rise from above 0 to 100 percent, such as [5, 25, 100]")
+        return value
+
+    @field_validator("watch_requests")
+    @classmethod
+    def _have_a_spread(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("one request has no spread; at least 2, or 0 for no comparison")
         return value
 
     @model_validator(mode="after")

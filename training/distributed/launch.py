@@ -3,9 +3,9 @@
     result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(),
                    out_dir, publish_dir, log_dir)
 
-One process runs as it is, several run under torchrun or the command in `training.launcher`. After a
-signal the workers write a checkpoint and exit with code 75. An error of one worker ends all
-(fail_fast.py) and is raised here.
+One process runs as it is, several run under torchrun, the command in `training.launcher`, or on a
+Ray cluster (ray_launch.py). After a signal the workers write a checkpoint and exit with code 75. An
+error of one worker ends all (fail_fast.py) and is raised here.
 """
 
 import os
@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.process_tree import ProcessTree
@@ -28,12 +29,9 @@ from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
+from outrider.training.distributed.ray_launch import train_on_ray, uses_ray
+from outrider.training.distributed.ray_rank import NOT_OURS, WORKER
 from outrider.training.distributed.spec import Preempted, Sampling, TrainingSpec
-
-WORKER = "outrider.training.distributed.worker"
-_NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
-
 
 RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
 """Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
@@ -54,6 +52,7 @@ def train(
     probabilistic_drafts: bool = False,
     masked: Sequence[str] = (),
     train_pieces: Sequence[int] = (),
+    cluster: ClusterConfig | None = None,
     run: RunRanks | None = None,
 ) -> dict[str, Any]:
     """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
@@ -61,8 +60,8 @@ def train(
     `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
     same settings is resumed. Returns the content of `result.json`. `masked`: off-policy sequences
     that keep their places in the rows without a loss; a stream finds its own. `train_pieces`: the
-    capture piece of each sequence of parts["train"], for `training.shuffle_tokens`. `run` replaces
-    the subprocess in tests.
+    capture piece of each sequence of parts["train"], for `training.shuffle_tokens`. With an address
+    in `cluster` the ranks run there. `run` replaces the subprocess in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -87,7 +86,10 @@ def train(
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
     command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
-    code, stopped = (run or _run)(command, spec, log_path)
+    if cluster is not None and uses_ray(cluster, training):
+        spec, code, stopped = train_on_ray(spec, cluster, log_path)
+    else:
+        code, stopped = (run or _run)(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 
@@ -114,7 +116,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
     """
     threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
     with ProcessTree() as tree:
-        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": _NOT_OURS}
+        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": NOT_OURS}
         environment = defaults | os.environ | tree.environment
         # For launchers that are scripts: recipes/r1/launch.
         environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
@@ -181,7 +183,7 @@ def _is_worker(command_line: list[str]) -> bool:
 
 
 def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:
-    errors = read_errors(spec.out_dir)
+    errors = read_errors(spec.errors_dir)
     if errors and errors[0].exit_code == Preempted.exit_code:
         raise Preempted(errors[0].message)
     if (stopped and code) or code == -signal.SIGTERM:

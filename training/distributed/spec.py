@@ -53,6 +53,9 @@ class TrainingSpec(BaseModel):
     """Directory of the trained speculator."""
     log_dir: Path
     """Directory of metrics.jsonl and the tracker's files."""
+    attempt: int = 0
+    """Number of this group of ranks, where a launcher starts several one after another. Ranks of an
+    earlier group may live on a node that was lost, and write."""
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines the weights. A checkpoint of other settings is not resumed."""
@@ -77,10 +80,16 @@ class TrainingSpec(BaseModel):
                 "publish_dir": True,
                 "log_dir": True,
                 **{name: True for name in ("masked", "train_pieces") if not getattr(self, name)},
+                "attempt": True,
                 "speculator": {"parity"},
                 "training": no_effect_on_weights,
             },
         )
+
+    @property
+    def errors_dir(self) -> Path:
+        """Directory of the error records of this attempt's ranks."""
+        return self.out_dir / f"attempt-{self.attempt}" if self.attempt else self.out_dir
 
     @property
     def stop_file(self) -> Path:

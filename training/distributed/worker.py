@@ -27,8 +27,8 @@ class RankErrors(ErrorHandler):
     Its `initialize` enables faulthandler, which prints a stack for a segmentation fault.
     """
 
-    def __init__(self, out_dir: Path) -> None:
-        self.out_dir = out_dir
+    def __init__(self, errors_dir: Path) -> None:
+        self.errors_dir = errors_dir
         self.rank = 0
 
     def record_exception(self, e: BaseException) -> None:
@@ -42,11 +42,11 @@ class RankErrors(ErrorHandler):
         else:
             text, printed = f"{type(e).__name__}: {e}", traceback.format_exc()
             failure = error_record(text, FAILURE, expected=False, traceback=printed)
-            cause = root_cause(self.out_dir, self.rank)
+            cause = root_cause(self.errors_dir, self.rank)
             if cause is not None:
                 printed = f"rank {self.rank}: ends because rank {cause} failed"
                 failure = error_record(text, FAILURE, expected=False)
-        write_error(self.out_dir, self.rank, failure)
+        write_error(self.errors_dir, self.rank, failure)
         print(printed, file=sys.stderr, flush=True)
         for_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if for_torchrun:
@@ -56,7 +56,7 @@ class RankErrors(ErrorHandler):
 def main(spec_path: Path) -> int:
     """Trains, and returns the exit code."""
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
-    errors = RankErrors(spec.out_dir)
+    errors = RankErrors(spec.errors_dir)
     try:
         record(_train, errors)(spec, errors)
     except OutriderError as error:
@@ -69,7 +69,7 @@ def main(spec_path: Path) -> int:
 def _train(spec: TrainingSpec, errors: RankErrors) -> None:
     by_slurm = spec.training.launcher is not None
     errors.rank = join_world(spec.training.processes, by_slurm=by_slurm)
-    watch(spec.out_dir, errors.rank)
+    watch(spec.errors_dir, errors.rank)
 
     import torch
 

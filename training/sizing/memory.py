@@ -85,6 +85,9 @@ class MemoryPlan:
     device: Device = "cuda"
     warm: bool = True
     """Whether training starts from a base, which step-0 parity computes in float32."""
+    looked_up: int | None = None
+    """Different tokens of the traffic; None: all. On a CPU the embedding stays in the mapped
+    checkpoint, of which only their rows are read."""
 
     @property
     def trained(self) -> int:
@@ -150,7 +153,10 @@ class MemoryPlan:
         return int(value_bytes * self.trained / self.processes)
 
     def _ends(self) -> int:
-        return self._b * self.size.ends
+        unread = 0
+        if self.device == "cpu" and self._b == 2 and self.looked_up is not None:
+            unread = max(self.size.vocab - self.looked_up, 0) * self.size.hidden
+        return self._b * (self.size.ends - unread)
 
     def _row_bytes(self) -> int:
         """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
@@ -194,10 +200,14 @@ class MemoryPlan:
         return kept
 
     def _start(self) -> dict[str, int]:
-        """Exact replay of a validation row without gradients, by the base in float32 if any."""
+        """Exact replay of a validation row without gradients, by the base in float32 if any.
+
+        On a CPU the checkpoint that the base was read from is still mapped.
+        """
         s, b = self.size, 4 if self.warm else self._b
         return {
             "base_speculator_float32": 4 * s.total if self.warm else 0,
+            "mapped_checkpoint": 2 * s.total if self.warm and self.device == "cpu" else 0,
             "head_float32": 2 * s.ends if self.warm and self._b < 4 else 0,
             "activations": b * s.replay_values(self.row, self.depth)
             + self.activations.attention_scratch(b),

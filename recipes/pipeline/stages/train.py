@@ -78,6 +78,7 @@ def train_on(
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
         masked=parts.get("masked", ()),
         train_pieces=train_pieces,
+        cluster=recipe.cluster,
     )
 
 

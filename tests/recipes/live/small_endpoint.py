@@ -30,6 +30,7 @@ from outrider.common.process_tree import wait_until
 from outrider.serving.live.address import Address
 from outrider.serving.live.bundle_digest import bundle_digest
 from outrider.serving.live.endpoint_file import Endpoint
+from outrider.serving.live.envoy_config import POOLS
 from outrider.serving.live.replica import LiveRequest, ReplicaStatus, Watch
 from tests.serving.live.bundles import write_bundle
 
@@ -45,7 +46,8 @@ class SmallReplica:
         self.start()
 
     def start(self) -> None:
-        self.alive, self.sick = True, False
+        self.alive, self.sick, self.hangs = True, False, False
+        self.unanswered = 0
         self.status = ReplicaStatus(
             None, "", "", k=3, kind="mtp", directory=str(self.started_with), swaps=0
         )
@@ -161,6 +163,10 @@ class SmallServer:
         if route == "/runtime_modify":
             self.share = int(urllib.parse.parse_qs(query)["speculator.canary"][0])
             return 200, "OK"
+        if route == "/stats":
+            name = f"cluster.{POOLS['canary']}.upstream_rq_active"
+            waiting = sum(self.replicas[each.name].unanswered for each in self.endpoint.canary)
+            return 200, {"stats": [{"name": name, "value": waiting}]}
         assert route == "/runtime", path
         return 200, {"entries": {"speculator.canary": {"final_value": str(self.share)}}}
 
@@ -174,6 +180,8 @@ class SmallServer:
                 self.replicas[body["replica"]].alive = False
             case "/test/sicken":
                 self.replicas[body["replica"]].sick = True
+            case "/test/hang":
+                self.replicas[body["replica"]].hangs = True
             case "/test/start":
                 self.replicas[body["replica"]].start()
             case "/test/fault":
@@ -202,6 +210,9 @@ class SmallServer:
                 pools += [each for each in self.endpoint.replicas if each.role != role]
                 alive = [each for each in pools if self.replicas[each.name].alive]
                 if not alive:
+                    continue
+                if self.replicas[alive[0].name].hangs:
+                    self.replicas[alive[0].name].unanswered += 1
                     continue
                 request_id = str(uuid.UUID(int=self.sent))
                 self.replicas[alive[0].name].finish(request_id, at)

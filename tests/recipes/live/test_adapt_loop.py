@@ -54,7 +54,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1)
     )
     endpoint, console = AtOnce(), Console(file=io.StringIO())
     with Adapter.open(loaded, tmp_path, endpoint, console, parity=False) as adapter:
-        adapter.run(once=True)
+        adapter.run(rounds=1)
         state = adapter.state
         (done,) = state.rounds
         assert done.won and endpoint.now.name == "first"
@@ -76,4 +76,3 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1)
         )
         evidence = read_json(run.bundle / "bundle.json")["evidence"]
         assert evidence["acceptance_length"]["custom"] == verdict["custom"]["value"]
-        assert not adapter.step()

@@ -140,6 +140,20 @@ def test_a_canary_that_dies_is_rolled_back_and_recovered_when_it_is_back(small, 
         everywhere(small, "first")
 
 
+def test_a_canary_that_hangs_is_rolled_back() -> None:
+    with SmallEndpoint(stable=2, min_requests=1000, stall_seconds=30) as small:
+        rig = Rig(small)
+        rig.clock.then = lambda now: (
+            small.test("/test/hang", replica="canary") if now > 1060 else None
+        )
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.by) == ("rolled_back", "controller")
+        assert "ended none of them in 30 s" in done.reason
+        assert 1085 < rig.clock.now < 1130, "not while it ended requests, and soon after"
+        everywhere(small, "first")
+
+
 @pytest.mark.parametrize("fault", ["die_before", "die_after"])
 @pytest.mark.parametrize("replica", ["canary", "stable0"])
 def test_a_replica_killed_in_its_exchange(small: SmallEndpoint, fault, replica) -> None:

@@ -123,6 +123,7 @@ def test_a_mistake_in_a_replica_is_named_with_its_line(tmp_path) -> None:
         ({"policy": {"shares": [5, 25]}}, "shares rise from above 0 to 100 percent"),
         ({"policy": {"shares": [25, 5, 100]}}, "shares rise from above 0 to 100 percent"),
         ({"policy": {"shares": [0, 100]}}, "shares rise from above 0 to 100 percent"),
+        ({"policy": {"watch_requests": 1}}, "one request has no spread"),
         ({"policy": {"min_seconds": 9, "max_seconds": 3}}, "max_seconds = 3 is below min_seconds"),
         ({"policy": {"margin": float("nan")}}, "policy.margin = nan"),
         ({"router": {"admin": "127.0.0.1:9901"}}, "only a Unix socket"),

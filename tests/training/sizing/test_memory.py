@@ -164,3 +164,15 @@ def test_more_of_anything_never_takes_less():
 
 def test_the_chunk_of_the_loss_is_the_losses():
     assert (memory.CHUNK_LOGITS, memory.CHUNK_ROWS) == (losses.CHUNK_ELEMENTS, losses.CHUNK_ROWS)
+
+
+def test_on_a_cpu_only_the_rows_that_are_looked_up_are_read():
+    """The embedding is in the mapped checkpoint; the head is multiplied with as a whole."""
+    size = mtp_size(R1)
+    every, some = (
+        plan(device="cpu", looked_up=tokens).phases()["update"]["embedding_and_head"]
+        for tokens in (None, 1000)
+    )
+    assert every - some == 2 * (size.vocab - 1000) * size.hidden
+    assert plan(device="cpu", looked_up=size.vocab + 1).peak() == plan(device="cpu").peak()
+    assert plan(looked_up=1000).peak() == plan().peak(), "a GPU has it whole"

@@ -1,0 +1,98 @@
+"""Training on a Ray cluster: which processes run there, their number, messages and output."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.rank_output import RankOutput, rank_log
+from outrider.training.distributed.ray_launch import uses_ray
+from outrider.training.distributed.ray_sizes import group_sizes
+from outrider.training.distributed.spec import Sampling, TrainingSpec
+
+
+@pytest.mark.parametrize(
+    ("address", "launcher", "processes", "expected"),
+    [
+        (None, None, 2, False),
+        ("local", None, 2, True),
+        ("local", None, 1, False),
+        ("auto", None, 1, True),
+        ("10.0.0.1:6379", "srun python", 2, False),
+    ],
+)
+def test_ray_train_is_the_launcher_of_a_cluster(
+    address: str | None, launcher: str | None, processes: int, expected: bool
+) -> None:
+    training = TrainingConfig(launcher=launcher, processes=processes, rows_per_step=2)
+    assert uses_ray(ClusterConfig(address=address), training) == expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "sizes"),
+    [(8, 8, [8, 4, 2, 1]), (3, 6, [3, 2, 1]), (4, 12, [4, 3, 2, 1]), (1, 7, [1]), (7, 7, [7, 1])],
+)
+def test_a_group_divides_the_rows_of_a_step(processes: int, rows: int, sizes: list[int]) -> None:
+    assert group_sizes(processes, rows) == sizes
+
+
+def make_spec(folder: Path, attempt: int) -> TrainingSpec:
+    return TrainingSpec(
+        target_dir=folder,
+        features_dir=folder,
+        feature_store="a:B",
+        train=["a"],
+        validation=["b"],
+        sampling={"a": Sampling(temperature=1.0)},
+        speculator=SpeculatorConfig(),
+        training=TrainingConfig(),
+        out_dir=folder,
+        publish_dir=folder,
+        log_dir=folder,
+        attempt=attempt,
+    )
+
+
+def test_a_later_group_resumes_and_does_not_read_messages_of_an_earlier_one(tmp_path: Path) -> None:
+    first, second = make_spec(tmp_path, 1), make_spec(tmp_path, 2)
+    assert first.settings() == second.settings() == make_spec(tmp_path, 0).settings()
+    assert len({spec.errors_dir for spec in (first, second, make_spec(tmp_path, 0))}) == 3
+    assert first.stop_file == second.stop_file
+
+
+def test_lines_of_all_ranks_reach_terminal_and_log_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("before\n")
+    rank_log(tmp_path, 0).write_text("of an earlier run\n")
+    with RankOutput(tmp_path, 2, log) as output:
+        first, second = (rank_log(tmp_path, rank).open("a") for rank in range(2))
+        print("one", file=first, flush=True)
+        print("half of a ", end="", file=second, flush=True)
+        output.relay(to_terminal=True)
+        assert capsys.readouterr().out == "one\n"
+        print("line", file=second, flush=True)
+        output.relay(to_terminal=True)
+        assert capsys.readouterr().out == "half of a line\n"
+        print("after an error", file=first, flush=True)
+        output.relay(to_terminal=False)
+        print("cut", end="", file=first, flush=True)
+    assert capsys.readouterr().out == ""
+    assert log.read_text() == "before\none\nhalf of a line\nafter an error\ncut\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.log"]
+
+
+def test_ray_is_not_imported_without_a_cluster() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import json, sys, outrider.training.distributed.launch;"
+        "print(json.dumps([name for name in sys.modules if name.split('.')[0] == 'ray']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
