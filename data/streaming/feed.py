@@ -9,7 +9,8 @@ of pieces is closed and another one begins.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -26,22 +27,31 @@ LEAVE_S = 10.0
 
 
 class Captured(Protocol):
-    """A captured piece."""
+    """A captured piece (features/piece_stream.py)."""
 
     @property
     def piece(self) -> Piece:
         """Its rows."""
 
     @property
-    def reference(self) -> Any:
-        """Where its states are."""
+    def states(self) -> Any:
+        """A reference to its states."""
 
 
-class PieceStream(Protocol):
-    """Capture replicas, or anything that captures pieces."""
+class TakesPieces(Protocol):
+    """One pass over a plan."""
 
-    def stream(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[Any]:
-        """Yields `Captured` in the order of the plan."""
+    def take(self) -> Any:
+        """The next piece, `Captured`; None after the last one."""
+
+
+class CapturesPieces(Protocol):
+    """Capture replicas (features/replicas.py), or anything that captures pieces."""
+
+    def references(
+        self, plan: Iterable[Piece], limit_bytes: int
+    ) -> AbstractContextManager[TakesPieces]:
+        """The pieces in the order of the plan, with a limit on the bytes that are in flight."""
 
 
 class CapturesDesk(Protocol):
@@ -66,7 +76,7 @@ class Feed:
     def __init__(
         self,
         desk: CapturesDesk,
-        replicas: PieceStream,
+        replicas: CapturesPieces,
         piece: Callable[[int], Piece],
         limit_bytes: int,
         judge: Callable[[Captured], Mapping[str, bool]],
@@ -115,25 +125,17 @@ class Feed:
 
     def _follow(self, work: Work) -> None:
         """Captures the jobs until the desk has others."""
-        jobs = iter(work.jobs)
-        captured = self._replicas.stream(
-            (self._piece(number) for _, number in work.jobs), self._limit
-        )
-        try:
-            while self._room(work.revision):
-                following = next(captured, None)
-                if following is None:
+        pieces = (self._piece(number) for _, number in work.jobs)
+        with self._replicas.references(pieces, self._limit) as captured:
+            for name, _ in work.jobs:
+                if not self._room(work.revision):
                     return
-                name, _ = next(jobs)
+                following = captured.take()
                 off = self._judge(following)
                 self._verdicts |= off
                 self._require_on_policy()
-                if not self._desk.put(work.revision, name, [following.reference], off):
+                if not self._desk.put(work.revision, name, [following.states], off):
                     return
-        finally:
-            close = getattr(captured, "close", None)
-            if close is not None:
-                close()
 
     def _room(self, revision: int) -> bool:
         while not self._ended.is_set():

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.data.features.piece_stream import lost_object
 from outrider.data.streaming.desk import Desk, Place, StreamMarks, Taken, Work
 from outrider.data.streaming.source import CapturedStates, Fetch, Lost
 
@@ -125,14 +126,9 @@ def connect(facts: Mapping[str, Any]) -> tuple[RemoteDesk, Fetch]:
 def _fetch(payload: Any) -> Sequence[CapturedStates]:
     import ray
 
-    gone = (
-        ray.exceptions.ObjectLostError,
-        ray.exceptions.ObjectFetchTimedOutError,
-        ray.exceptions.RayActorError,
-        ray.exceptions.NodeDiedError,
-        ray.exceptions.WorkerCrashedError,
-    )
     try:
         return ray.get(payload[0])
-    except gone as error:
+    except ray.exceptions.RayError as error:
+        if not lost_object(error):
+            raise
         raise Lost(type(error).__name__) from error

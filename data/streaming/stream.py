@@ -25,12 +25,13 @@ from outrider.common.files import read_json, write_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import state_bytes
 from outrider.data.features.feature_store import SCORE_DIGITS, VERSION
+from outrider.data.features.piece_stream import CapturedPiece
 from outrider.data.features.replica import ReplicaSetup
-from outrider.data.features.replicas import CapturedPiece, Replicas
+from outrider.data.features.replicas import Replicas
 from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables
-from outrider.data.streaming.feed import Feed, PieceStream
+from outrider.data.streaming.feed import CapturesPieces, Feed
 from outrider.data.streaming.piece_plan import PiecePlan
 from outrider.data.streaming.remote_desk import start_desk
 from outrider.data.streaming.source import MANIFEST, STREAM
@@ -67,7 +68,7 @@ def streaming(
     streamed: Streamed,
     ranks: int,
     directory: Path,
-    replicas_of: Callable[..., AbstractContextManager[PieceStream]] = Replicas,
+    replicas_of: Callable[..., AbstractContextManager[CapturesPieces]] = Replicas,
 ) -> Iterator[Feed]:
     """Starts the replicas and the desk, and leaves their address in `directory`.
 

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,14 +73,18 @@ class RecordedReplicas:
     def __init__(self, store: FeatureStore) -> None:
         self.store, self.captured = store, 0
 
-    def stream(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
-        for piece in plan:
-            self.captured += 1
-            rows = []
-            for row_id in piece.row_ids:
-                hidden_TH = self.store.read(row_id).hidden.view(torch.int16).numpy()
-                rows.append(SimpleNamespace(row_id=row_id, states={"final_norm": hidden_TH}))
-            yield SimpleNamespace(piece=piece, reference=rows)
+    @contextmanager
+    def references(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
+        pieces = iter(plan)
+        yield SimpleNamespace(take=lambda: self.taken(next(pieces)))
+
+    def taken(self, piece: Piece) -> SimpleNamespace:
+        self.captured += 1
+        rows = []
+        for row_id in piece.row_ids:
+            hidden_TH = self.store.read(row_id).hidden.view(torch.int16).numpy()
+            rows.append(SimpleNamespace(row_id=row_id, states={"final_norm": hidden_TH}))
+        return SimpleNamespace(piece=piece, states=rows)
 
 
 class RecordedStream(StreamedFeatures):

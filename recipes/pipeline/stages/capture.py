@@ -38,6 +38,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         engine=recipe.serving.engine,
         out_dir=run.features,
         features=_features(recipe),
+        cluster=recipe.cluster,
         only=frozenset(ids_of(stored)) if streamed else None,
     )
     least = recipe.capture.min_on_policy

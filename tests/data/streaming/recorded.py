@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -11,8 +13,8 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.piece_stream import CapturedPiece
 from outrider.data.features.replica import PieceFacts, StoredRow
-from outrider.data.features.replicas import CapturedPiece
 from outrider.data.streaming.piece_plan import PiecePlan
 from outrider.data.streaming.stream import Streamed
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -37,16 +39,21 @@ class RecordedReplicas:
     def __exit__(self, *_: object) -> None:
         return
 
-    def stream(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[CapturedPiece]:
+    @contextmanager
+    def references(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
+        pieces = self.captured(plan)
+        yield SimpleNamespace(take=lambda: next(pieces, None))
+
+    def captured(self, plan: Iterable[Piece]) -> Iterator[CapturedPiece]:
         import ray
 
-        for piece in plan:
+        for place, piece in enumerate(plan):
             time.sleep(self.seconds_per_piece)
             rows = [
                 StoredRow(name, {"final_norm": self.bits(name)}, None) for name in piece.row_ids
             ]
             facts = PieceFacts(piece.index, piece.tokens, 0.0)
-            yield CapturedPiece(piece, ray.put(rows), facts)
+            yield CapturedPiece(place, piece, ray.put(rows), facts)
 
     def bits(self, name: str) -> "object":
         return self.store.read(name).hidden.view(torch.int16).numpy()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -26,16 +27,19 @@ class Replicas:
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.captured, self.closed = fails_at, [], 0
 
-    def stream(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
+    @contextmanager
+    def references(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
+        pieces = list(plan)
         try:
-            for piece in plan:
-                if piece.index == self.fails_at:
-                    raise OutriderError("no replica is left")
-                self.captured.append(piece.index)
-                yield SimpleNamespace(piece=piece, reference=f"{piece.index}/{len(self.captured)}")
-        except GeneratorExit:
-            self.closed += 1
-            raise
+            yield SimpleNamespace(take=lambda: self.taken(pieces.pop(0)))
+        finally:
+            self.closed += bool(pieces)
+
+    def taken(self, piece: Piece) -> SimpleNamespace:
+        if piece.index == self.fails_at:
+            raise OutriderError("no replica is left")
+        self.captured.append(piece.index)
+        return SimpleNamespace(piece=piece, states=f"{piece.index}/{len(self.captured)}")
 
 
 def on_policy(captured: SimpleNamespace) -> Mapping[str, bool]:
@@ -103,9 +107,9 @@ def test_the_end_does_not_wait_for_a_replica_that_never_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Silent(Replicas):
-        def stream(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
+        def taken(self, piece: Piece) -> SimpleNamespace:
             time.sleep(3600)
-            yield SimpleNamespace()
+            return super().taken(piece)
 
     monkeypatch.setattr("outrider.data.streaming.feed.LEAVE_S", 0.05)
     desk = Desk(PIECE_OF, [100] * 4, 400)
