@@ -10,6 +10,7 @@ that the capture stage wrote.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from outrider.data.streaming.remote_desk import start_desk
 from outrider.data.streaming.source import MANIFEST, STREAM
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.token_scores import COLUMNS
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.features import FeatureSpec
 
 SOURCE = "outrider.data.streaming.source:StreamedFeatures"
@@ -81,9 +83,9 @@ def streaming(
     plan = streamed.plan
     each = state_bytes(streamed.spec)
     piece_bytes = [tokens * each for tokens in plan.tokens]
-    with open_cluster(streamed.cluster) as session:
-        for_replicas, for_desk = _limits(session, streamed.cluster, max(piece_bytes))
-        cache = int(streamed.cluster.cache_gb * 1e9)
+    with _opened(streamed.cluster, ranks) as (session, cluster):
+        for_replicas, for_desk = _limits(session, cluster, max(piece_bytes))
+        cache = int(cluster.cache_gb * 1e9)
         desk, facts = start_desk(ranks, plan.piece_of, piece_bytes, for_desk, cache)
         write_json(directory / MANIFEST, _manifest(streamed), private=True)
         tables = streamed.tables
@@ -93,15 +95,30 @@ def streaming(
         judge = _Judge(streamed.capture.min_on_policy)
         try:
             with (
-                replicas_of(
-                    session, streamed.cluster, _setup(streamed), max(plan.tokens)
-                ) as replicas,
+                replicas_of(session, cluster, _setup(streamed), max(plan.tokens)) as replicas,
                 Feed(desk, replicas, plan.piece, for_replicas, judge) as feed,
             ):
                 yield feed
         finally:
             (directory / STREAM).unlink()
             _add_off_policy(directory / OFF_POLICY, judge.off)
+
+
+@contextlib.contextmanager
+def _opened(cluster: ClusterConfig, ranks: int) -> Iterator[tuple[ClusterSession, ClusterConfig]]:
+    """The cluster, and its section with cores left for the ranks where engines run on cores."""
+    for_ranks, replicas = ranks * cluster.training_cores, cluster.capture_replicas
+    total = None
+    if cluster.address == "local":
+        available = len(os.sched_getaffinity(0))
+        total = max(available, for_ranks + replicas * (cluster.cores_per_replica or 1))
+    with open_cluster(cluster, total) as session:
+        if cluster.cores_per_replica is None and runs_on_cpu():
+            nodes = session.nodes()
+            free = int(min(node.cpus for node in nodes)) - for_ranks
+            each = max(free // -(-replicas // len(nodes)), 1)
+            cluster = cluster.model_copy(update={"cores_per_replica": each})
+        yield session, cluster
 
 
 def _limits(session: ClusterSession, cluster: ClusterConfig, piece: int) -> tuple[int, int]:
