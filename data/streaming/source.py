@@ -99,7 +99,7 @@ class StreamedFeatures:
         return cls(
             desk,
             fetch,
-            load_sequences(tables),
+            load_sequences(tables).select_columns(["sequence_id", "token_ids"]),
             read_json(directory / MANIFEST),
             FeatureStore.open(Path(found["store"])),
         )

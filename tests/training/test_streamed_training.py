@@ -43,6 +43,7 @@ def test_streamed_training_ends_with_the_bits_of_stored_training(
     masked: tuple[Path, dict],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CACHE_PIECES", str(cache_pieces))
     store = "tests.training.stores:JudgedStream"
@@ -50,6 +51,7 @@ def test_streamed_training_ends_with_the_bits_of_stored_training(
     assert_same_run(masked[0], tmp_path)
     assert metrics(tmp_path)[1]["stream_held_bytes"] > 0
     assert "stream_held_bytes" not in metrics(masked[0])[1]
+    assert "MB of states (at most" in capfd.readouterr().out
 
 
 def test_masked_sequences_change_the_loss(
