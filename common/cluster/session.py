@@ -321,7 +321,8 @@ def _require_ray() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
+    # Ray sets the last one when it starts a cluster.
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
     os.environ.update(variables)
     try:
         yield

@@ -214,7 +214,8 @@ def capture_on_replicas(
             only,
             marks.describe,
         )
-        checks = {"replicas": replicas.checks(), "cluster": dataclasses.asdict(marks)}
+        ready = {replica.name: replica.checks for replica in replicas.running()}
+        checks = {"replicas": ready, "cluster": dataclasses.asdict(marks)}
     return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
 
 

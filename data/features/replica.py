@@ -130,7 +130,7 @@ class CaptureReplica:
         setup = self._setup
         check = self_check(self._engine, setup.checked, load_target_ends(target_dir).lm_head_VH)
         require(check, setup.capture)
-        checks: dict[str, Any] = {"self_check": check.as_dict()}
+        checks: dict[str, Any] = {"self_check": check.as_dict(), "in_words": check.describe()}
         if setup.spec.auxiliary:
             of_layers = layer_check(
                 self._engine, setup.checked, setup.spec, *norm_and_layers(target_dir)

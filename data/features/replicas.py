@@ -101,10 +101,11 @@ class Replicas:
         setup: ReplicaSetup,
         piece_tokens: int,
         console: Console | None = None,
+        actor: type = CaptureReplica,
     ) -> None:
         """`piece_tokens`: tokens of the largest piece that will be captured."""
         self.watermarks = Watermarks(wanted=config.capture_replicas)
-        self.setup = setup
+        self.setup, self._actor = setup, actor
         self._config, self._piece_tokens = config, piece_tokens
         self._console = console or Console(stderr=True)
         self._bundle = bundle_of(session, config, setup.engine)
@@ -240,7 +241,7 @@ class Replicas:
             if other.actor is not None and other.node_id == replica.node_id
         }
         replica.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        actor: Any = ray.remote(CaptureReplica)
+        actor: Any = ray.remote(self._actor)
         replica.actor = actor.options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
@@ -286,7 +287,7 @@ class Replicas:
             replica.ready, replica.checks = True, result
             self._say(
                 f"{replica.name} on {result['host']}, node {replica.node_id[:8]}, is ready after"
-                f" {result['start_s']:.0f} s"
+                f" {result['start_s']:.0f} s; {result.get('in_words', '')}"
             )
 
     def _leave_out(self, replica: Replica, why: str) -> None:
