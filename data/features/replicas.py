@@ -15,7 +15,6 @@ left out. Each such event is one line on stderr.
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,12 +23,14 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession
 from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
+from outrider.data.features.piece_stream import PieceStream
 from outrider.data.features.replica import (
     PIECES_AT_A_TIME,
     CapturedRow,
     CaptureReplica,
     ReplicaSetup,
 )
+from outrider.data.features.replica_slot import POLL_S, Replica, Watermarks, cause_of
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow
 from outrider.serving.in_process import in_process
@@ -37,58 +38,6 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.actor import ActorHandle
-    from ray.util.placement_group import PlacementGroup
-
-    from outrider.data.features.piece_stream import PieceStream
-
-POLL_S = 0.1
-"""Longest wait for the next event, in seconds."""
-
-
-@dataclass
-class Watermarks:
-    """What is in flight now and was at most."""
-
-    limit_bytes: int = 0
-    in_flight_bytes: int = 0
-    peak_bytes: int = 0
-    running: int = 0
-    """Replicas that capture."""
-    wanted: int = 0
-    """`cluster.capture_replicas`."""
-    pieces: int = 0
-    """Pieces captured."""
-    captured_again: int = 0
-    """Pieces whose replica or object was lost."""
-    engine_seconds: float = 0.0
-    """Summed over the pieces."""
-    lost_replicas: int = 0
-    left_out: list[str] = field(default_factory=list)
-    """Replicas that are not started again, and why."""
-
-    def describe(self) -> str:
-        """For the progress line."""
-        return (
-            f"{self.running}/{self.wanted} replicas, {self.in_flight_bytes / 1e6:,.0f} of"
-            f" {self.limit_bytes / 1e6:,.0f} MB in flight (peak {self.peak_bytes / 1e6:,.0f})"
-        )
-
-
-@dataclass(eq=False)
-class Replica:
-    """One of `cluster.capture_replicas`, in whichever actor it lives now."""
-
-    name: str
-    group: "PlacementGroup | None" = None
-    actor: "ActorHandle | None" = None
-    node_id: str = ""
-    slot: int = 0
-    """Which share of its node's cores it has."""
-    ready: bool = False
-    starts: int = 0
-    """Number of the actor: an older one's end is no news."""
-    checks: dict[str, Any] = field(default_factory=dict)
 
 
 class Replicas:
@@ -167,10 +116,8 @@ class Replicas:
             while (captured := stream.take()) is not None:
                 yield captured.piece, stream.rows(captured)
 
-    def references(self, plan: Iterable[Piece], limit_bytes: int) -> "PieceStream":
+    def references(self, plan: Iterable[Piece], limit_bytes: int) -> PieceStream:
         """As `stream`, for consumers in other processes: references instead of states."""
-        from outrider.data.features.piece_stream import PieceStream
-
         return PieceStream(self, plan, limit_bytes)
 
     def wait(self, others: Sequence["ObjectRef"]) -> list["ObjectRef"]:
@@ -323,11 +270,3 @@ def bundle_of(
     nodes = session.nodes()
     on_each = -(-config.capture_replicas // len(nodes))
     return {"CPU": max(min(node.cpus for node in nodes) // on_each, 1.0)}
-
-
-def cause_of(error: Exception) -> str:
-    """What an actor raised, in one line."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [""]
-    line = lines[0] if isinstance(cause, OutriderError) else lines[-1]
-    return line if isinstance(cause, OutriderError) else f"{type(cause).__name__}: {line}"
