@@ -9,17 +9,36 @@ store of the node that captured it to that of the rank's node.
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.piece_stream import lost_object
 from outrider.data.streaming.desk import Desk, Place, StreamMarks, Taken, Work
-from outrider.data.streaming.source import CapturedStates, Fetch, Lost
 
 SPARE_THREADS = 8
 """Of the actor, besides two of each rank that wait for states and for verdicts."""
 NAMESPACE = "outrider"
+
+
+class Lost(Exception):
+    """The object of a piece is gone; it must be captured again."""
+
+
+class CapturedStates(Protocol):
+    """One sequence of a captured piece."""
+
+    @property
+    def row_id(self) -> str:
+        """The sequence."""
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """numpy int16 [T, H] of each stream: bfloat16 bits."""
+
+
+Fetch = Callable[[Any], Sequence[CapturedStates]]
+"""From a piece's reference to its sequences. Raises `Lost`."""
 
 
 class RemoteDesk:

@@ -10,7 +10,7 @@ address stream.py wrote into the directory. The validation part is in the featur
 capture stage wrote. Token ids are in the table of sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,28 +24,13 @@ from outrider.data.features.feature_store import Features, FeatureStore
 from outrider.data.features.state_dtype import decode, encode
 from outrider.data.sequences import load_sequences
 from outrider.data.streaming.desk import Place, StreamMarks, Taken
+from outrider.data.streaming.remote_desk import CapturedStates, Fetch, Lost, connect
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
 STREAM = "stream.json"
 """Where the desk is, and where the sequences are."""
 MANIFEST = "manifest.json"
 """What will be streamed: as a feature store's, without shards."""
-
-
-class Lost(Exception):
-    """The object of a piece is gone; it must be captured again."""
-
-
-class CapturedStates(Protocol):
-    """One sequence of a captured piece."""
-
-    @property
-    def row_id(self) -> str:
-        """The sequence."""
-
-    @property
-    def states(self) -> Mapping[str, Any]:
-        """numpy int16 [T, H] of each stream: bfloat16 bits."""
 
 
 class RanksDesk(Protocol):
@@ -62,10 +47,6 @@ class RanksDesk(Protocol):
     def off_policy(self, number: int, positions: Sequence[int]) -> Taken: ...
 
     def marks(self) -> StreamMarks: ...
-
-
-Fetch = Callable[[Any], Sequence[CapturedStates]]
-"""From a piece's reference to its sequences. Raises `Lost`."""
 
 
 class StreamedFeatures:
@@ -88,8 +69,6 @@ class StreamedFeatures:
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
         """Connects to the desk that the directory names."""
-        from outrider.data.streaming.remote_desk import connect
-
         directory = Path(directory)
         if not (directory / STREAM).exists():
             raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
