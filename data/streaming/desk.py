@@ -120,7 +120,8 @@ class Desk:
         self._limit, self._cache_bytes = limit_bytes, cache_bytes
         self._changed = threading.Condition()
         self._number = self._revision = self._read = self._captured = 0
-        self._closed, self._failed = False, None
+        self._closed = False
+        self._failed: str | None = None
         self._ids: dict[int, str] = {}
         self._jobs: dict[int, _Job] = {}
         self._job_of: dict[int, int] = {}
