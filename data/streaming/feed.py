@@ -79,9 +79,9 @@ class Feed:
         replicas: CapturesPieces,
         piece: Callable[[int], Piece],
         limit_bytes: int,
-        judge: Callable[[Captured], Mapping[str, bool]],
+        judge: Callable[[Any], Mapping[str, bool]],
     ):
-        """`piece` makes a piece by its number; `judge` decides which sequences are off-policy."""
+        """`piece` makes a piece by its number; `judge` finds the off-policy ones in a `Captured`."""
         self._desk, self._replicas, self._piece = desk, replicas, piece
         self._limit, self._judge = limit_bytes, judge
         self._verdicts: dict[str, bool] = {}
