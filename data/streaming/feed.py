@@ -81,7 +81,7 @@ class Feed:
         limit_bytes: int,
         judge: Callable[[Any], Mapping[str, bool]],
     ):
-        """`piece` makes a piece by its number; `judge` finds the off-policy ones in a `Captured`."""
+        """`piece` makes a piece by its number; `judge` finds off-policy sequences (`Captured`)."""
         self._desk, self._replicas, self._piece = desk, replicas, piece
         self._limit, self._judge = limit_bytes, judge
         self._verdicts: dict[str, bool] = {}
