@@ -274,7 +274,7 @@ class Engine:
         batch_tokens: int,
     ) -> Iterator[State]:
         def prefill(batch: list[Row]) -> Callable[[], Iterator[State]]:
-            return self._prefill(batch, streams, self._generate)
+            return self._prefill(batch, streams)
 
         self._settle()
         groups = batches(rows, batch_tokens)
@@ -293,13 +293,10 @@ class Engine:
 
         One thread at a time may call this method; another one may read the states before.
         """
-        return self._prefill(list(_claimed(rows, positions)), streams, self._together)
+        return self._prefill(list(_claimed(rows, positions)), streams)
 
     def _prefill(
-        self,
-        batch: Sequence[Row],
-        streams: Sequence[str],
-        generate: Callable[[Sequence[Row], "list[SamplingParams]"], list[Any]],
+        self, batch: Sequence[Row], streams: Sequence[str]
     ) -> Callable[[], Iterator[State]]:
         """Prefills the batch of (id, token ids, claim) and returns what reads its states."""
         from outrider.serving.vllm_hooks.capture_extension import read_states
@@ -308,7 +305,7 @@ class Engine:
         captured = [FINAL_NORM, *map(layer_name, layers)]
         self._check_lengths(batch)
         self.llm.collective_rpc("capture_start", args=(layers,))
-        outputs = generate(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
+        outputs = self._together(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
         self.llm.collective_rpc("capture_stop")
         index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
 

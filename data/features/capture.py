@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import sampled_digest
+from outrider.common.fingerprint import sampled_digest, value_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.capture_plan import Piece, pieces, unfinished
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
@@ -68,11 +68,13 @@ def capture(
     out_dir: Path,
     features: FeatureSpec = ONLY_FINAL,
     cluster: ClusterConfig | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Captures every sequence of every part: the final state, and the streams of `features`.
 
     For drafters of several kinds, `features` is the union of what they read. With an address,
-    `cluster` captures on replicas (replicas.py); the store has the same bytes. Returns counts,
+    `cluster` captures on replicas (replicas.py); the store has the same bytes. `only`: the
+    sequences that are stored, with the states that they have in a store of all. Returns counts,
     speed and the checks, which summary.json holds too.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
@@ -90,6 +92,8 @@ def capture(
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
+    if only is not None:
+        source["only"] = value_digest(sorted(only))
     if lengths.cut or lengths.dropped:
         source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
@@ -98,16 +102,25 @@ def capture(
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
-    _check_disk(out_dir, tokens, spec, capture.dtype)
+    _check_disk(out_dir, _tokens(_rows(table, lengths.limit), only), spec, capture.dtype)
     if cluster is not None and cluster.address is not None:
         with open_cluster(cluster) as session:
             return capture_on_replicas(
-                session, cluster, target, engine, table, source, capture, out_dir, lengths, spec
+                session,
+                cluster,
+                target,
+                engine,
+                table,
+                source,
+                capture,
+                out_dir,
+                lengths,
+                spec,
+                only,
             )
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
+        return capture_table(live, table, head, source, capture, out_dir, lengths, features, only)
 
 
 def capture_table(
@@ -119,10 +132,11 @@ def capture_table(
     out_dir: Path,
     lengths: Lengths | None = None,
     features: FeatureSpec = ONLY_FINAL,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Regenerates responses that the table marks, checks a spread sample, captures the table.
 
-    `lengths` goes into the summary.
+    `lengths` goes into the summary. `only`: the sequences that are stored.
     """
     console, limit = Console(stderr=True), longest(engine.max_model_len)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
@@ -138,7 +152,7 @@ def capture_table(
         console.print(of_layers.describe(), highlight=False, soft_wrap=True)
         require_layers(of_layers)
         checks["layer_check"] = of_layers.as_dict()
-    tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
+    tokens = _tokens(_rows(table, limit, answers), only)
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
@@ -149,7 +163,7 @@ def capture_table(
 
     rows = _rows(table, limit, answers)
     began = time.monotonic()
-    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
+    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only)
     return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
 
 
@@ -164,6 +178,7 @@ def capture_on_replicas(
     out_dir: Path,
     lengths: Lengths,
     spec: FeatureSpec,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """As `capture_table`, with an engine and a self-check in each replica.
 
@@ -178,7 +193,7 @@ def capture_on_replicas(
     in_flight = session.in_flight_bytes(cluster)
     with Replicas(session, cluster, setup, piece_tokens, console) as replicas:
         answers = regenerate(replicas, asked_rows(table), out_dir, source, capture.batch_tokens)
-        tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
+        tokens = _tokens(_rows(table, limit, answers), only)
 
         def states(plan: Iterator[Piece]) -> Iterator[Captured]:
             for piece, rows in replicas.stream(plan, in_flight):
@@ -187,7 +202,17 @@ def capture_on_replicas(
         rows, marks = _rows(table, limit, answers), replicas.watermarks
         began = time.monotonic()
         captured = _write(
-            spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, marks.describe
+            spec,
+            states,
+            rows,
+            tokens,
+            out_dir,
+            source,
+            capture,
+            console,
+            COLUMNS,
+            only,
+            marks.describe,
         )
         ready = {replica.name: replica.checks for replica in replicas.running()}
         checks = {"replicas": ready, "cluster": dataclasses.asdict(marks)}
@@ -273,13 +298,14 @@ def _write(
     capture: CaptureConfig,
     console: Console,
     score_columns: Sequence[str] = (),
+    only: Collection[str] | None = None,
     note: Callable[[], str] = str,
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields a plan's rows in order, each with its states and scores. The writer may be one
-    batch behind, so that the engine waits neither for the disk nor for the copy. `note` is shown
-    after the progress.
+    `states` yields a plan's rows in order, each with its states and scores; those in `only` are
+    stored. The writer may be one batch behind, so that the engine waits neither for the disk nor
+    for the copy. `note` is shown after the progress.
     """
     final, *auxiliary = spec.streams
     captured = 0
@@ -319,10 +345,10 @@ def _write(
             "capture", total=tokens, completed=writer.tokens, rate=0.0, note=""
         )
         began, done = time.monotonic(), frozenset(writer.done)
-        plan = unfinished(pieces(rows, capture.batch_tokens), done)
+        plan = unfinished(pieces(rows, capture.batch_tokens), done, only)
         reported = 0.0
         for row, (_, by_name, scores) in states(plan):
-            if row.row_id in done:
+            if row.row_id in done or (only is not None and row.row_id not in only):
                 continue
             hidden_TH = by_name.pop(FINAL_NORM)
             writer.write(
@@ -333,6 +359,10 @@ def _write(
                 progress.update(task, completed=writer.tokens, rate=captured / seconds, note=note())
                 reported = seconds
     return captured
+
+
+def _tokens(rows: Iterable[LoggedRow], only: Collection[str] | None) -> int:
+    return sum(len(row.token_ids) for row in rows if only is None or row.row_id in only)
 
 
 def _rows(

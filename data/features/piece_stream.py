@@ -16,9 +16,9 @@ actor, but not its node.
 
 import heapq
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
@@ -26,15 +26,32 @@ from outrider.data.features.replica import (
     PIECES_AT_A_TIME,
     CapturedRow,
     PieceFacts,
+    ReplicaSetup,
     load_states,
 )
-from outrider.data.features.replica_state import POLL_S, Replica, ReplicaPool, cause_of, ended_why
+from outrider.data.features.replica_slot import POLL_S, Replica, Watermarks, cause_of, ended_why
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
 STORE_TRIES = 10
 """How often pieces are captured again because an object store was full."""
+
+
+class Pool(Protocol):
+    """The replicas that a stream gives its pieces to (replicas.py)."""
+
+    setup: ReplicaSetup
+    watermarks: Watermarks
+
+    def running(self) -> list[Replica]:
+        """Replicas that capture now."""
+
+    def wait(self, others: "Sequence[ObjectRef]") -> "list[ObjectRef]":
+        """Those of `others` that are done or failed."""
+
+    def lose(self, replica: Replica, start: int, why: str) -> None:
+        """Notes that an actor ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +80,7 @@ class _Task:
 class PieceStream:
     """One pass over a plan; a context manager."""
 
-    def __init__(self, replicas: ReplicaPool, plan: Iterable[Piece], limit_bytes: int) -> None:
+    def __init__(self, replicas: Pool, plan: Iterable[Piece], limit_bytes: int) -> None:
         self._replicas, self._limit = replicas, limit_bytes
         self._watermarks = replicas.watermarks
         self._watermarks.limit_bytes = limit_bytes

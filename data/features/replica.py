@@ -86,6 +86,8 @@ class PieceFacts:
     tokens: int
     seconds: float
     """In the engine."""
+    scores: tuple[list[list[float]] | None, ...] = ()
+    """Of each row, for whoever does not read the states."""
 
 
 class CaptureReplica:
@@ -158,7 +160,8 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        return PieceFacts(piece.index, piece.tokens, seconds), rows
+        scores = tuple(row.scores for row in rows)
+        return PieceFacts(piece.index, piece.tokens, seconds, scores), rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answer to each row."""

@@ -30,7 +30,7 @@ from outrider.data.features.replica import (
     CaptureReplica,
     ReplicaSetup,
 )
-from outrider.data.features.replica_state import POLL_S, Replica, Watermarks, cause_of, ended_why
+from outrider.data.features.replica_slot import POLL_S, Replica, Watermarks, cause_of, ended_why
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow
 from outrider.serving.in_process import in_process

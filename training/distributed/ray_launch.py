@@ -67,11 +67,12 @@ _RAY_TRAIN = {
 def uses_ray(cluster: ClusterConfig, training: TrainingConfig) -> bool:
     """Whether the ranks run on the cluster.
 
-    A launcher of the recipe goes before it. One process needs no private cluster.
+    A launcher of the recipe goes before it. One process needs no private cluster, but must not take
+    a GPU that Ray has given to a capture replica.
     """
     if cluster.address is None or training.launcher is not None:
         return False
-    return training.processes > 1 or cluster.address != "local"
+    return training.processes > 1 or cluster.address != "local" or _shares_gpus(training)
 
 
 def train_on_ray(
@@ -251,6 +252,15 @@ def _asked_to_stop(stop_file: Path) -> Iterator[threading.Event]:
         return
     with signal_handlers(ask, (signal.SIGTERM, signal.SIGINT)):
         yield stop
+
+
+def _shares_gpus(training: TrainingConfig) -> bool:
+    """Whether capture replicas run at the same time, in the open session, and have GPUs."""
+    if not training.streams:
+        return False
+    import ray
+
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
 
 
 def _resources_each(cluster: ClusterConfig) -> dict[str, float]:

@@ -1,19 +1,11 @@
-"""What is known about capture replicas: each one's actor, and what is in flight.
+"""A replica's place on the cluster, and what all of them have in flight."""
 
-    Watermarks(limit_bytes=10**9, wanted=4).describe()
-
-`ReplicaPool` is what the stream of pieces (piece_stream.py) needs of them (replicas.py).
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.replica import ReplicaSetup
 
 if TYPE_CHECKING:
-    from ray import ObjectRef
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
@@ -64,22 +56,6 @@ class Replica:
     starts: int = 0
     """Number of the actor: an older one's end is no news."""
     checks: dict[str, Any] = field(default_factory=dict)
-
-
-class ReplicaPool(Protocol):
-    """Replicas that start, end and are started again."""
-
-    setup: ReplicaSetup
-    watermarks: Watermarks
-
-    def running(self) -> list[Replica]:
-        """Replicas that capture now."""
-
-    def wait(self, others: "Sequence[ObjectRef]") -> "list[ObjectRef]":
-        """Handles starts of replicas; returns those of `others` that are done or failed."""
-
-    def lose(self, replica: Replica, start: int, why: str) -> None:
-        """Notes that actor number `start` of a replica ended, and starts another one."""
 
 
 def cause_of(error: Exception) -> str:
