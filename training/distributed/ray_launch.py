@@ -95,7 +95,8 @@ def _train_groups(
 ) -> tuple[TrainingSpec, int, bool]:
     each = _resources_each(cluster)
     sizes = group_sizes(spec.training.processes, spec.training.rows_per_step)
-    wait_s, losses, attempt, before = cluster.start_timeout_s, 0, 0, _newest_checkpoint(spec)
+    wait_s, losses, before = cluster.start_timeout_s, 0, _newest_checkpoint(spec)
+    attempt = max((int(path.name.split("-")[1]) for path in _attempts(spec)), default=0)
     while True:
         size = largest_that_fits(sizes, each, wait_s, stop.is_set)
         if stop.is_set():
@@ -125,6 +126,9 @@ def _train_groups(
             from_where = newest or "the beginning"
             print(f"{why}; it goes on from {from_where}", flush=True)
         else:
+            if group.code == 0:
+                for path in _attempts(spec):
+                    shutil.rmtree(path)
             return group.spec, group.code, stop.is_set()
         before = newest
 
@@ -148,7 +152,6 @@ class _Group:
         Returns the ranks that were lost, in words, if the group ended because of them.
         """
         spec = self.spec
-        shutil.rmtree(spec.errors_dir, ignore_errors=True)
         spec.errors_dir.mkdir(parents=True)
         spec_path = spec.errors_dir / "spec.json"
         write_json(spec_path, spec.model_dump(mode="json"))
@@ -167,7 +170,8 @@ class _Group:
     def _fit(self, spec_path: Path) -> None:
         """Runs the group by Ray Train, in a thread: in the main one it would handle Ctrl-C."""
         import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+        from ray.train import WorkerGroupError
+        from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
         from outrider.training.distributed.ray_backend import RankBackendConfig
@@ -203,7 +207,8 @@ class _Group:
             ),
         )
         try:
-            self.code = trainer.fit().return_value
+            trainer.fit()
+            self.code = max(ended_ranks(spec.errors_dir).values())
         except WorkerGroupError as error:
             self._failures = error.worker_failures
         except Exception as error:  # raised in the main thread
@@ -211,7 +216,9 @@ class _Group:
 
     def _lost(self) -> str | None:
         """The lost ranks, in words, or None if the group ended for another reason."""
+        from ray.exceptions import RayError
         from ray.train import ControllerError
+        from ray.train.v2._internal.exceptions import RayTrainError
 
         errors = read_errors(self.spec.errors_dir)
         if errors and errors[0].expected:
@@ -219,6 +226,8 @@ class _Group:
             return None
         if isinstance(self._error, ControllerError):
             # A node was lost, or its room was taken, between the reservation and the start.
+            with self.log_path.open("a", encoding="utf-8") as log:
+                print(self._error, file=log)
             return "processes at their start"
         if self._error is not None:
             raise self._error
@@ -227,8 +236,10 @@ class _Group:
         for rank, failure in sorted(self._failures.items()):
             if isinstance(failure, OutriderError):
                 raise OutriderError(f"rank {rank}: {failure}")
-            if not isinstance(failure, RankEnded):
+            if isinstance(failure, (RayTrainError, RayError)):
                 lost.append(f"rank {rank} (its node or worker is gone)")
+            elif not isinstance(failure, RankEnded):
+                raise failure
         for rank, code in sorted(ended_ranks(self.spec.errors_dir).items()):
             if code < 0 and rank not in with_message:
                 lost.append(f"rank {rank} (killed by signal {-code})")
@@ -279,6 +290,10 @@ def _smaller(spec: TrainingSpec, size: int) -> str:
         f" divisor of training.rows_per_step={spec.training.rows_per_step}); it grows when there is"
         " more"
     )
+
+
+def _attempts(spec: TrainingSpec) -> list[Path]:
+    return sorted(spec.out_dir.glob("attempt-*"))
 
 
 def _newest_checkpoint(spec: TrainingSpec) -> str | None:
