@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from outrider.common.errors import OutriderError
 
@@ -60,11 +60,7 @@ def in_child(
         receiver.close()
         process.kill()
         process.join()
-    result, error, frames = pickle.loads(answer)
-    if isinstance(error, OutriderError):
-        raise error
-    if frames is not None:
-        raise ChildError(f"in the child process of {function.__name__}:\n{frames}") from error
+    result: Result = returned(answer, f"the child process of {function.__name__}")
     return result
 
 
@@ -73,13 +69,34 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
-def _work(sender: Connection, work: bytes) -> None:
+def answer_of(work: Callable[[], object]) -> bytes:
+    """The pickled result or error of `work`, for `returned` in another process.
+
+    An error carries its frames without values, so that no log of the process that computes quotes
+    customer text.
+    """
     try:
-        function, args, kwargs = pickle.loads(work)
-        answer = pickle.dumps((function(*args, **kwargs), None, None))
+        return pickle.dumps((work(), None, None))
     except Exception as error:
-        answer = _failure(error)
-    sender.send_bytes(answer)
+        return _failure(error)
+
+
+def returned(answer: bytes, where: str) -> Any:
+    """The result in an `answer_of`; raises its error as `in_child` does. `where` is in words."""
+    result, error, frames = pickle.loads(answer)
+    if isinstance(error, OutriderError):
+        raise error
+    if frames is not None:
+        raise ChildError(f"in {where}:\n{frames}") from error
+    return result
+
+
+def _work(sender: Connection, work: bytes) -> None:
+    def call() -> object:
+        function, args, kwargs = pickle.loads(work)
+        return function(*args, **kwargs)
+
+    sender.send_bytes(answer_of(call))
     sender.close()
 
 

@@ -39,12 +39,15 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
         check(context)
     start_server()
     first = next(iter(contexts.values()))
-    replays = {
-        kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
-    }
+    with first.on_cluster():
+        replays = {
+            kind: replay_drafter(context, "validation", "custom")
+            for kind, context in contexts.items()
+        }
     digests = {kind: context.cache.digest for kind, context in contexts.items()}
     cache = Steps(out_dir / "steps", digests)
-    measured = cache.run("kind_steps", lambda: _timed(contexts).model_dump(mode="json"))
+    with first.alone_on_node():
+        measured = cache.run("kind_steps", lambda: _timed(contexts).model_dump(mode="json"))
     timed = KindSteps.model_validate(measured)
     if first.settings.k == "auto" and not first.by_batch_size:
         _keep_step_times(contexts, step_times_of(timed, first.settings.seed))

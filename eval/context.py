@@ -11,8 +11,9 @@ Stages read the context and never change it. `context.backends` starts servers, 
 generators, so a test replaces them with `dataclasses.replace` and patches nothing.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 from rich.console import Console
 
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.reserve import is_reserved, node_alone
+from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import file_digest
 from outrider.data.sequences import Tables
@@ -150,6 +154,9 @@ class EvaluationContext:
     show_samples: bool = False
     """Whether results and report may hold example responses, which are customer text."""
     backends: Backends = Backends()
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Where exact replay runs as tasks, and whose other work measurements keep away from this
+    node."""
     console: Console = field(
         default_factory=lambda: Console(stderr=True, highlight=False), compare=False
     )
@@ -172,6 +179,32 @@ class EvaluationContext:
     def open_load(self) -> AbstractContextManager[LoadGenerator]:
         """A load generator that logs into the evaluation's folder."""
         return self.backends.load(self.target, self.folders.logs / "load.log")
+
+    @property
+    def replays_on_cluster(self) -> bool:
+        """Whether exact replay runs as tasks: not while this node is reserved."""
+        return self.cluster.address is not None and not is_reserved()
+
+    @contextlib.contextmanager
+    def on_cluster(self) -> Iterator[None]:
+        """One connection to the cluster for several replays; nothing without a cluster."""
+        if self.cluster.address is None:
+            yield
+            return
+        with open_cluster(self.cluster):
+            yield
+
+    @contextlib.contextmanager
+    def alone_on_node(self) -> Iterator[None]:
+        """Keeps the cluster's other work away from this node.
+
+        Nothing without a cluster, and with a private one, which does not run meanwhile.
+        """
+        if self.cluster.address in (None, "local"):
+            yield
+            return
+        with open_cluster(self.cluster), node_alone():
+            yield
 
     @property
     def can_replay(self) -> bool:

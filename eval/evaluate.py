@@ -71,10 +71,16 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
     start_server()
+    if context.can_replay and (context.replays_on_cluster or not runs_on_cpu()):
+        with context.on_cluster():
+            replay_everything(context)
+    with context.alone_on_node():
+        return _measure_and_conclude(context)
+
+
+def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
-    if context.can_replay and not runs_on_cpu():
-        replay_everything(context)
     with context.open_servers() as servers, context.open_load() as load:
         replays, validation = None, None
         if context.can_replay:

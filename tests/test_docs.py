@@ -95,14 +95,15 @@ def missing_modules(text: str) -> list[str]:
 
 
 def recipe_keys() -> set[str]:
-    """Every key of docs/recipes.md, and its shorter forms: `gate.x` for `eval.gate.x`."""
-    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    """Every key of a recipe or an endpoint, and its shorter forms: `gate.x` for `eval.gate.x`."""
+    pages = (ROOT / "docs" / name for name in ("recipes.md", "endpoint.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     keys = set(re.findall(r"^- `([\w.]+)`", text, flags=re.MULTILINE))
     return keys | {key.partition(".")[2] for key in keys}
 
 
 def missing_keys(text: str) -> list[str]:
-    """Recipe keys, in code or on a command line, that recipes do not have."""
+    """Keys, in code or on a command line, that neither recipes nor endpoints have."""
     keys = recipe_keys()
     sections = {key.partition(".")[0] for key in keys if "." in key}
     named = {span for span in code_spans(text) if re.fullmatch(r"\w+(\.\w+)+", span)}

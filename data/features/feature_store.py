@@ -355,6 +355,10 @@ class FeatureStore:
         """Tokens of a sequence, without reading it."""
         return self._table[sequence_id]["length"]
 
+    def completion_start(self, sequence_id: str) -> int:
+        """Index of the first token that the target produced, without reading the sequence."""
+        return int(self._table[sequence_id]["completion_start"])
+
     def read(self, sequence_id: str) -> Features:
         """One sequence; only its own bytes are read."""
         row = self._table[sequence_id]

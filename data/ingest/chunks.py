@@ -75,6 +75,23 @@ class Chunk:
     items: list[Record | Reject]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a worker makes of a chunk."""
+
+    table: bytes
+    """Sequences as an Arrow stream of `SCHEMA`."""
+    facts: dict[str, Any]
+    """Counts and rejects, for the JSON file."""
+
+    def write(self, parts_dir: Path, number: int) -> None:
+        """Writes the files of the part, the JSON last."""
+        path = part_path(parts_dir, number)
+        with publish(path.with_suffix(".arrow")) as temporary:
+            temporary.write_bytes(self.table)
+        write_json(path, self.facts)
+
+
 def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
     """Groups records, each with the name of its format, into chunks."""
     number, size, current = 0, 0, ""
@@ -126,6 +143,10 @@ class ChunkWork:
 
     def do(self, chunk: Chunk) -> None:
         """Makes and stores the part of a chunk."""
+        self.make(chunk).write(self.parts_dir, chunk.number)
+
+    def make(self, chunk: Chunk) -> Part:
+        """Makes the part of a chunk."""
         tally = Tally()
         if self.guard:
             self.guard.tally = PrivacyTally()
@@ -163,17 +184,13 @@ class ChunkWork:
             raise AssertionError(
                 f"chunk {chunk.number}: {tally.lost()} rows are neither exchanges nor rejects"
             )
-        path = part_path(self.parts_dir, chunk.number)
-        with (
-            publish(path.with_suffix(".arrow")) as temporary,
-            pa.OSFile(str(temporary), "wb") as file,
-            pa.ipc.new_stream(file, SCHEMA) as table,
-        ):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, SCHEMA) as table:
             table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
-        part = {"tally": tally.to_json(), "rejects": [_reject_line(reject) for reject in rejects]}
+        facts = {"tally": tally.to_json(), "rejects": [_reject_line(reject) for reject in rejects]}
         if self.guard:
-            part["privacy"] = self.guard.tally.to_json()
-        write_json(path, part)
+            facts["privacy"] = self.guard.tally.to_json()
+        return Part(sink.getvalue().to_pybytes(), facts)
 
     def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
         place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
@@ -264,10 +281,7 @@ def start_worker(*arguments: Any) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the main process stops the workers
-    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
-    # importing transformers.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
+    _without_torch()
     _Worker.arguments = arguments
 
 
@@ -276,3 +290,20 @@ def do_chunk(chunk: Chunk) -> None:
     if _Worker.work is None:
         _Worker.work = ChunkWork(*_Worker.arguments)
     _Worker.work.do(chunk)
+
+
+def make_part(arguments: tuple[Any, ...], chunk: Chunk) -> Part:
+    """`ChunkWork.make` in a task, whose process keeps the tokenizer for the next one."""
+    if _Worker.work is None or _Worker.arguments != arguments:
+        _without_torch()
+        _Worker.work, _Worker.arguments = ChunkWork(*arguments), arguments
+    return _Worker.work.make(chunk)
+
+
+def _without_torch() -> None:
+    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
+    # importing transformers.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
+    # Its threads would compete with the other workers.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -30,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
@@ -46,6 +47,7 @@ from outrider.data.ingest.chunks import (
     part_path,
     start_worker,
 )
+from outrider.data.ingest.cluster_parts import make_parts_on
 from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
 from outrider.data.ingest.tally import Tally
 from outrider.data.ingest.traffic_profile import profile
@@ -96,15 +98,19 @@ def ingest(
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
+    cluster: ClusterConfig | None = None,
 ) -> dict[str, Any]:
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
-    Default: one per core, at most one for a small log. With `privacy` on, the findings are counted
-    in `privacy.json`.
+    Default: one per core, at most one for a small log. With an address in `cluster`, parts of a
+    larger log are made by tasks on all nodes, which have the target at the same path. With
+    `privacy` on, the findings are counted in `privacy.json`.
     """
     privacy = privacy or PrivacyConfig()
-    read = read_log(target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix)
+    read = read_log(
+        target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix, cluster=cluster
+    )
     if privacy.mode != "off":
         read.privacy.write(privacy, Path(out_dir) / PRIVACY_FILE)
         Console(stderr=True, highlight=False).print(read.privacy.line(privacy), soft_wrap=True)
@@ -120,10 +126,11 @@ def read_log(
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
+    cluster: ClusterConfig | None = None,
 ) -> ReadLog:
     """First half of an ingest, before its check.
 
-    `rows_per_file`: maximum number of rows that are read of each file.
+    `rows_per_file`: maximum number of rows that are read of each file. `cluster`: as in `ingest`.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     out_dir = Path(out_dir)
@@ -138,10 +145,12 @@ def read_log(
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
         _progress(files) as chunk_is_done,
     ):
-        records = _records(files, traffic.format, Path(scratch))
-        count = _make_parts(
-            chunks_of(records), work, _workers(files) if workers is None else workers, chunk_is_done
-        )
+        chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
+        if workers is None and cluster and cluster.address and _is_large(files):
+            count = make_parts_on(cluster, chunks, work, chunk_is_done)
+        else:
+            here = _workers(files) if workers is None else workers
+            count = _make_parts(chunks, work, here, chunk_is_done)
     tally, found = Tally(), PrivacyTally()
     with publish(out_dir / "rejects.jsonl") as rejects_path:
         rejects_path.touch(mode=0o600)
@@ -237,11 +246,15 @@ def _parts_dir(
     return parts_dir
 
 
-def _workers(files: list[LogFile]) -> int:
+def _is_large(files: list[LogFile]) -> bool:
     size = sum(
         file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files
     )
-    if size > SMALL:
+    return size > SMALL
+
+
+def _workers(files: list[LogFile]) -> int:
+    if _is_large(files):
         return len(os.sched_getaffinity(0))
     # A worker does not import torch, so it starts in a third of the time that importing
     # transformers takes here.
@@ -283,9 +296,7 @@ def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], li
 
         yield make
         return
-    # The tokenizer's threads would compete with the other workers. Workers are spawned, since this
-    # process has threads.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Workers are spawned, since this process has threads.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, work)
     under_way: dict[Future[None], int] = {}
 

@@ -21,6 +21,7 @@ from outrider.common.child_process import in_child
 from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
 from outrider.eval.context import EvaluationContext
+from outrider.eval.replay.cluster_replay import cluster_replay
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.replay.weight_interpolation import sweep
@@ -48,7 +49,8 @@ def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> R
 def replay_everything(context: EvaluationContext) -> None:
     """Fills the cache with the replays of all parts, speculators and mixtures.
 
-    On a GPU, before servers start: they take nine tenths of its memory.
+    Before servers start: on a GPU they take nine tenths of its memory, and in a cluster they have
+    their node to themselves.
     """
     parts = [part for part in ("heldout", "validation", "general") if context.data.parts.get(part)]
     base = {part: replay_drafters(context, part)["base"] for part in parts}
@@ -65,15 +67,10 @@ def _replay_part(
 
     def work() -> dict[str, Any]:
         begin = time.monotonic()
-        sums = in_child(
-            replay,
+        sums = _replay(
+            context,
             directory(),
-            context.target.directory(),
-            context.feature_store,
             context.data.rows(ids).select_columns(COLUMNS).to_list(),
-            context.depth,
-            context.serving.draft_sample_method,
-            dtype=context.settings.replay_dtype,
             by_region=part == "heldout",
         )
         seconds = time.monotonic() - begin
@@ -81,6 +78,20 @@ def _replay_part(
         return {"sums": sums.as_dict(), "seconds": seconds}
 
     return ReplaySums.from_dict(context.cache.run(f"replay_{part}_{name}", work)["sums"])
+
+
+def _replay(
+    context: EvaluationContext, speculator: Path, rows: list[dict[str, Any]], by_region: bool
+) -> ReplaySums:
+    """In a child process, or as tasks on the cluster."""
+    target, store, depth = context.target.directory(), context.feature_store, context.depth
+    method, dtype = context.serving.draft_sample_method, context.settings.replay_dtype
+    if not context.replays_on_cluster:
+        return in_child(
+            replay, speculator, target, store, rows, depth, method, dtype=dtype, by_region=by_region
+        )
+    with context.on_cluster():
+        return cluster_replay(speculator, target, store, rows, depth, method, dtype, by_region)
 
 
 def replayed_ids(context: EvaluationContext, part: str) -> list[str]:

@@ -265,10 +265,9 @@ def batches(
     for row in rows:
         features = store.read(row["sequence_id"])
         length = len(features.token_ids)
-        # The first step needs a state before its anchor: a prompt of at least one token.
-        if length - features.completion_start < 2 or features.completion_start < 1:
+        if not has_steps(length, features.completion_start):
             continue
-        if batch and tokens + length > BATCH_TOKENS:
+        if begins_a_batch(tokens, length):
             yield batch
             batch, tokens = [], 0
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]))
@@ -286,6 +285,19 @@ def batches(
         tokens += length
     if batch:
         yield batch
+
+
+def has_steps(length: int, completion_start: int) -> bool:
+    """Whether a sequence has a speculative step.
+
+    The first step needs a state before its anchor: a prompt of at least one token.
+    """
+    return length - completion_start >= 2 and completion_start >= 1
+
+
+def begins_a_batch(tokens: int, length: int) -> bool:
+    """Whether a response of `length` tokens begins a batch after one of `tokens` tokens so far."""
+    return tokens > 0 and tokens + length > BATCH_TOKENS
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ import psutil
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.recipes.config.recipe import Recipe
+from outrider.recipes.dry_run.cluster_schedule import cluster_schedule
 from outrider.recipes.dry_run.estimates import capture_cost, traffic_tokens, training_cost
 from outrider.recipes.pipeline.preflight import has_weights, local_target
 from outrider.recipes.pipeline.run_dir import RunDirectory
@@ -79,6 +80,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
         }
     tokens, counted = traffic_tokens(run, recipe)
     capture = capture_cost(tokens, recipe, config)
+    cluster = cluster_schedule(tokens, recipe, config)
     kinds = {
         name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes, tokens)
         for name in recipe.speculator.kinds
@@ -97,6 +99,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "bytes": capture.bytes,
         },
         "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
+        **({"cluster": cluster} if cluster else {}),
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.eval.report.formatting import count
+from outrider.recipes.dry_run.cluster_schedule_page import print_schedule
 from outrider.recipes.dry_run.estimates import bytes_text, duration
 
 
@@ -56,6 +57,8 @@ def print_price(found: dict[str, Any], console: Console) -> None:
                 stage, f"time unknown: {stage.partition(',')[0]}.tokens_per_s gives no rate"
             )
     console.print(table)
+    if "cluster" in found:
+        print_schedule(found["cluster"], console)
     for name, kind in kinds.items():
         if name:
             console.print(f"training of {name}:", markup=False, highlight=False)

@@ -1,5 +1,7 @@
 """A small real evaluation: servers, load, verification and capture in vLLM, and its files."""
 
+import contextlib
+import functools
 import gc
 import os
 from dataclasses import replace
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from outrider.common.child_process import in_child
+from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureWriter
@@ -22,6 +25,7 @@ from outrider.eval.context import (
     EvaluationFolders,
 )
 from outrider.eval.evaluate import evaluate
+from outrider.eval.replay.replay import replay
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Report, Results
@@ -270,6 +274,48 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
     # Parts other than validation are read where the share is the best there.
     assert "replay_validation_mixture 0.5" in kept
     assert ("replay_heldout_mixture 0.5" in kept) == ("replay_general_mixture 0.5" in kept)
+
+
+@pytest.mark.parametrize("address", ["auto", "local"])
+def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
+    tmp_path, monkeypatch, address
+):
+    """Ray itself: tests/common/cluster/test_tasks.py, tests/eval/replay/test_cluster_replay.py."""
+    happened = []
+
+    @contextlib.contextmanager
+    def noted(name, *_):
+        happened.append(f"{name} begins")
+        yield
+        happened.append(f"{name} ends")
+
+    def servers(*_):
+        happened.append("servers")
+        raise Started
+
+    def tasks(speculator, target, store, rows, depth, method, dtype, by_region):
+        happened.append("tasks")
+        return replay(
+            speculator, target, store, rows, depth, method, dtype=dtype, by_region=by_region
+        )
+
+    for name in ("open_cluster", "node_alone"):
+        monkeypatch.setattr(f"outrider.eval.context.{name}", functools.partial(noted, name))
+    monkeypatch.setattr("outrider.eval.replay.heldout_replay.cluster_replay", tasks)
+    target = write_tiny_target(tmp_path / "target")
+    case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
+    context = replace(
+        case.context,
+        settings=case.context.settings.model_copy(update={"k": 1, "interpolation": []}),
+        backends=Backends(servers=servers),
+        cluster=ClusterConfig(address=address),
+    )
+    with pytest.raises(Started):
+        evaluate(context)
+    opened = ["open_cluster begins", "tasks", "open_cluster ends"]
+    first = ["open_cluster begins", *opened * 4, "open_cluster ends"]
+    alone = ["open_cluster begins", "node_alone begins"] if address == "auto" else []
+    assert happened == [*first, *alone, "servers"]
 
 
 @pytest.mark.engine

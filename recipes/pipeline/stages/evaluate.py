@@ -110,6 +110,7 @@ def evaluation_context(
         folders=EvaluationFolders(run.root, out, report, run.attempt(), run.trained),
         show_samples=recipe.report.samples,
         by_batch_size=recipe.export.k_per_batch_size,
+        cluster=recipe.cluster,
     )
 
 

@@ -25,12 +25,21 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     check_target(
         target_dir, recipe.speculator
     )  # the preflight could not: a hub model is downloaded only now
-    result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
+    result = ingest(
+        target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy, cluster=recipe.cluster
+    )
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
-    ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
+    ingested = ingest(
+        target_dir,
+        general,
+        run.general,
+        privacy=recipe.privacy,
+        prefix=PREFIX,
+        cluster=recipe.cluster,
+    )
     counts = {name: ingested[name] for name in ("rows", "exchanges", "rejects")}
     return {**result, "general": counts}
 

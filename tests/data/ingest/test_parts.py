@@ -31,6 +31,11 @@ def run(target, log, out, workers=0, **config):
     ingest.ingest(
         target, TrafficConfig(path=str(log), max_reject_fraction=0.9, **config), out, workers
     )
+    return digests(out)
+
+
+def digests(out):
+    """SHA-256 by name of all files of an ingest."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in out.rglob("*")

@@ -1,0 +1,121 @@
+"""Exact replay as Ray tasks, each over some of the sequences.
+
+    sums = cluster_replay(speculator_dir, target_dir, store, rows, depth=4, ...)
+
+Shards end where a batch of the single process ends, so every batch has the same responses and the
+sums are the same. A task loads the speculator and reads its states from the feature store: the run
+directory, target and speculator are at the same paths on all nodes. Ray must be connected
+(common/cluster/session.py).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from outrider.common.cluster.tasks import run_tasks, slots
+from outrider.eval.replay.replay import (
+    ARRAYS,
+    ReplaySums,
+    StatesByToken,
+    begins_a_batch,
+    has_steps,
+    replay,
+)
+
+Row = Mapping[str, Any]
+
+
+class MeasuredStates(StatesByToken, Protocol):
+    """States whose sizes are known without reading them: data's feature store."""
+
+    def length(self, sequence_id: str) -> int:
+        """Tokens of a sequence."""
+
+    def completion_start(self, sequence_id: str) -> int:
+        """Index of the first token that the target produced."""
+
+
+def cluster_replay(
+    speculator_dir: Path,
+    target_dir: Path,
+    feature_store: MeasuredStates,
+    rows: Sequence[Row],
+    depth: int,
+    draft_sample_method: str = "greedy",
+    dtype: str = "float32",
+    by_region: bool = False,
+    cpus: float = 1.0,
+) -> ReplaySums:
+    """`replay` of all rows, a shard for each task that the cluster runs at a time.
+
+    A task has one GPU where the cluster has some, else `cpus` cores.
+    """
+    import ray
+
+    gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
+    shared: dict[str, Any] = {
+        "speculator_dir": speculator_dir,
+        "target_dir": target_dir,
+        "feature_store": feature_store,
+        "depth": depth,
+        "draft_sample_method": draft_sample_method,
+        "dtype": dtype,
+        "by_region": by_region,
+    }
+    shards = shards_of(feature_store, rows, slots(cpus, gpus))
+    if not shards:
+        return replay(rows=rows, **shared)  # which raises that there is nothing to replay
+    sums = dict(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
+    return joined([sums[number] for number in range(len(shards))])
+
+
+def shards_of(store: MeasuredStates, rows: Sequence[Row], count: int) -> list[list[Row]]:
+    """The rows in at most `count` runs of whole batches, with about the same number of tokens."""
+    batches = list(_batches(store, rows))
+    left, tokens = sum(size for _, size in batches), 0
+    shards: list[list[Row]] = []
+    shard: list[Row] = []
+    for batch, size in batches:
+        # Half of the batch may be above the share of this shard.
+        if shard and len(shards) < count - 1 and tokens + size / 2 > left / (count - len(shards)):
+            shards.append(shard)
+            shard, tokens, left = [], 0, left - tokens
+        shard.extend(batch)
+        tokens += size
+    return [*shards, shard] if shard else shards
+
+
+def _batches(store: MeasuredStates, rows: Sequence[Row]) -> Iterator[tuple[list[Row], int]]:
+    """The rows of each batch that `replay` makes of them, and its tokens."""
+    batch: list[Row] = []
+    tokens = 0
+    for row in rows:
+        name = row["sequence_id"]
+        length = store.length(name)
+        if not has_steps(length, store.completion_start(name)):
+            continue
+        if begins_a_batch(tokens, length):
+            yield batch, tokens
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += length
+    if batch:
+        yield batch, tokens
+
+
+def joined(shards: Sequence[ReplaySums]) -> ReplaySums:
+    """The sums of shards, in their order, as those of one replay."""
+    values: dict[str, Any] = {
+        field.name: getattr(shards[0], field.name) for field in fields(shards[0])
+    }
+    values |= {name: np.concatenate([getattr(one, name) for one in shards]) for name in ARRAYS}
+    for name in ("sequence_ids", "sessions"):
+        values[name] = [each for one in shards for each in getattr(one, name)]
+    return ReplaySums(**values)
+
+
+def _replay_shard(shared: Mapping[str, Any], rows: list[Row]) -> ReplaySums:
+    return replay(rows=rows, **shared)

@@ -1,0 +1,80 @@
+"""An ingest by Ray tasks gives the bytes of the process pool, interrupted or not."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.session import open_cluster
+from outrider.data.config import PrivacyConfig, TrafficConfig
+from outrider.data.ingest import chunks, ingest
+from tests.data.ingest.test_ingest import BAD, good_rows
+from tests.data.ingest.test_parts import digests
+from tests.data.logs import write_log
+
+LOCAL = ClusterConfig(address="local", object_store_gb=0.1)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def session():
+    with open_cluster(LOCAL, cpus=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """Several files, in several chunks each, large enough for a cluster."""
+    monkeypatch.setattr(chunks, "CHUNK_RECORDS", 7)
+    monkeypatch.setattr(ingest, "SMALL", 0)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for number in range(3):
+        rows = good_rows(40)
+        for index, bad in enumerate(BAD.values()):
+            rows.insert(2 * index + number, bad)
+        write_log(folder / f"{number}.jsonl", rows)
+    return folder
+
+
+def run(target, logs, out, cluster=None, workers=None, **privacy):
+    traffic = TrafficConfig(path=str(logs), max_reject_fraction=0.9)
+    ingest.ingest(target, traffic, out, workers, PrivacyConfig(**privacy), cluster=cluster)
+    return digests(out)
+
+
+def test_tasks_make_the_bytes_of_the_process_pool(session, text_target, logs, tmp_path):
+    here = run(text_target, logs, tmp_path / "here", workers=0)
+    assert len(here) >= 3
+    assert run(text_target, logs, tmp_path / "tasks", LOCAL) == here
+
+
+def test_an_interrupted_ingest_goes_on_in_tasks(session, text_target, logs, tmp_path, monkeypatch):
+    expected = run(text_target, logs, tmp_path / "expected", workers=0)
+    made = []
+    write = chunks.Part.write
+
+    def interrupted(self, parts_dir, number):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(number)
+        write(self, parts_dir, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks.Part, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(text_target, logs, tmp_path / "out", LOCAL)
+    assert len(list((tmp_path / "out" / ingest.PARTS).glob("*.json"))) == 4
+    again = []
+    monkeypatch.setattr(
+        chunks.Part, "write", lambda *call: (again.append(call[2]), write(*call))[1]
+    )
+    assert run(text_target, logs, tmp_path / "out", LOCAL) == expected
+    assert again and not set(again) & set(made)
+
+
+def test_a_small_log_needs_no_cluster(text_target, logs, tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "SMALL", 64 * 2**20)
+    monkeypatch.setattr(ingest, "make_parts_on", lambda *call: pytest.fail("asked the cluster"))
+    run(text_target, logs, tmp_path / "out", LOCAL)
