@@ -98,12 +98,19 @@ def _train_groups(
     wait_s, losses, before = cluster.start_timeout_s, 0, _newest_checkpoint(spec)
     attempt = max((int(path.name.split("-")[1]) for path in _attempts(spec)), default=0)
     while True:
-        size = largest_that_fits(sizes, each, wait_s, stop.is_set)
+        size = largest_that_fits(sizes[:1], each, SETTLE_S, stop.is_set)
+        if size is None and not stop.is_set():
+            if wait_s:
+                print(_waits(spec, each, wait_s), flush=True)
+            size = largest_that_fits(sizes, each, wait_s, stop.is_set)
+        if size is None and not stop.is_set():
+            still_s = cluster.start_timeout_s - wait_s
+            size = largest_that_fits(sizes[-1:], each, still_s, stop.is_set)
         if stop.is_set():
             return spec, Preempted.exit_code, True
         if size is None:
-            raise OutriderError(_no_room(each, wait_s))
-        wait_s = SETTLE_S
+            raise OutriderError(_no_room(each))
+        wait_s = 0.0  # ranks that are lost later need not all come back
         attempt += 1
         group = _Group(spec, size, attempt, cluster, log_path)
         if size < spec.training.processes:
@@ -161,8 +168,8 @@ class _Group:
             while thread.is_alive():
                 thread.join(_LOOK_S)
                 output.relay(to_terminal=not error_files(spec.errors_dir))
-                can_grow = growth.possible() and _newest_checkpoint(spec) != before
-                if can_grow and not self.grows and not stop.is_set():
+                trains = _newest_checkpoint(spec) != before
+                if trains and not self.grows and not stop.is_set() and growth.possible():
                     self.grows = True
                     spec.stop_file.touch()
         return self._lost() if self.code else None
@@ -272,16 +279,25 @@ def _resources_each(cluster: ClusterConfig) -> dict[str, float]:
     return {"CPU": float(cluster.training_cores)} | ({"GPU": 1.0} if gpus else {})
 
 
-def _no_room(each: dict[str, float], waited_s: float) -> str:
+def _waits(spec: TrainingSpec, each: dict[str, float], wait_s: float) -> str:
+    return (
+        f"training: waits up to {wait_s:g} s for room for {spec.training.processes} processes on"
+        f" the cluster ({_amounts(each)} each)"
+    )
+
+
+def _no_room(each: dict[str, float]) -> str:
     import ray
 
-    wanted = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-    free = ray.available_resources()
-    has = ", ".join(f"{free.get(name, 0):g} {name}" for name in each)
+    free = {name: ray.available_resources().get(name, 0.0) for name in each}
     return (
-        f"training: the cluster has no room for one process ({wanted}) within {waited_s:g} s; free"
-        f" over all nodes: {has}. Add nodes, or lower cluster.training_cores"
+        f"training: the cluster has no room for one process ({_amounts(each)}); free over all"
+        f" nodes: {_amounts(free)}. Add nodes, or lower cluster.training_cores"
     )
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _smaller(spec: TrainingSpec, size: int) -> str:
