@@ -28,4 +28,4 @@ def compiling(target: TargetConfig, serving: ServingConfig, log_path: Path) -> I
     try:
         yield
     finally:
-        server.stop()
+        server.stop(at_once=True)

@@ -1,6 +1,12 @@
 """Models of acceptance: exact replay, slices, mixtures, and vLLM's counters."""
 
-from outrider.eval.results.parts import ClusteredEstimate, Drafters, Part, SliceEstimate
+from outrider.eval.results.parts import (
+    DOCUMENTED,
+    ClusteredEstimate,
+    Drafters,
+    Part,
+    SliceEstimate,
+)
 
 
 class OnPolicy(Part):
@@ -112,6 +118,8 @@ class CountedDrafter(Part):
 
 class Counted(Drafters[CountedDrafter]):
     """Acceptance from vLLM's counters, at the customer's sampling."""
+
+    model_config = DOCUMENTED
 
     ratio: ClusteredEstimate
     """custom / base, over groups of prompts"""

@@ -2,7 +2,7 @@
 
 from typing import Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.eval.stats import clusters as cluster_statistics
 from outrider.eval.stats import intervals
@@ -90,13 +90,23 @@ class ClusteredEstimate(SliceEstimate):
         return f"undecided: one of {self.clusters} {units} holds all tokens"
 
 
+BASE = Field(description="The speculator in use")
+CUSTOM = Field(description="The trained speculator")
+NONE = Field(description="No speculation")
+# In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches all
+# loaded modules at every frame of the stack, 5 s of imports in a process that has loaded vLLM.
+DESCRIBED = ConfigDict(use_attribute_docstrings=False)
+DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
+"""For a class derived from a type of a generic one."""
+
+
 class Drafters(Part, Generic[T]):
     """One value for base, one for custom."""
 
-    base: T
-    """The speculator in use"""
-    custom: T
-    """The trained speculator"""
+    model_config = DESCRIBED
+
+    base: T = BASE
+    custom: T = CUSTOM
 
     def of(self, drafter: Drafter) -> T:
         """The value of one of DRAFTERS."""
@@ -106,12 +116,11 @@ class Drafters(Part, Generic[T]):
 class Variants(Part, Generic[T]):
     """One value without speculation, one for base, one for custom."""
 
-    none: T
-    """No speculation"""
-    base: T
-    """The speculator in use"""
-    custom: T
-    """The trained speculator"""
+    model_config = DESCRIBED
+
+    none: T = NONE
+    base: T = BASE
+    custom: T = CUSTOM
 
     def of(self, variant: Variant) -> T:
         """The value of one of VARIANTS."""

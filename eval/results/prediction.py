@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from outrider.eval.results.parts import Drafters, Estimate, Part, Variants
+from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Variants
 
 
 class PromptCost(Part):
@@ -143,6 +143,8 @@ class PredictedDrafter(PredictedTarget):
 
 class PredictedRow(Drafters[PredictedDrafter]):
     """One concurrency."""
+
+    model_config = DOCUMENTED
 
     none: PredictedTarget
     """The target alone"""

@@ -16,7 +16,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.kinds import Kinds
-from outrider.eval.results.parts import Drafters, Part
+from outrider.eval.results.parts import DOCUMENTED, Drafters, Part
 from outrider.eval.results.prediction import Choice, Cost, PredictedRow
 from outrider.eval.results.speed import RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
@@ -119,6 +119,8 @@ class Walk(Part):
 
 class Example(Drafters[Walk]):
     """An example response."""
+
+    model_config = DOCUMENTED
 
     place: str
     """Why this one was chosen"""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from outrider.eval.results.acceptance import Counted
-from outrider.eval.results.parts import Drafters, Estimate, Part, Ratios, Variants
+from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Ratios, Variants
 
 
 class Quantiles(Part):
@@ -73,6 +73,8 @@ class SpeedRow(Ratios, Variants[Block]):
     requests.
     """
 
+    model_config = DOCUMENTED
+
     same_k: OtherBase | None = None
     """Base at custom's K; null where that is base's own"""
     current: OtherBase | None = None
@@ -124,6 +126,8 @@ class Arrivals(Part):
 
 class RateRow(Ratios, Variants[RateBlock]):
     """One scenario at one rate; ratios are of a request's own tokens/s, paired by request."""
+
+    model_config = DOCUMENTED
 
     arrivals: Arrivals
     """How requests arrived"""

@@ -1,6 +1,6 @@
 """Models of the verification pass: lossless checks, draft parity, replay against the engine."""
 
-from outrider.eval.results.parts import Drafters, Part, Variants
+from outrider.eval.results.parts import DOCUMENTED, Drafters, Part, Variants
 
 
 class DepthParity(Part):
@@ -173,6 +173,8 @@ class Equivalence(Part):
 class Task(Variants[TaskAccuracy]):
     """Tasks solved, greedy and sampled responses together."""
 
+    model_config = DOCUMENTED
+
     custom_minus_none: Equivalence
     """Whether custom solves as many tasks as no speculation"""
 
@@ -225,6 +227,8 @@ class Regimes(Part):
 
 class ReplayAgainstEngine(Drafters[float]):
     """Predicted / counted steps - 1, both regimes together."""
+
+    model_config = DOCUMENTED
 
     control: float = 0.0
     """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses; 0

@@ -47,7 +47,8 @@ from outrider.recipes.live.adapt_policy import older_windows, reason_to_train, w
 from outrider.recipes.live.adapt_state import AdaptState, Round, Window
 from outrider.recipes.live.deployer import Deployer, InUse, in_use
 from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.run_stages import StageFailed, run_stages
+from outrider.recipes.pipeline.run_stages import run_stages
+from outrider.recipes.pipeline.stage_runner import StageFailed
 from outrider.recipes.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.serving.live.journal import Entry, Journal
 

@@ -6,8 +6,12 @@ Descriptors 1 and 2 are the stage's log, for this process and all that it starts
 to the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A
 user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
 error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
+
+The process may be started before its stage's turn (stage_runner.py). Until `go` is on its input it
+imports what the stage will need; then it waits.
 """
 
+import contextlib
 import errno
 import importlib
 import json
@@ -20,7 +24,8 @@ from typing import TextIO
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.common.supervision import TERMINAL_DESCRIPTOR
+from outrider.common.supervision import TERMINAL_DESCRIPTOR, wait_for_work, work_is_there
+from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.stage import Options, Stage
 from outrider.recipes.pipeline.stages.registry import stage_of
@@ -29,6 +34,8 @@ from outrider.serving.vllm_hooks.process_start import drop_forking_environment
 
 INTERRUPTED = 75
 UNEXPECTED = 70
+_LOGGER = ("vllm.logger",)
+"""What must be imported before sys.stderr is the terminal: vLLM's logger keeps the stream."""
 
 
 def main(stage: Stage, run: RunDirectory, options: Options) -> int:
@@ -38,7 +45,6 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     failed = run.attempt() / f"{stage.name}.failed.json"
     log, quoting = sys.stderr, not stage.handles_text
     try:
-        drop_forking_environment()
         _show_progress_on_the_terminal(stage.starts_engines)
         recipe = run.read_resolved()
         quoting = quoting or recipe.report.samples
@@ -62,6 +68,20 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     return 0
 
 
+def prepare(stage: Stage, recipe: Recipe) -> None:
+    """Imports what the stage needs, until it may work."""
+    # The stage imports them again, and reports what is wrong.
+    with contextlib.suppress(Exception):
+        for name in [*_LOGGER[: stage.starts_engines], *stage.imports]:
+            if work_is_there():
+                return
+            importlib.import_module(name)
+        if stage.begins_with_engine and not work_is_there():
+            from outrider.serving.engine import import_vllm
+
+            import_vllm(recipe.serving.engine)
+
+
 def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
     if descriptor is None:
@@ -71,7 +91,7 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        importlib.import_module("vllm.logger")
+        importlib.import_module(_LOGGER[0])
     os.set_inheritable(int(descriptor), False)
     log = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
@@ -85,5 +105,10 @@ def _write_to(streams: tuple[TextIO, TextIO]) -> None:
 if __name__ == "__main__":
     name, root, *rest = sys.argv[1:]
     run_dir = RunDirectory(Path(root))
-    stage = stage_of(name, run_dir.read_resolved())
+    recipe = run_dir.read_resolved()
+    stage = stage_of(name, recipe)
+    drop_forking_environment()
+    prepare(stage, recipe)
+    if not wait_for_work():
+        sys.exit(INTERRUPTED)
     sys.exit(main(stage, run_dir, json.loads(rest[0]) if rest else {}))

@@ -1,10 +1,12 @@
 """results.json as a typed artifact: what is written is read back, older versions are converted."""
 
+import inspect
 import json
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.eval.results.parts import Drafters, Variants
 from outrider.eval.results.report import VERSION, Results
 from tests.eval.sample_results import sample_results
 
@@ -87,3 +89,15 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     path.write_text(json.dumps(value))
     with pytest.raises(OutriderError, match=r"replay\.ratio\.value: Input should be"):
         Results.read(path)
+
+
+def test_the_types_of_a_generic_model_are_made_without_reading_sources(monkeypatch):
+    """Pydantic looks for attribute docstrings at every frame of the stack, in all modules."""
+
+    def reads(*_):
+        raise AssertionError("sources were searched")
+
+    monkeypatch.setattr(inspect, "getmodule", reads)
+    for model in (Drafters, Variants):
+        made = model[frozenset[bytes]]
+        assert all(field.description for field in made.model_fields.values())

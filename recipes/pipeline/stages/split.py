@@ -34,4 +34,5 @@ SPLIT = Stage(
     artifact=lambda run: run.split / "parts.json",
     identity=lambda run: run.split / "parts.json",
     handles_text=True,
+    imports=("outrider.data.split.split", "outrider.data.ingest.advice"),
 )

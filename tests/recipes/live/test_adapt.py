@@ -20,7 +20,7 @@ from outrider.recipes.live import adapt
 from outrider.recipes.live.adapt import Adapter, summary
 from outrider.recipes.live.adapt_gate import GateVerdict
 from outrider.recipes.live.deployer import BASE, Outcome, Serving
-from outrider.recipes.pipeline.run_stages import StageFailed
+from outrider.recipes.pipeline.stage_runner import StageFailed
 from outrider.serving.live.journal import Journal, read_journal
 
 ROWS = 10

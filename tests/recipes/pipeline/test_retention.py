@@ -12,6 +12,7 @@ from outrider.recipes.pipeline import run_stages as pipeline
 from outrider.recipes.pipeline.retention import deletion_of, retain
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.run_stages import run_stages
+from outrider.recipes.pipeline.stage_runner import StageRunner
 from outrider.recipes.pipeline.stages.registry import STAGES
 
 TEXT = [
@@ -61,7 +62,7 @@ def started(monkeypatch):
     """The stages that a run starts, none of which does anything."""
     names = []
     monkeypatch.setattr(pipeline, "_compiling", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(pipeline, "_run_in_process", lambda stage, *_: names.append(stage.name))
+    monkeypatch.setattr(StageRunner, "perform", lambda self, stage, _: names.append(stage.name))
     return names
 
 
@@ -125,9 +126,9 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
 def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
     retain(run, "delete_all")
     monkeypatch.setattr(
-        pipeline,
-        "_run_in_process",
-        lambda stage, run, options: (started.append(stage.name), again(run, stage.name)),
+        StageRunner,
+        "perform",
+        lambda self, stage, _: (started.append(stage.name), again(run, stage.name)),
     )
 
     def again(run, name):
