@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
@@ -42,11 +43,15 @@ from outrider.training.distributed.ray_rank import (
 )
 from outrider.training.distributed.ray_sizes import (
     SETTLE_S,
+    STRATEGY,
     Growth,
     group_sizes,
     largest_that_fits,
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
+
+if TYPE_CHECKING:
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 _LOOK_S = 0.5
 """Time between two looks at output, signals and room for more ranks, in seconds."""
@@ -176,8 +181,18 @@ class _Group:
 
     def _fit(self, spec_path: Path) -> None:
         """Runs the group by Ray Train, in a thread: in the main one it would handle Ctrl-C."""
-        import ray
         from ray.train import WorkerGroupError
+
+        try:
+            self._trainer(spec_path).fit()
+            self.code = max(ended_ranks(self.spec.errors_dir).values())
+        except WorkerGroupError as error:
+            self._failures = error.worker_failures
+        except Exception as error:  # raised in the main thread
+            self._error = error
+
+    def _trainer(self, spec_path: Path) -> "DataParallelTrainer":
+        import ray
         from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -195,7 +210,15 @@ class _Group:
             cluster_address=ray.get_runtime_context().gcs_address,
         )
         os.environ.update(_RAY_TRAIN)
-        trainer = DataParallelTrainer(
+        # Ray's annotations name the classes of its first version.
+        run_config: Any = RunConfig(
+            name=f"attempt-{spec.attempt}",
+            storage_path=str(spec.errors_dir / "ray"),
+            failure_config=FailureConfig(
+                max_failures=0, controller_failure_limit=0, max_preemption_failures=0
+            ),
+        )
+        return DataParallelTrainer(
             run_rank,
             train_loop_config=asdict(settings),
             backend_config=RankBackendConfig(),
@@ -203,23 +226,10 @@ class _Group:
                 num_workers=spec.training.processes,
                 use_gpu="GPU" in each,
                 resources_per_worker=each,
-                placement_strategy="PACK",
+                placement_strategy=STRATEGY,
             ),
-            run_config=RunConfig(
-                name=f"attempt-{spec.attempt}",
-                storage_path=str(spec.errors_dir / "ray"),
-                failure_config=FailureConfig(
-                    max_failures=0, controller_failure_limit=0, max_preemption_failures=0
-                ),
-            ),
+            run_config=run_config,
         )
-        try:
-            trainer.fit()
-            self.code = max(ended_ranks(spec.errors_dir).values())
-        except WorkerGroupError as error:
-            self._failures = error.worker_failures
-        except Exception as error:  # raised in the main thread
-            self._error = error
 
     def _lost(self) -> str | None:
         """The lost ranks, in words, or None if the group ended for another reason."""
