@@ -9,6 +9,7 @@ Outrider starts none while it measures. Ray must be connected (common/cluster/se
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -19,11 +20,8 @@ PATIENCE_S = 1800.0
 """Longest wait for the work that runs on this node, in seconds."""
 
 _NOT_RESERVED = ("memory", "object_store_memory")
-_DERIVED = ("accelerator_type:", "_group_")
-"""Labels, and the shares of other placement groups."""
-_NAMES_A_NODE = "node:"
-_HEAD = "node:__internal_head__"
-
+_DERIVED = ("node:", "accelerator_type:", "_group_")
+"""Names of nodes and labels, and the shares of other placement groups."""
 
 _held: list[bool] = []
 """One entry for each reservation of this process."""
@@ -42,17 +40,28 @@ def node_alone(patience_s: float = PATIENCE_S) -> Iterator[dict[str, float]]:
         OutriderError: the node is still in use after `patience_s`.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import (
+        NODE_ID_LABEL_KEY,
+        placement_group,
+        remove_placement_group,
+    )
 
-    resources = node_resources()
-    group = placement_group([resources], strategy="STRICT_PACK")
+    here = ray.get_runtime_context().get_node_id()
+    resources = node_resources(here)
+    if not resources:  # a head that Ray gives no work
+        yield resources
+        return
+    group = placement_group([resources], bundle_label_selector=[{NODE_ID_LABEL_KEY: here}])
+    _held.append(True)
     try:
-        _held.append(True)
-        if not group.wait(0.5):
+        if not group.wait(1):
             Console(stderr=True, highlight=False).print(
                 "waiting until other work on this node ends, for undisturbed measurements"
             )
-            if not group.wait(patience_s):
+            deadline = time.monotonic() + patience_s
+            while not (free := group.wait(1)) and time.monotonic() < deadline:
+                pass
+            if not free:
                 raise OutriderError(
                     f"this node ({ray.util.get_node_ip_address()}) is still in use after"
                     f" {patience_s:.0f} s, and measurements need it alone; see `ray status`, end"
@@ -64,17 +73,13 @@ def node_alone(patience_s: float = PATIENCE_S) -> Iterator[dict[str, float]]:
         remove_placement_group(group)
 
 
-def node_resources() -> dict[str, float]:
-    """All cores, GPUs and custom resources of this node, and a share of its name."""
+def node_resources(node_id: str) -> dict[str, float]:
+    """All cores, GPUs and custom resources of a node."""
     import ray
 
-    here = ray.get_runtime_context().get_node_id()
-    (node,) = [each for each in ray.nodes() if each["NodeID"] == here]
-    resources: dict[str, float] = {}
-    for name, amount in node["Resources"].items():
-        if name.startswith(_NAMES_A_NODE):
-            if name != _HEAD:
-                resources[name] = 0.001  # a bundle of it fits this node alone
-        elif name not in _NOT_RESERVED and not any(part in name for part in _DERIVED):
-            resources[name] = amount
-    return resources
+    (node,) = [each for each in ray.nodes() if each["NodeID"] == node_id]
+    return {
+        name: amount
+        for name, amount in node["Resources"].items()
+        if name not in _NOT_RESERVED and not any(part in name for part in _DERIVED)
+    }

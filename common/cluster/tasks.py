@@ -9,7 +9,7 @@ quote customer text. Ray must be connected (common/cluster/session.py).
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.common.child_process import answer_of, returned
@@ -36,9 +36,10 @@ def run_tasks(
     what: str,
     cpus: float = 1.0,
     gpus: float = 0.0,
-) -> Iterator[tuple[int, Result]]:
+) -> Generator[tuple[int, Result], None, None]:
     """`function(shared, item)` of every item with its index, as tasks end.
 
+    Close it (`contextlib.closing`) before the session ends; that cancels what still runs.
     `function` is found by name on the nodes. Items are drawn as tasks get free, so neither items
     nor results pile up. `cpus` and `gpus` are those of one task.
 

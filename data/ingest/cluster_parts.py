@@ -6,6 +6,7 @@ The command cuts the log into chunks and writes the parts; nodes need the target
 run directory. A part depends on its chunk alone, so its bytes are those of the process pool.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -41,8 +42,11 @@ def make_parts_on(
                 sent.append((chunk.number, len(chunk.items)))
                 yield chunk
 
-    with open_cluster(cluster):
-        for index, part in run_tasks(make_part, missing(), work, what="the ingest"):
+    with (
+        open_cluster(cluster),
+        contextlib.closing(run_tasks(make_part, missing(), work, what="the ingest")) as parts,
+    ):
+        for index, part in parts:
             number, records = sent[index]
             part.write(parts_dir, number)
             chunk_is_done(records)

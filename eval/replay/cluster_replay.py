@@ -8,6 +8,7 @@ directory, target and speculator are at the same paths on all nodes. Ray must be
 (common/cluster/session.py).
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -68,7 +69,10 @@ def cluster_replay(
     shards = shards_of(feature_store, rows, slots(cpus, gpus))
     if not shards:
         return replay(rows=rows, **shared)  # which raises that there is nothing to replay
-    sums = dict(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
+    with contextlib.closing(
+        run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus)
+    ) as ended:
+        sums = dict(ended)
     return joined([sums[number] for number in range(len(shards))])
 
 

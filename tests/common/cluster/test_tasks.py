@@ -89,12 +89,12 @@ def test_nothing_is_scheduled_on_a_node_that_is_alone(session, tmp_path):
         path.touch()
 
     task = ray.remote(num_cpus=1)(note)
-    busy = ray.remote(num_cpus=1)(time.sleep).remote(2)
+    busy = ray.remote(num_cpus=1)(time.sleep).remote(8)
     with pytest.raises(OutriderError, match=r"still in use after 0 s"), node_alone(patience_s=0):
         pytest.fail("the node is in use")
     ray.get(busy)
     with node_alone() as reserved:
-        assert reserved["CPU"] == 2 and is_reserved()
+        assert reserved == {"CPU": 2} and is_reserved()
         waiting = task.remote(tmp_path / "note")
         assert not ray.wait([waiting], timeout=1.5)[0] and not (tmp_path / "note").exists()
     assert not is_reserved()

@@ -8,7 +8,7 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.ingest import chunks, ingest
-from tests.data.ingest.test_ingest import BAD, good_rows
+from tests.data.ingest.test_ingest import BAD, SECRET, good_rows
 from tests.data.ingest.test_parts import digests
 from tests.data.logs import write_log
 
@@ -48,6 +48,13 @@ def test_tasks_make_the_bytes_of_the_process_pool(session, text_target, logs, tm
     here = run(text_target, logs, tmp_path / "here", workers=0)
     assert len(here) >= 3
     assert run(text_target, logs, tmp_path / "tasks", LOCAL) == here
+    answer = good_rows(1)[0]["response"]["choices"][0]["message"]["content"].strip()
+    texts = [text.encode() for text in (SECRET, answer)]
+    assert any(texts[0] in path.read_bytes() for path in logs.iterdir())
+    left = [path for path in session.folder.rglob("*") if path.is_file()]
+    assert left
+    for path in left:
+        assert not any(text in path.read_bytes() for text in texts), path
 
 
 def test_an_interrupted_ingest_goes_on_in_tasks(session, text_target, logs, tmp_path, monkeypatch):

@@ -14,6 +14,9 @@ from outrider.recipes.config.load import load_recipe
 from outrider.recipes.dry_run import cluster_schedule as scheduling
 from outrider.recipes.dry_run.cluster_schedule import cluster_schedule, equal_pieces
 from outrider.recipes.dry_run.cluster_schedule_page import ROWS, print_schedule
+from outrider.recipes.dry_run.training_cost import price
+from outrider.recipes.dry_run.training_cost_page import print_price
+from outrider.recipes.pipeline.run_dir import RunDirectory
 from tests.r1_config import R1
 
 TOKENS = 20_000_000
@@ -121,6 +124,19 @@ def test_the_table_has_every_row_in_80_columns():
     assert all(len(line) <= 80 for line in text.splitlines())
     assert all(name in text for name, _, _ in ROWS)
     assert "no schedule: no rate in x" in text and "evaluation not counted" in text
+
+
+def test_the_dry_run_prices_and_prints_the_schedule(tmp_path):
+    pytest.importorskip("simpy")
+    (tmp_path / "config.json").write_text(json.dumps(R1))
+    overrides = [f"target.model={tmp_path}", "cluster.address=auto"]
+    run = RunDirectory(tmp_path / "run")
+    found = price(run, recipe_for(*overrides), gpu_bytes=141 * 10**9)
+    assert found["cluster"]["stored"]["gpus"] == 8
+    assert "cluster" not in price(run, recipe_for(overrides[0]), gpu_bytes=141 * 10**9)
+    page = io.StringIO()
+    print_price(json.loads(json.dumps(found)), Console(file=page, width=80))
+    assert "schedule: 1 capture replicas, 8 training workers, simulated" in page.getvalue()
 
 
 def test_pieces_are_of_equal_size_and_lose_no_token():

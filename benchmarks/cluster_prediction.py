@@ -1,0 +1,161 @@
+"""The schedule's model against capture on a private cluster of this machine.
+
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.cluster_prediction [--run runs/resume_screening] [--sequences 400]
+
+For each number of replicas, a small run gives the rate of a replica and the time of the start. The
+model (recipes/dry_run/cluster_model.py) then predicts the wall time of larger runs, from the start
+of Ray to the whole store: with the machine's disk, and with one so slow that the limit on bytes in
+flight stops the replicas. Replicas share the cores; each has an engine.
+"""
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.files import read_json
+from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.features.capture import capture
+from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.sequences import load_sequences
+from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work, simulate
+from outrider.serving.config import EngineConfig, TargetConfig
+
+write_private, write_row = FeatureWriter._write_private, FeatureWriter.write
+
+
+def slow_disk(bytes_per_s: float) -> None:
+    """Makes a shard take as long to write as such a disk would."""
+
+    def write(path: Path, content: bytes) -> None:
+        began = time.monotonic()
+        write_private(path, content)
+        time.sleep(max(len(content) / bytes_per_s - (time.monotonic() - began), 0))
+
+    FeatureWriter._write_private = staticmethod(write)  # type: ignore[method-assign]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One capture; times from the start of Ray."""
+
+    wall_s: float
+    first_s: float
+    """When the first sequence is written."""
+    last_s: float
+    """When the last one is."""
+    peak_bytes: int
+    """Most bytes in flight."""
+
+
+def captured(
+    ids: list[str], sequences: Path, settings: CaptureConfig, cluster: ClusterConfig
+) -> Measured:
+    """Captures the sequences on the cluster into a folder that is deleted."""
+    written: list[float] = []
+
+    def write(self: FeatureWriter, *row: Any, **more: Any) -> None:
+        write_row(self, *row, **more)
+        written.append(time.monotonic())
+
+    FeatureWriter.write = write  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            found: dict[str, Any] = capture(
+                TargetConfig(),
+                sequences,
+                {"train": ids},
+                settings,
+                EngineConfig(max_model_len=2048, kv_cache_gb=0.25),
+                Path(folder) / "features",
+                cluster=cluster,
+            )
+            wall_s = time.monotonic() - began
+    finally:
+        FeatureWriter.write = write_row  # type: ignore[method-assign]
+    times = (wall_s, written[0] - began, written[-1] - began)
+    return Measured(*times, found["cluster"]["peak_bytes"])
+
+
+def piece_tokens(lengths: list[int], most: int) -> list[int]:
+    """Tokens of the plan's pieces: consecutive sequences up to `most` tokens."""
+    pieces: list[int] = []
+    for length in lengths:
+        if pieces and pieces[-1] + length <= most:
+            pieces[-1] += length
+        else:
+            pieces.append(length)
+    return pieces
+
+
+def main() -> None:
+    """Prints predicted and measured times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose split is done"
+    )
+    parser.add_argument("--sequences", type=int, default=400)
+    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--in-flight-mb", type=float, default=20)
+    parser.add_argument(
+        "--disk", type=float, default=0.5, help="rate of the slow one, of capture's"
+    )
+    args = parser.parse_args()
+    settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=1, tokens_per_s=None)
+    sequences = args.run / "traffic" / "sequences"
+    ids = read_json(args.run / "split" / "parts.json")["train"][: args.sequences]
+    table = load_sequences(sequences, ids)
+    lengths = [min(len(token_ids), 2047) for token_ids in table["token_ids"]]
+    hidden = read_json(TargetConfig().directory() / "config.json")["hidden_size"]
+    each = bytes_per_token(hidden, "bf16")
+    print("| replicas | disk | predicted, s | measured, s | difference | peak in flight, MB |")
+    print("|---|---|---|---|---|---|")
+    for replicas in args.replicas:
+        cluster = ClusterConfig(
+            address="local",
+            capture_replicas=replicas,
+            object_store_gb=0.1,
+            in_flight_gb=args.in_flight_mb / 1000,
+        )
+        part = len(ids) // 4
+        small, pieces = (
+            captured(ids[:part], sequences, settings, cluster),
+            piece_tokens(lengths[:part], args.batch_tokens),
+        )
+        together = sum(pieces[1:]) / (small.last_s - small.first_s)  # all replicas
+        rates = Rates(
+            capture_tokens_per_s=together / replicas,
+            training_tokens_per_s=1,
+            bytes_per_token=each,
+            replica_start_s=small.first_s - pieces[0] / together * replicas,
+        )
+        stop_s = small.wall_s - small.last_s
+        work = Work([], other_pieces=piece_tokens(lengths, args.batch_tokens))
+        layout = Layout(replicas, held_bytes=args.in_flight_mb * 1e6)
+        slow = args.disk * each * together
+        for name, disk in (("this machine's", None), (f"{slow / 1e6:.1f} MB/s", slow)):
+            if disk is not None:
+                slow_disk(disk)
+                rates = dataclasses.replace(rates, write_bytes_per_s=disk)
+            predicted_s = simulate(work, rates, layout).capture_s + stop_s
+            found = captured(ids, sequences, settings, cluster)
+            FeatureWriter._write_private = staticmethod(write_private)  # type: ignore
+            difference = predicted_s / found.wall_s - 1
+            print(
+                f"| {replicas} | {name} | {predicted_s:.1f} | {found.wall_s:.1f} |"
+                f" {difference:+.1%} | {found.peak_bytes / 1e6:.1f} |",
+                flush=True,
+            )
+        facts = {"start_s": rates.replica_start_s, "tokens_per_s": together, "stop_s": stop_s}
+        print(json.dumps({name: round(value, 1) for name, value in facts.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
