@@ -1,7 +1,7 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
 #   make live     a live endpoint on this machine: a good release promoted, a bad one rolled back
-#   make test       the tests, in two processes, in minutes; PYTEST_ARGUMENTS adds to the command:
+#   make test       the tests, in four processes, in minutes; PYTEST_ARGUMENTS adds to the command:
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour

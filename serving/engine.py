@@ -305,13 +305,15 @@ class Engine:
         captured = [FINAL_NORM, *map(layer_name, layers)]
         self._check_lengths(batch)
         self.llm.collective_rpc("capture_start", args=(layers,))
-        outputs = self._generate(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
+        outputs = self._together(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
         self.llm.collective_rpc("capture_stop")
         index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
 
         def check() -> None:
             if self._ahead is not None and self._ahead.done():
                 self._ahead.result()  # raises if the engine has ended
+            core: Any = self.llm.llm_engine.engine_core
+            core.ensure_alive()
 
         def read() -> Iterator[State]:
             states = read_states(index, check)
@@ -371,13 +373,23 @@ class Engine:
         ]
         return [list(output.outputs[0].token_ids) for output in self._generate(rows, sampling)]
 
+    def _together(self, rows: Sequence[Row], sampling: "list[SamplingParams]") -> list[Any]:
+        """As `_generate`, with the same batches in every engine and at every time.
+
+        The engine starts to compute when it has all rows. Otherwise its first batches depend on how
+        fast they arrive, and bf16 results on the batch.
+        """
+        self.llm.sleep(level=0)
+        try:
+            self.llm.enqueue(_prompts(rows), sampling, use_tqdm=False)
+        finally:
+            self.llm.wake_up(tags=["scheduling"])
+        return self.llm.wait_for_completion(use_tqdm=False)
+
     def _generate(
         self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
     ) -> list[Any]:
-        from vllm.inputs import TokensPrompt
-
-        prompts = [TokensPrompt(prompt_token_ids=list(token_ids)) for _, token_ids, *_ in rows]
-        return self.llm.generate(prompts, sampling, use_tqdm=False)
+        return self.llm.generate(_prompts(rows), sampling, use_tqdm=False)
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
         for row_id, token_ids, *_ in rows:
@@ -452,6 +464,12 @@ def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:
 
     threading.Thread(target=run, name="prefill", daemon=True).start()
     return future
+
+
+def _prompts(rows: Sequence[Row]) -> list[Any]:
+    from vllm.inputs import TokensPrompt
+
+    return [TokensPrompt(prompt_token_ids=list(token_ids)) for _, token_ids, *_ in rows]
 
 
 def _claimed(

@@ -1,9 +1,9 @@
 """How the tests are distributed over processes, and fixtures for all of them.
 
-`make test` runs two processes, one a core. What is expensive is shared or forked: one engine, one
-server and one load generator for tests/serving; engines forked from this process, which has
-imported vLLM (serving/vllm_hooks/process_start.py); training ranks forked from a server that has
-imported DeepSpeed (tests/training/forked_ranks.py); commands in this process
+`make test` runs four processes, two a core of two. What is expensive is shared or forked: one
+engine, one server and one load generator for tests/serving; engines forked from this process, which
+has imported vLLM (serving/vllm_hooks/process_start.py); training ranks forked from a server that
+has imported DeepSpeed (tests/training/forked_ranks.py); commands in this process
 (tests/recipes/commands.py). Each real path keeps at least one test: spawned engine processes,
 every training launcher, every command.
 """
@@ -44,8 +44,8 @@ LONGEST_FIRST = (
     "eval/test_browser.py",
     "data/formats",
 )
-"""Files and folders that take longer than 10 s, by how long. With two processes the last file to
-start must be a short one."""
+"""Files and folders that take longer than 10 s, by how long. The last file to start must be a short
+one."""
 
 # Before torch is imported: forked engines keep the number of threads of this process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,8 +70,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: two on a CPU (10 GB at most); none on a GPU, which one engine fills."""
-    return 2 if runs_on_cpu() and len(os.sched_getaffinity(0)) > 1 else 0
+    """For `-n auto`: two a core, four at most, on a CPU; none on a GPU, which one engine fills.
+
+    With one a core, a core waits half of the time: for servers that settle, ranks, other processes.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return min(4, 2 * cores) if runs_on_cpu() and cores > 1 else 0
 
 
 @pytest.hookimpl(optionalhook=True)

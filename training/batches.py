@@ -4,8 +4,9 @@
         for batch in batches: ...
         batches.waited      # seconds that the model waited for data
 
-Training reads any store whose `read(sequence_id)` returns a `SequenceStates` (data's
-FeatureStore). `spec` names the states that the drafter reads; the teacher reads `hidden`.
+Training reads anything whose `read(sequence_id)` returns a `SequenceStates`: data's FeatureStore,
+or a process's reading of a plan (feature_source.py). `spec` names the states that the drafter
+reads; the teacher reads `hidden`.
 
 Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
 """
@@ -24,7 +25,14 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceState
 from outrider.training.packing import Row, Sample
 
 
-class Store(Protocol):
+class States(Protocol):
+    """Anything that has the states of sequences."""
+
+    def read(self, sequence_id: str) -> SequenceStates:
+        """One sequence."""
+
+
+class Store(States, Protocol):
     """The part of a feature store that training reads."""
 
     @property
@@ -34,9 +42,6 @@ class Store(Protocol):
     @property
     def spec(self) -> FeatureSpec:
         """The states that the store holds."""
-
-    def read(self, sequence_id: str) -> SequenceStates:
-        """One sequence."""
 
     def tokens(self, sequence_id: str) -> Tensor:
         """[T]: its token ids alone."""
@@ -77,7 +82,7 @@ class Batch:
 
 
 def assemble(
-    store: Store, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
+    store: States, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
 ) -> Batch:
     """Reads the sequences of a row and concatenates them; longer ones are cut at their end."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
@@ -111,7 +116,14 @@ def _room(states_TH: Tensor, row_tokens: int) -> Tensor:
     return torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
 
 
-def responses(store: Store, samples: Iterable[Sample]) -> Iterator[Tensor]:
+class Texts(Protocol):
+    """Anything that has the tokens of sequences."""
+
+    def tokens(self, sequence_id: str) -> Tensor:
+        """[T]: its token ids alone."""
+
+
+def responses(store: Texts, samples: Iterable[Sample]) -> Iterator[Tensor]:
     """The response tokens of each sample, which are what is drafted; no states are read."""
     for sample in samples:
         yield store.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
@@ -125,7 +137,7 @@ class Prefetch:
 
     def __init__(
         self,
-        store: Store,
+        store: States,
         samples: Sequence[Sample],
         rows: Iterable[Row],
         row_tokens: int,
@@ -160,7 +172,7 @@ class Prefetch:
 
     def _run(
         self,
-        store: Store,
+        store: States,
         samples: Sequence[Sample],
         rows: Iterable[Row],
         row_tokens: int,

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
 DepthWeights = Literal["decay", "uniform", "visited"]
 
+STREAMED_WINDOW = 2**20
+"""Tokens within which a streamed order is random: 15 GB of R1's states."""
+
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
@@ -56,6 +59,25 @@ class TrainingConfig(BaseModel):
 
     depth_decay: float = Field(default=0.6, gt=0, le=1)
     """Base beta of `depth_weights: decay`; the weights are normalized to sum to 1."""
+
+    features: Literal["stored", "streamed"] = "stored"
+    """Where the hidden states of the training part come from. `stored`: from the feature store,
+    after capture has finished; `streamed`: from capture while it runs, through the memory of a Ray
+    cluster (`cluster.address`), never from a disk. Both end with the same weights if `off_policy`
+    and `shuffle_tokens` are the same. Streamed training of several epochs captures again in each,
+    except what `cluster.cache_gb` keeps."""
+
+    shuffle_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of the windows within which the order of the sequences is random. A window consists of
+    whole pieces of the capture (`capture.batch_tokens`), which come in random order. A stream holds
+    one window of states in memory and captures the next meanwhile (`cluster.in_flight_gb`). null:
+    the whole training part, or 1,048,576 where the features are streamed."""
+
+    off_policy: Literal["drop", "mask"] | None = None
+    """What becomes of off-policy sequences of the training part (`capture.min_on_policy`). `drop`:
+    they are removed before the rows are packed; `mask`: they keep their places in the rows and
+    have no loss. A stream knows a sequence's score only when it arrives, so it always masks. null:
+    drop where the features are stored, mask where they are streamed."""
 
     epochs: int = Field(default=3, ge=1)
     """Passes over the training part."""
@@ -147,6 +169,23 @@ class TrainingConfig(BaseModel):
     """Weights & Biases project. Runs are written offline below the log directory unless
     WANDB_API_KEY is set. null: no tracker."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether capture and training run at the same time."""
+        return self.features == "streamed"
+
+    @property
+    def masks(self) -> bool:
+        """Whether off-policy sequences keep their places in the rows, without a loss."""
+        return self.off_policy == "mask" or self.streams
+
+    @property
+    def window_tokens(self) -> int | None:
+        """`shuffle_tokens`, or its default; None: the order of the whole part is random."""
+        if self.shuffle_tokens is None and self.streams:
+            return STREAMED_WINDOW
+        return self.shuffle_tokens
+
     def started(self, warm: bool) -> "TrainingConfig":
         """The section of a run that starts from a base, or from scratch."""
         return self if warm else self.model_copy(update=dict(self.scratch))
@@ -167,6 +206,16 @@ class TrainingConfig(BaseModel):
             raise ValueError(
                 f"training.rows_per_step={self.rows_per_step} is not a multiple of"
                 f" training.processes={self.processes}; take {multiple}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_stream_masks(self) -> "TrainingConfig":
+        if self.streams and self.off_policy == "drop":
+            raise ValueError(
+                "training.off_policy=drop needs every sequence's score before the first row is"
+                " packed, which training.features=streamed does not have; take off_policy=mask, or"
+                " features=stored"
             )
         return self
 

@@ -110,7 +110,15 @@ def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
         f"  lr {values['learning_rate']:.1e}  {values['tokens_per_s']:.0f} tokens/s"
         f"  waiting {values['wait_share']:.0%}  padding {values['padding_share']:.0%}"
     )
-    return line + (f"  MFU {values['mfu']:.0%}" if "mfu" in values else "")
+    if "mfu" in values:
+        line += f"  MFU {values['mfu']:.0%}"
+    if "stream_held_bytes" in values:
+        held, most = (values[f"stream_{name}_bytes"] / 1e6 for name in ("held", "most_held"))
+        line += (
+            f"  holding {held:,.0f} MB of states (at most {most:,.0f}), capture waited"
+            f" {values['stream_capture_waited_s']:.0f} s"
+        )
+    return line
 
 
 def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:

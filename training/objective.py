@@ -10,7 +10,7 @@ with the drafts and may be another one, over fewer tokens.
 Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,12 +68,18 @@ class Objective:
         )
 
     def of_row(
-        self, drafted: Drafted, batch: Batch, share_K: Tensor, base: Drafted | None = None
+        self,
+        drafted: Drafted,
+        batch: Batch,
+        share_K: Tensor,
+        base: Drafted | None = None,
+        masked: Collection[int] = (),
     ) -> tuple[Tensor, RowSums]:
         """The row's part of the loss and its sums.
 
         With a `share_K` of zeros the row fills a process's turn and does not count. `base`: the
-        base speculator's drafts of the same chains, for `training.base_kl`.
+        base speculator's drafts of the same chains, for `training.base_kl`. Samples whose index is
+        in `masked` have no loss.
         """
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
         u_KNH, valid_KN = align_to_targets(drafted.u_KNH, batch.sequence_BT[0, anchors_N])
@@ -83,6 +89,9 @@ class Objective:
         teacher_NH = batch.hidden_BTH[0, anchors_N + 1].to(u_KNH.dtype)
         token_N = batch.token_ids_BT[0, anchors_N + 2]
         anchors_R = torch.tensor([self.samples[index].targets(0) for index in batch.row])
+        if masked:
+            counted_R = torch.tensor([index not in masked for index in batch.row])
+            valid_KN = valid_KN & counted_R.repeat_interleave(anchors_R).to(u_KNH.device)
         served = self._served(batch, anchors_R, u_KNH.device)
         loss_KN, judged = distillation_loss(
             u_KNH,

@@ -6,6 +6,9 @@ of processes matter, so a resumed run needs only its step.
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
         for row in step: ...                             # indices into samples
+
+`plan_windows` shuffles in windows of whole pieces, so that only a window's states are needed at a
+time.
 """
 
 import itertools
@@ -107,6 +110,44 @@ def plan_epoch(
             [(index, samples[index].length) for index in order[start : start + WINDOW]], row_tokens
         )
     generator.shuffle(rows)
+    return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
+
+
+def plan_windows(
+    samples: Sequence[Sample],
+    pieces: Sequence[int],
+    window_tokens: int,
+    row_tokens: int,
+    rows_per_step: int,
+    seed: int,
+    epoch: int,
+) -> list[list[Row]]:
+    """As `plan_epoch`, with samples shuffled and packed within windows of whole pieces.
+
+    `pieces` has the number of each sample's piece. The pieces are shuffled; consecutive ones form a
+    window until it has `window_tokens` tokens. A row is of one window; a step may have rows of two.
+    """
+    generator = random.Random(f"{seed}/{epoch}")
+    of_piece: dict[int, list[int]] = {}
+    for index, piece in enumerate(pieces):
+        of_piece.setdefault(piece, []).append(index)
+    shuffled = list(of_piece.values())
+    generator.shuffle(shuffled)
+    rows, window, tokens = [], list[int](), 0
+    for number, indices in enumerate(shuffled, start=1):
+        window += indices
+        tokens += sum(samples[index].length for index in indices)
+        if tokens >= window_tokens or number == len(shuffled):
+            generator.shuffle(window)
+            packed = []
+            for start in range(0, len(window), WINDOW):
+                packed += pack(
+                    [(index, samples[index].length) for index in window[start : start + WINDOW]],
+                    row_tokens,
+                )
+            generator.shuffle(packed)
+            rows += packed
+            window, tokens = [], 0
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
 

@@ -1,6 +1,6 @@
 """The training loop: warm start, parity, steps, evaluations, checkpoints.
 
-    Trainer(spec, store).run()          # in every process; see worker.py for how one starts
+    Trainer(spec, source).run()         # in every process; see worker.py for how one starts
 
 The speculator with the largest acceptance length on the validation part is published. The loss of
 a step is the mean over all its targets, in all rows of all processes, by depth and then weighted
@@ -9,11 +9,12 @@ over depths, so the number of processes that share the rows does not matter.
 Shapes: K depths.
 """
 
+import contextlib
 import dataclasses
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.planned import planned
-from outrider.training.batches import Batch, Prefetch, Store, responses
+from outrider.training.batches import Batch, Prefetch, responses
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
@@ -41,9 +42,17 @@ from outrider.training.distributed.accelerator import (
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
+from outrider.training.feature_source import FeatureSource, Reading
 from outrider.training.metrics import Metrics, step_line, step_values, validation_line
 from outrider.training.objective import Objective
-from outrider.training.packing import Row, padding_share, plan_epoch, samples_of_part
+from outrider.training.packing import (
+    Row,
+    padding_share,
+    plan_epoch,
+    plan_windows,
+    samples_of_part,
+)
+from outrider.training.plan import Place, Plan
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.sizing.utilization import utilization
 from outrider.training.step0_parity import StepZero, complaint
@@ -54,8 +63,8 @@ from outrider.training.vocabulary import described, vocabulary_line
 class Trainer:
     """One training run in this process, together with the launcher's other processes."""
 
-    def __init__(self, spec: TrainingSpec, store: Store):
-        self.spec, self.store, self.config = spec, store, spec.training
+    def __init__(self, spec: TrainingSpec, source: FeatureSource):
+        self.spec, self.source, self.config = spec, source, spec.training
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
@@ -63,7 +72,7 @@ class Trainer:
         self.config = spec.training.started(self.origin.base_dir is not None)
         config = planned(spec.speculator, target_config)
         self.features = self.kind.features(config, target_config)
-        self.features.require(store.spec, spec.features_dir)
+        self.features.require(source.spec, spec.features_dir)
         self.accelerator = make_accelerator(self.config, spec.log_dir)
         if self.config.rows_per_step % self.accelerator.num_processes:
             raise OutriderError(
@@ -73,20 +82,17 @@ class Trainer:
         self.device = self.accelerator.device
         row_tokens = self.config.row_tokens
         self.samples, self.left_out = samples_of_part(
-            store.manifest, spec.train, row_tokens, "train", spec.features_dir
+            source.manifest, spec.train, row_tokens, "train", spec.features_dir
         )
         validation_samples, _ = samples_of_part(
-            store.manifest, spec.validation, row_tokens, "validation", spec.features_dir
+            source.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.steps: list[list[Row]] = []
-        for epoch in range(self.config.epochs):
-            self.steps += plan_epoch(
-                self.samples, row_tokens, self.config.rows_per_step, self.config.seed, epoch
-            )
+        self.steps = self._steps()
+        self.plan = Plan(self.steps, self.samples, self.config.rows_per_step)
         self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
             self.accelerator,
-            store,
+            source,
             validation_samples,
             spec.sampling,
             row_tokens,
@@ -114,8 +120,23 @@ class Trainer:
             base = self._load_base(dtype, "cpu").requires_grad_(False)
             self.base = ChainUnroll(base, ends, self.depth).to(self.device)
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
-        self.digest = value_digest([spec.settings(), store.manifest])
+        self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
+
+    def _steps(self) -> list[list[Row]]:
+        """The rows of every step of all epochs."""
+        config, window = self.config, self.config.window_tokens
+        shape = config.row_tokens, config.rows_per_step, config.seed
+        if window is None:
+            epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
+        else:
+            of_id = dict(zip(self.spec.train, self.spec.train_pieces, strict=True))
+            pieces = [of_id[sample.sequence_id] for sample in self.samples]
+            epochs = [
+                plan_windows(self.samples, pieces, window, *shape, epoch)
+                for epoch in range(config.epochs)
+            ]
+        return [rows for steps in epochs for rows in steps]
 
     def _origin(self, vocab: int) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
@@ -124,7 +145,7 @@ class Trainer:
             self.spec.target_dir,
             warm_start(self.kind, base),
             self.spec.speculator.head,
-            lambda: token_counts(responses(self.store, self.samples), vocab),
+            lambda: token_counts(responses(self.source, self.samples), vocab),
         )
 
     def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
@@ -191,7 +212,7 @@ class Trainer:
         if ids_D is None:
             return {}
         parts = {"train": self.samples, "validation": self.validation.samples}
-        return {"draft_vocabulary": described(ids_D, self.store, parts, self.size.vocab)}
+        return {"draft_vocabulary": described(ids_D, self.source, parts, self.size.vocab)}
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""
@@ -225,18 +246,19 @@ class Trainer:
         """Trains to the end, or returns the batch that must be undone."""
         if self._patience_ended(state):
             return None
-        with Prefetch(
-            self.store,
-            self.samples,
-            self._my_rows(first_step),
-            self.config.row_tokens,
-            self.features,
-        ) as batches:
+        left_out, world = self.rollbacks.steps, self.accelerator.num_processes
+        mine = first_step, left_out, self.accelerator.process_index, world
+        reading = self._reading(first_step, self.plan.mine(*mine))
+        rows = self.plan.rows(*mine)
+        with (
+            Prefetch(reading, self.samples, rows, self.config.row_tokens, self.features) as batches,
+            contextlib.closing(reading),
+        ):
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
                 if step not in self.rollbacks.steps:
                     try:
-                        self._step(state, step, supply, batches)
+                        self._step(state, step, supply, batches, reading)
                     except BadBatch as bad:
                         return bad
                 done = step + 1
@@ -278,7 +300,12 @@ class Trainer:
         return restored["step"]
 
     def _step(
-        self, state: dict[str, Any], step: int, supply: Iterator[Batch], batches: Prefetch
+        self,
+        state: dict[str, Any],
+        step: int,
+        supply: Iterator[Batch],
+        batches: Prefetch,
+        reading: Reading,
     ) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
@@ -291,7 +318,10 @@ class Trainer:
         rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        in_step = [self.samples[index] for row in rows for index in row]
+        places = self.plan.places_of(step)
+        off = zip((index for row in rows for index in row), reading.off_policy(places), strict=True)
+        masked = frozenset(index for index, is_off in off if is_off)
+        in_step = [self.samples[index] for row in rows for index in row if index not in masked]
         share_K = self.objective.share(in_step).to(self.device)
         rows_each = config.rows_per_step // world
         sums = torch.zeros(1 + 2 * self.depth, device=self.device)
@@ -303,7 +333,7 @@ class Trainer:
                 with torch.no_grad():
                     base = self.base.drafted(batch) if self.base else None
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, base)
+                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, base, masked)
                 # DeepSpeed divides by the micro-batches and averages over the processes, but the
                 # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
@@ -337,6 +367,8 @@ class Trainer:
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
+        if self.accelerator.is_main_process:
+            values |= reading.marks()
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
             self._say(step_line(step + 1, len(self.steps), values))
@@ -392,23 +424,12 @@ class Trainer:
         self._say(export_line(state["base"], state["best"], profile, blocks))
         return profile
 
-    def _my_rows(self, first_step: int) -> Iterator[Row]:
-        """This process's rows of all remaining steps.
-
-        A short step repeats its first row, which is not counted.
-        """
-        world, rank, left_out = (
-            self.accelerator.num_processes,
-            self.accelerator.process_index,
-            self.rollbacks.steps,
-        )
-        for step in range(first_step, len(self.steps)):
-            if step in left_out:
-                continue
-            rows = self.steps[step]
-            for turn in range(self.config.rows_per_step // world):
-                place = turn * world + rank
-                yield rows[place] if place < len(rows) else rows[0]
+    def _reading(self, first_step: int, mine: Sequence[Place]) -> Reading:
+        """This process's states from `first_step` on, as the first process announces them."""
+        number = 0
+        if self.accelerator.is_main_process:
+            number = self.source.begin(self.plan.places(first_step, self.rollbacks.steps))
+        return self.source.reading(int(self._from_first(number)), mine)
 
     def _some_process_stops(self) -> bool:
         stop = self.stop_requested or (

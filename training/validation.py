@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.features import FeatureSpec
-from outrider.training.batches import Batch, Prefetch, Store
+from outrider.training.batches import Batch, Prefetch, States
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 from outrider.training.distributed.spec import Sampling
 from outrider.training.packing import Sample, pack
@@ -25,7 +25,7 @@ class Validation:
     def __init__(
         self,
         accelerator: Accelerator,
-        store: Store,
+        store: States,
         samples: list[Sample],
         sampling: Mapping[str, Sampling],
         row_tokens: int,

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from outrider.speculators.draft_vocabulary import coverage, token_counts
-from outrider.training.batches import Store, responses
+from outrider.training.batches import Texts, responses
 from outrider.training.packing import Sample
 
 
 def described(
-    ids_D: Tensor, store: Store, parts: Mapping[str, Sequence[Sample]], vocab: int
+    ids_D: Tensor, store: Texts, parts: Mapping[str, Sequence[Sample]], vocab: int
 ) -> dict[str, Any]:
     """Tokens of the draft vocabulary, and the share of each part's response tokens that it has."""
     covered = {

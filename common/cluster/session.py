@@ -18,10 +18,11 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
+import secrets
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -35,6 +36,8 @@ from outrider.common.process_tree import ProcessTree
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
 MEMORY_FILES = Path("/dev/shm")
 """A folder in memory, on Linux."""
 _CHECK_S = 120.0
@@ -44,8 +47,18 @@ _SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # An actor's engine sets its own threads, and CUDA devices stay visible to a task without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Clusters that `ray.init` starts require a token, so other users of the machine cannot connect.
+    # Without one here Ray writes it into the home folder. One per process, because Ray's library
+    # keeps the first that it reads.
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    # 127.0.0.1 stays 127.0.0.1. Ray otherwise takes the address of the machine's network, and its
+    # processes listen there. Read when Ray is imported.
+    LOOPBACK: "0",
 }
 """Environment of a private cluster."""
+_STARTS = 3
+"""How often a private cluster is started. Ray gives its processes 30 s, too little on a machine
+that is busy."""
 _SYSTEM = {
     "automatic_object_spilling_enabled": False,
     # A dead process is noticed at once by its socket; these are for machines that vanish.
@@ -129,8 +142,8 @@ _open: list[ClusterSession] = []
 def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
     """Connects to the cluster of `config.address`; starts and ends a private one for `local`.
 
-    `cpus`: cores that a private cluster has; None: all. Call it in the main thread. Inside an open
-    session of the same process it yields that session.
+    `cpus`: cores that a private cluster has; None: all. Call it in the main thread, whose end Ray
+    takes for that of the process. Inside an open session of the same process it yields that one.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or
@@ -142,6 +155,8 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
     if config.address is None:
         raise OutriderError("cluster.address is null: set it to local, auto or HOST:PORT")
     _require_ray()
+    import ray
+
     opened = _private(config, cpus) if config.address == "local" else _existing(config.address)
     with opened as session:
         _open.append(session)
@@ -150,68 +165,80 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
             yield session
         finally:
             _open.pop()
+            ray.shutdown()
 
 
 @contextlib.contextmanager
 def _private(config: ClusterConfig, cpus: int | None) -> Iterator[ClusterSession]:
-    with _private_folder() as (folder, environment), _environment(environment):
-        options: dict[str, Any] = {
-            "address": "local",
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
-            "_temp_dir": str(folder),
-            "_system_config": _SYSTEM,
-        }
-        if config.object_store_gb is not None:
-            options["object_store_memory"] = int(config.object_store_gb * 1e9)
-        with _connected(options) as address:
-            yield ClusterSession(address, local=True, folder=folder)
+    options: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": cpus,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "_system_config": _SYSTEM,
+    }
+    if config.object_store_gb is not None:
+        options["object_store_memory"] = int(config.object_store_gb * 1e9)
+    with contextlib.ExitStack() as stack, _on_loopback():
+        for attempt in range(1, _STARTS + 1):
+            folder = stack.enter_context(_private_folder())
+            try:
+                address = _connect(options | {"_temp_dir": str(folder)})
+                break
+            except OutriderError:
+                stack.close()
+                if attempt == _STARTS:
+                    raise
+        yield ClusterSession(address, local=True, folder=folder)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """For a process that imported Ray before (`LOOPBACK`)."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager
 def _existing(address: str) -> Iterator[ClusterSession]:
-    with _connected({"address": address}) as found:
-        yield ClusterSession(found, local=False, folder=None)
+    yield ClusterSession(_connect({"address": address}), local=False, folder=None)
 
 
-@contextlib.contextmanager
-def _connected(options: dict[str, Any]) -> Iterator[str]:
-    """Ray in this process, with the signal handlers of before; its address."""
+def _connect(options: dict[str, Any]) -> str:
+    """Connects this process and keeps its signal handlers; the head's address."""
     import ray
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        context = ray.init(
-            **options, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises plain ones too
         ray.shutdown()
+        first = (str(error).splitlines() or [""])[0]
         raise OutriderError(
-            f"cluster.address = {options['address']}: {str(error).splitlines()[0]}; check it with"
-            " `ray status`, and that this machine is a node of the cluster"
+            f"cluster.address = {options['address']}: {type(error).__name__}: {first}; check it"
+            " with `ray status`, and that this machine is a node of the cluster"
         ) from error
     finally:
         for number, handler in handlers.items():  # Ray replaces SIGTERM's
             signal.signal(number, handler)
-    try:
-        yield context.address_info["gcs_address"]
-    finally:
-        ray.shutdown()
+    return ray.get_runtime_context().gcs_address
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder that ends with this process, and the environment of processes that do."""
+def _private_folder() -> Iterator[Path]:
+    """A folder that ends with this process, as all processes do that it starts meanwhile."""
     in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
-    try:
-        with ProcessTree(folder=folder) as tree:
-            yield folder, _SETTINGS | tree.environment
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ProcessTree(folder=folder) as tree, _environment(_SETTINGS | tree.environment):
+        yield folder
 
 
 @dataclass(frozen=True)
@@ -294,7 +321,8 @@ def _require_ray() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
+    # Ray sets the last one when it starts a cluster.
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
     os.environ.update(variables)
     try:
         yield

@@ -9,11 +9,12 @@ every completion under the target, for the check that it is on-policy (on_policy
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
 
+import dataclasses
 import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,26 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.session import ClusterSession, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import sampled_digest
+from outrider.common.fingerprint import sampled_digest, value_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
+from outrider.data.features.capture_plan import Piece, pieces, unfinished
 from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
 from outrider.data.features.layer_check import layer_check, norm_and_layers
 from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.lengths import Lengths, fit, longest
+from outrider.data.features.replica import ReplicaSetup
+from outrider.data.features.replicas import Replicas
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.privacy.regenerate import asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, open_engine
+from outrider.serving.engine import Engine, LoggedRow, State, open_engine
 from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -48,8 +54,7 @@ REPORT_S = 1.0
 """Time between two updates of the progress bar."""
 SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
-State = tuple[str, dict[str, torch.Tensor], list[list[float]] | None]
-"""(sequence id, states [T, H] of each stream, scores)"""
+Captured = tuple[LoggedRow, State]
 ONLY_FINAL = FeatureSpec(())
 """No stream besides the teacher's."""
 
@@ -62,11 +67,15 @@ def capture(
     engine: EngineConfig,
     out_dir: Path,
     features: FeatureSpec = ONLY_FINAL,
+    cluster: ClusterConfig | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Captures every sequence of every part: the final state, and the streams of `features`.
 
-    For drafters of several kinds, `features` is the union of what they read. Returns counts, speed
-    and the checks, which summary.json holds too.
+    For drafters of several kinds, `features` is the union of what they read. With an address,
+    `cluster` captures on replicas (replicas.py); the store has the same bytes. `only`: the
+    sequences that are stored, with the states that they have in a store of all. Returns counts,
+    speed and the checks, which summary.json holds too.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
@@ -83,6 +92,8 @@ def capture(
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
+    if only is not None:
+        source["only"] = value_digest(sorted(only))
     if lengths.cut or lengths.dropped:
         source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
@@ -91,11 +102,25 @@ def capture(
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tokens = sum(min(len(token_ids), lengths.limit) for token_ids in table["token_ids"])
-    _check_disk(out_dir, tokens, spec, capture.dtype)
+    _check_disk(out_dir, _tokens(_rows(table, lengths.limit), only), spec, capture.dtype)
+    if cluster is not None and cluster.address is not None:
+        with open_cluster(cluster) as session:
+            return capture_on_replicas(
+                session,
+                cluster,
+                target,
+                engine,
+                table,
+                source,
+                capture,
+                out_dir,
+                lengths,
+                spec,
+                only,
+            )
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
+        return capture_table(live, table, head, source, capture, out_dir, lengths, features, only)
 
 
 def capture_table(
@@ -107,17 +132,15 @@ def capture_table(
     out_dir: Path,
     lengths: Lengths | None = None,
     features: FeatureSpec = ONLY_FINAL,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Regenerates responses that the table marks, checks a spread sample, captures the table.
 
-    `lengths` goes into the summary.
+    `lengths` goes into the summary. `only`: the sequences that are stored.
     """
     console, limit = Console(stderr=True), longest(engine.max_model_len)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
-    sample = np.linspace(
-        0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
-    )
-    checked = [row[:3] for row in _rows(table.select(sample), limit, answers)]
+    checked = _checked(table, limit, capture, answers)
     check = self_check(engine, checked, lm_head_VH)
     console.print(check.describe(), highlight=False, soft_wrap=True)
     require(check, capture)
@@ -129,22 +152,101 @@ def capture_table(
         console.print(of_layers.describe(), highlight=False, soft_wrap=True)
         require_layers(of_layers)
         checks["layer_check"] = of_layers.as_dict()
-    tokens = sum(len(row.token_ids) for row in _rows(table, limit, answers))
-    began = time.monotonic()
+    tokens = _tokens(_rows(table, limit, answers), only)
 
-    def states(rows: Iterator[LoggedRow]) -> Iterator[State]:
-        return engine.prefill_logged(
-            rows, spec.names, capture.on_policy_positions, capture.batch_tokens
+    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
+        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
+        captured = engine.prefill_logged(
+            sent, spec.names, capture.on_policy_positions, capture.batch_tokens
         )
+        return zip(rows, captured, strict=True)
 
     rows = _rows(table, limit, answers)
-    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS)
+    began = time.monotonic()
+    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only)
+    return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
+
+
+def capture_on_replicas(
+    session: ClusterSession,
+    cluster: ClusterConfig,
+    target: TargetConfig,
+    engine: EngineConfig,
+    table: Dataset,
+    source: dict[str, Any],
+    capture: CaptureConfig,
+    out_dir: Path,
+    lengths: Lengths,
+    spec: FeatureSpec,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """As `capture_table`, with an engine and a self-check in each replica.
+
+    The answers to regenerate come from one replica, and the self-check's rows have logged answers.
+    """
+    console, limit = Console(stderr=True), lengths.limit
+    setup = ReplicaSetup(
+        target, engine, capture, spec, tuple(_checked(table, limit, capture)), in_memory=False
+    )
+    longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
+    piece_tokens = max(capture.batch_tokens, longest_row)
+    in_flight = session.in_flight_bytes(cluster)
+    with Replicas(session, cluster, setup, piece_tokens, console) as replicas:
+        answers = regenerate(replicas, asked_rows(table), out_dir, source, capture.batch_tokens)
+        tokens = _tokens(_rows(table, limit, answers), only)
+
+        def states(plan: Iterator[Piece]) -> Iterator[Captured]:
+            for piece, rows in replicas.stream(plan, in_flight):
+                yield from zip(piece.rows, rows, strict=True)
+
+        rows, marks = _rows(table, limit, answers), replicas.watermarks
+        began = time.monotonic()
+        captured = _write(
+            spec,
+            states,
+            rows,
+            tokens,
+            out_dir,
+            source,
+            capture,
+            console,
+            COLUMNS,
+            only,
+            marks.describe,
+        )
+        ready = {replica.name: replica.checks for replica in replicas.running()}
+        checks = {"replicas": ready, "cluster": dataclasses.asdict(marks)}
+    return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
+
+
+def _checked(
+    table: Dataset,
+    limit: int,
+    capture: CaptureConfig,
+    answers: Mapping[str, np.ndarray] | None = None,
+) -> list[Row]:
+    """A sample of rows for the self-check, spread over the table."""
+    sample = np.linspace(
+        0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
+    )
+    return [row[:3] for row in _rows(table.select(sample), limit, answers)]
+
+
+def _summary(
+    out_dir: Path,
+    tokens: int,
+    captured: int,
+    began: float,
+    regenerated: int,
+    checks: dict[str, Any],
+    lengths: Lengths | None,
+) -> dict[str, Any]:
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
         "sequences": len(store.sequence_ids),
         "tokens": tokens,
-        "regenerated": len(answers),
+        "regenerated": regenerated,
         "bytes": sum(shard["bytes"] for shard in store.manifest["shards"]),
         "shards": len(store.manifest["shards"]),
         "tokens_captured_now": captured,
@@ -171,34 +273,39 @@ def capture_ids(
     source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
     spec = features.stored(engine.llm.llm_engine.model_config.get_hidden_size())
 
-    def states(rows: Iterator[Row]) -> Iterator[State]:
-        prompts = ((row_id, token_ids) for row_id, token_ids, _ in rows)
-        return (
-            (row_id, by_name, None)
-            for row_id, by_name in engine.prefill_streams(prompts, spec.names, capture.batch_tokens)
-        )
+    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
+        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
+        prompts = ((row.row_id, row.token_ids) for row in sent)
+        for row, (row_id, by_name) in zip(
+            rows, engine.prefill_streams(prompts, spec.names, capture.batch_tokens), strict=True
+        ):
+            yield row, (row_id, by_name, None)
 
     if not _finished(out_dir, source, spec, capture.dtype):
         tokens = sum(len(token_ids) for _, token_ids, _ in rows)
-        _write(spec, states, rows, tokens, out_dir, source, capture, Console(stderr=True))
+        unsampled = (LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows)
+        _write(spec, states, unsampled, tokens, out_dir, source, capture, Console(stderr=True))
     return FeatureStore.open(out_dir)
 
 
 def _write(
     spec: FeatureSpec,
-    states: Callable[[Iterator[Any]], Iterator[State]],
-    rows: Iterable[Row | LoggedRow],
+    states: Callable[[Iterator[Piece]], Iterator[Captured]],
+    rows: Iterable[LoggedRow],
     tokens: int,
     out_dir: Path,
     source: dict[str, Any],
     capture: CaptureConfig,
     console: Console,
     score_columns: Sequence[str] = (),
+    only: Collection[str] | None = None,
+    note: Callable[[], str] = str,
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields the states (and scores) of rows in order. The writer may be one batch behind,
-    so that the engine waits neither for the disk nor for the copy.
+    `states` yields a plan's rows in order, each with its states and scores; those in `only` are
+    stored. The writer may be one batch behind, so that the engine waits neither for the disk nor
+    for the copy. `note` is shown after the progress.
     """
     final, *auxiliary = spec.streams
     captured = 0
@@ -210,6 +317,7 @@ def _write(
             " time left"
         ),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     with (
         FeatureWriter(
@@ -233,20 +341,28 @@ def _write(
             console.print(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
-        task = progress.add_task("capture", total=tokens, completed=writer.tokens, rate=0.0)
+        task = progress.add_task(
+            "capture", total=tokens, completed=writer.tokens, rate=0.0, note=""
+        )
         began, done = time.monotonic(), frozenset(writer.done)
-        missing, sent = itertools.tee(row for row in rows if row[0] not in done)
+        plan = unfinished(pieces(rows, capture.batch_tokens), done, only)
         reported = 0.0
-        for (row_id, token_ids, completion_start, *_), (_, by_name, scores) in zip(
-            missing, states(sent), strict=True
-        ):
+        for row, (_, by_name, scores) in states(plan):
+            if row.row_id in done or (only is not None and row.row_id not in only):
+                continue
             hidden_TH = by_name.pop(FINAL_NORM)
-            writer.write(row_id, token_ids, hidden_TH, completion_start, scores, by_name)
-            captured += len(token_ids)
+            writer.write(
+                row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
+            )
+            captured += len(row.token_ids)
             if (seconds := time.monotonic() - began) > reported + REPORT_S:
-                progress.update(task, completed=writer.tokens, rate=captured / seconds)
+                progress.update(task, completed=writer.tokens, rate=captured / seconds, note=note())
                 reported = seconds
     return captured
+
+
+def _tokens(rows: Iterable[LoggedRow], only: Collection[str] | None) -> int:
+    return sum(len(row.token_ids) for row in rows if only is None or row.row_id in only)
 
 
 def _rows(

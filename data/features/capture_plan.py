@@ -50,9 +50,15 @@ def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
         yield Piece(index, tuple(LoggedRow(*row) for row in batch))
 
 
-def unfinished(plan: Iterable[Piece], done: Collection[str]) -> Iterator[Piece]:
-    """Pieces with a row that is not in `done`."""
-    return (piece for piece in plan if any(row.row_id not in done for row in piece.rows))
+def unfinished(
+    plan: Iterable[Piece], done: Collection[str], only: Collection[str] | None = None
+) -> Iterator[Piece]:
+    """Pieces with a row that is not in `done`; `only`: of those that count."""
+
+    def missing(row_id: str) -> bool:
+        return row_id not in done and (only is None or row_id in only)
+
+    return (piece for piece in plan if any(missing(row_id) for row_id in piece.row_ids))
 
 
 def state_bytes(spec: FeatureSpec, dtype: StateDtype = "bf16") -> int:

@@ -1,7 +1,7 @@
 """A capture replica: one engine in a Ray actor, captures whole pieces of a plan.
 
     replica = ray.remote(CaptureReplica).remote(setup)
-    checks = ray.get(replica.start.remote(cores="0-3"))
+    checks = ray.get(replica.start.remote(None, piece_tokens=65536))
     facts, states = replica.capture.options(num_returns=2).remote(piece)
     load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
 
@@ -77,13 +77,17 @@ class CapturedRow(NamedTuple):
     scores: list[list[float]] | None
 
 
-class PieceFacts(NamedTuple):
+@dataclass(frozen=True)
+class PieceFacts:
     """What a replica reports about a piece."""
 
-    index: int
+    piece: int
+    """Place in the plan."""
     tokens: int
     seconds: float
     """In the engine."""
+    scores: tuple[list[list[float]] | None, ...] = ()
+    """Of each row, for whoever does not read the states."""
 
 
 class CaptureReplica:
@@ -94,10 +98,11 @@ class CaptureReplica:
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
 
-    def start(self, cores: str | None, piece_tokens: int) -> dict[str, Any]:
+    def start(self, share: tuple[int, int] | None, piece_tokens: int) -> dict[str, Any]:
         """Opens the engine and checks its states; host, checks and seconds.
 
-        `cores`: those of the engine's worker on a CPU. `piece_tokens`: of the largest piece.
+        `share`: slot and number of cores of the engine's worker on a CPU; None: as the recipe says.
+        `piece_tokens`: of the largest piece.
 
         Raises:
             OutriderError: a check failed, or there is too little memory for the states.
@@ -105,8 +110,8 @@ class CaptureReplica:
         setup, began = self._setup, time.monotonic()
         os.environ[FORK] = "0"  # an actor has threads from its first moment
         engine = setup.engine
-        if cores is not None:
-            engine = engine.model_copy(update={"cpu_cores": cores})
+        if share is not None:
+            engine = engine.model_copy(update={"cpu_cores": _cores(engine.cpu_cores, *share)})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
             # In a placement group vLLM would choose Ray, and start actors outside of this one.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
@@ -127,7 +132,7 @@ class CaptureReplica:
         setup = self._setup
         check = self_check(self._engine, setup.checked, load_target_ends(target_dir).lm_head_VH)
         require(check, setup.capture)
-        checks: dict[str, Any] = {"self_check": check.as_dict()}
+        checks: dict[str, Any] = {"self_check": check.as_dict(), "in_words": check.describe()}
         if setup.spec.auxiliary:
             of_layers = layer_check(
                 self._engine, setup.checked, setup.spec, *norm_and_layers(target_dir)
@@ -155,7 +160,8 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        return PieceFacts(piece.index, piece.tokens, seconds), rows
+        scores = tuple(row.scores for row in rows)
+        return PieceFacts(piece.index, piece.tokens, seconds, scores), rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answer to each row."""
@@ -183,6 +189,19 @@ def load_states(rows: Sequence[StoredRow]) -> list[CapturedRow]:
         )
         for row in rows
     ]
+
+
+def _cores(pool: str, slot: int, count: int) -> str:
+    """The cores of a slot: `count` of the recipe's, or of those that this process may use."""
+    if pool == "auto":
+        available = sorted(os.sched_getaffinity(0))
+    else:
+        available = []
+        for part in pool.split(","):
+            first, _, last = part.partition("-")
+            available += range(int(first), int(last or first) + 1)
+    chosen = [available[(slot * count + index) % len(available)] for index in range(count)]
+    return ",".join(map(str, dict.fromkeys(chosen)))
 
 
 def _scratch(needed: int, in_memory: bool) -> Path:

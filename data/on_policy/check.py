@@ -12,7 +12,7 @@ result.
 Writes on_policy.json and quarantine.json into the feature store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,21 @@ MOST_ASIDE = 0.5
 
 
 def check_traffic(
-    sequences_dir: Tables, split_dir: Path, features_dir: Path, min_on_policy: float | None
+    sequences_dir: Tables,
+    split_dir: Path,
+    features_dir: Path,
+    min_on_policy: float | None,
+    streamed: Collection[str] = (),
 ) -> dict[str, Any]:
     """Checks the captured sequences and prints two lines; returns the stage's result.
+
+    `streamed`: parts that are captured and checked while training runs.
 
     Raises:
         OutriderError: most of the traffic is off-policy.
     """
     parts = read_json(Path(split_dir) / "parts.json")
+    parts = {name: value for name, value in parts.items() if name not in streamed}
     store = FeatureStore.open(features_dir)
     captured = set(store.sequence_ids)
     table = load_sequences(

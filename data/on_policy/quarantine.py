@@ -38,16 +38,23 @@ def write_quarantine(
     write_json(Path(features_dir) / FILE, content, private=True)
 
 
-def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
+def load_parts(split_dir: Path, features_dir: Path, masked: bool = False) -> dict[str, Any]:
     """Reads parts.json without sequences that are quarantined or were not captured.
+
+    `masked`: the training part keeps those that are quarantined (`training.off_policy: mask`), and
+    `masked` lists them.
 
     Raises:
         OutriderError: a part becomes empty.
     """
     parts = read_json(Path(split_dir) / "parts.json")
     quarantine = read_json(Path(features_dir) / FILE)
-    aside = {*quarantine["sequences"], *quarantine.get("not_captured", ())}
+    missing = set(quarantine.get("not_captured", ()))
+    off = set(quarantine["sequences"])
+    if masked:
+        parts["masked"] = [sequence_id for sequence_id in parts["train"] if sequence_id in off]
     for name in (name for name in (*PARTS, GENERAL) if name in parts):
+        aside = missing if masked and name == "train" else missing | off
         kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
         if not kept:
             raise OutriderError(

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -28,9 +28,16 @@ from outrider.data.tokenize.tokens import REGENERATE
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from outrider.serving.engine import AskedRow, Engine
+    from outrider.serving.engine import AskedRow
 
 FILE = "regenerated.jsonl"
+
+
+class Answers(Protocol):
+    """An engine, or several of them."""
+
+    def answer(self, rows: "Sequence[AskedRow]") -> list[list[int]]:
+        """As `Engine.answer`."""
 
 
 def asked_rows(table: "Dataset") -> "list[AskedRow]":
@@ -52,7 +59,7 @@ def asked_rows(table: "Dataset") -> "list[AskedRow]":
 
 
 def regenerate(
-    engine: "Engine",
+    engine: Answers,
     rows: "Sequence[AskedRow]",
     out_dir: Path,
     source: dict[str, Any],

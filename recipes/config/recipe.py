@@ -141,6 +141,24 @@ class Recipe(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _streams_on_a_cluster(self) -> "Recipe":
+        if not self.training.streams:
+            return self
+        if self.cluster.address is None:
+            raise ValueError(
+                "training.features = streamed captures while training runs, on a Ray cluster; set "
+                "cluster.address (local: a private one on this machine), or training.features: "
+                "stored"
+            )
+        if self.privacy.regenerate:
+            raise ValueError(
+                "training.features = streamed trains on the logged responses, and "
+                "privacy.regenerate = true replaces some of them before the capture; set "
+                "training.features: stored, or privacy.regenerate: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shows_nothing_that_it_deletes(self) -> "Recipe":
         if self.report.samples and self.privacy.retention == "delete_all":
             raise ValueError(

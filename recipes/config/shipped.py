@@ -15,7 +15,8 @@ EMBEDDED_TARGET = "target"
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`."""
     paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
-    return sorted(str(path.with_suffix("")) for path in paths if path.parts[0] != "endpoints")
+    others = ("cluster", "endpoints")
+    return sorted(str(path.with_suffix("")) for path in paths if path.parts[0] not in others)
 
 
 def shipped_heads() -> dict[str, Path]:

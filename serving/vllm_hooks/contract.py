@@ -550,6 +550,27 @@ _ENGINE: list[Check] = [
     Attribute("vllm.v1.engine.llm_engine", "LLMEngine", "model_config"),
     Attribute("vllm.entrypoints.llm", "LLM", "llm_engine"),
     Signature("vllm.v1.engine.core_client", "MPClient.shutdown", ("timeout",), called=True),
+    Signature("vllm.v1.engine.core_client", "MPClient.ensure_alive", called=True),
+    # A batch that begins when it is complete (`Engine._together`).
+    Signature("vllm.entrypoints.llm", "LLM.sleep", ("level",), called=True),
+    Signature("vllm.entrypoints.llm", "LLM.wake_up", ("tags",), called=True),
+    Signature(
+        "vllm.entrypoints.llm",
+        "LLM.enqueue",
+        ("prompts", "sampling_params"),
+        ("use_tqdm",),
+        called=True,
+    ),
+    Order(
+        "vllm.v1.engine.core",
+        "EngineCoreProc.pause_scheduler",
+        ("else PauseState.PAUSED_NEW", "self.scheduler.set_pause_state(pause_state)"),
+    ),
+    Order(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.schedule",
+        ("self._pause_state == PauseState.UNPAUSED", "request_queue = self.waiting"),
+    ),
     Order(
         "vllm.entrypoints.serve.dev.rpc.api_router",
         "collective_rpc",

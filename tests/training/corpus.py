@@ -1,6 +1,7 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,10 @@ class Corpus:
     features_dir: Path
     parts: dict[str, list[str]]
 
+    def at(self, features_dir: Path) -> "Corpus":
+        """The same corpus with its states elsewhere."""
+        return replace(self, features_dir=features_dir)
+
     def train(
         self,
         run_dir: Path,
@@ -32,6 +37,8 @@ class Corpus:
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
+        masked: Sequence[str] = (),
+        train_pieces: Sequence[int] = (),
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -53,6 +60,8 @@ class Corpus:
             run_dir / "speculator",
             run_dir / "logs",
             feature_store=feature_store,
+            masked=masked,
+            train_pieces=train_pieces,
             run=None if launch or "launcher" in settings else run_forked,
         )
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
@@ -42,11 +43,15 @@ from outrider.training.distributed.ray_rank import (
 )
 from outrider.training.distributed.ray_sizes import (
     SETTLE_S,
+    STRATEGY,
     Growth,
     group_sizes,
     largest_that_fits,
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
+
+if TYPE_CHECKING:
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 _LOOK_S = 0.5
 """Time between two looks at output, signals and room for more ranks, in seconds."""
@@ -67,11 +72,12 @@ _RAY_TRAIN = {
 def uses_ray(cluster: ClusterConfig, training: TrainingConfig) -> bool:
     """Whether the ranks run on the cluster.
 
-    A launcher of the recipe goes before it. One process needs no private cluster.
+    A launcher of the recipe goes before it. One process needs no private cluster, but must not take
+    a GPU that Ray has given to a capture replica.
     """
     if cluster.address is None or training.launcher is not None:
         return False
-    return training.processes > 1 or cluster.address != "local"
+    return training.processes > 1 or cluster.address != "local" or _shares_gpus(training)
 
 
 def train_on_ray(
@@ -95,14 +101,22 @@ def _train_groups(
 ) -> tuple[TrainingSpec, int, bool]:
     each = _resources_each(cluster)
     sizes = group_sizes(spec.training.processes, spec.training.rows_per_step)
-    wait_s, losses, attempt, before = cluster.start_timeout_s, 0, 0, _newest_checkpoint(spec)
+    wait_s, losses, before = cluster.start_timeout_s, 0, _newest_checkpoint(spec)
+    attempt = max((int(path.name.split("-")[1]) for path in _attempts(spec)), default=0)
     while True:
-        size = largest_that_fits(sizes, each, wait_s, stop.is_set)
+        size = largest_that_fits(sizes[:1], each, SETTLE_S, stop.is_set)
+        if size is None and not stop.is_set():
+            if wait_s:
+                print(_waits(spec, each, wait_s), flush=True)
+            size = largest_that_fits(sizes, each, wait_s, stop.is_set)
+        if size is None and not stop.is_set():
+            still_s = cluster.start_timeout_s - wait_s
+            size = largest_that_fits(sizes[-1:], each, still_s, stop.is_set)
         if stop.is_set():
             return spec, Preempted.exit_code, True
         if size is None:
-            raise OutriderError(_no_room(each, wait_s))
-        wait_s = SETTLE_S
+            raise OutriderError(_no_room(each))
+        wait_s = 0.0  # ranks that are lost later need not all come back
         attempt += 1
         group = _Group(spec, size, attempt, cluster, log_path)
         if size < spec.training.processes:
@@ -125,6 +139,9 @@ def _train_groups(
             from_where = newest or "the beginning"
             print(f"{why}; it goes on from {from_where}", flush=True)
         else:
+            if group.code == 0:
+                for path in _attempts(spec):
+                    shutil.rmtree(path)
             return group.spec, group.code, stop.is_set()
         before = newest
 
@@ -148,7 +165,6 @@ class _Group:
         Returns the ranks that were lost, in words, if the group ended because of them.
         """
         spec = self.spec
-        shutil.rmtree(spec.errors_dir, ignore_errors=True)
         spec.errors_dir.mkdir(parents=True)
         spec_path = spec.errors_dir / "spec.json"
         write_json(spec_path, spec.model_dump(mode="json"))
@@ -158,16 +174,27 @@ class _Group:
             while thread.is_alive():
                 thread.join(_LOOK_S)
                 output.relay(to_terminal=not error_files(spec.errors_dir))
-                can_grow = growth.possible() and _newest_checkpoint(spec) != before
-                if can_grow and not self.grows and not stop.is_set():
+                trains = _newest_checkpoint(spec) != before
+                if trains and not self.grows and not stop.is_set() and growth.possible():
                     self.grows = True
                     spec.stop_file.touch()
         return self._lost() if self.code else None
 
     def _fit(self, spec_path: Path) -> None:
         """Runs the group by Ray Train, in a thread: in the main one it would handle Ctrl-C."""
+        from ray.train import WorkerGroupError
+
+        try:
+            self._trainer(spec_path).fit()
+            self.code = max(ended_ranks(self.spec.errors_dir).values())
+        except WorkerGroupError as error:
+            self._failures = error.worker_failures
+        except Exception as error:  # raised in the main thread
+            self._error = error
+
+    def _trainer(self, spec_path: Path) -> "DataParallelTrainer":
         import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+        from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
         from outrider.training.distributed.ray_backend import RankBackendConfig
@@ -184,7 +211,15 @@ class _Group:
             cluster_address=ray.get_runtime_context().gcs_address,
         )
         os.environ.update(_RAY_TRAIN)
-        trainer = DataParallelTrainer(
+        # Ray's annotations name the classes of its first version.
+        run_config: Any = RunConfig(
+            name=f"attempt-{spec.attempt}",
+            storage_path=str(spec.errors_dir / "ray"),
+            failure_config=FailureConfig(
+                max_failures=0, controller_failure_limit=0, max_preemption_failures=0
+            ),
+        )
+        return DataParallelTrainer(
             run_rank,
             train_loop_config=asdict(settings),
             backend_config=RankBackendConfig(),
@@ -192,26 +227,16 @@ class _Group:
                 num_workers=spec.training.processes,
                 use_gpu="GPU" in each,
                 resources_per_worker=each,
-                placement_strategy="PACK",
+                placement_strategy=STRATEGY,
             ),
-            run_config=RunConfig(
-                name=f"attempt-{spec.attempt}",
-                storage_path=str(spec.errors_dir / "ray"),
-                failure_config=FailureConfig(
-                    max_failures=0, controller_failure_limit=0, max_preemption_failures=0
-                ),
-            ),
+            run_config=run_config,
         )
-        try:
-            self.code = trainer.fit().return_value
-        except WorkerGroupError as error:
-            self._failures = error.worker_failures
-        except Exception as error:  # raised in the main thread
-            self._error = error
 
     def _lost(self) -> str | None:
         """The lost ranks, in words, or None if the group ended for another reason."""
+        from ray.exceptions import RayError
         from ray.train import ControllerError
+        from ray.train.v2._internal.exceptions import RayTrainError
 
         errors = read_errors(self.spec.errors_dir)
         if errors and errors[0].expected:
@@ -219,6 +244,8 @@ class _Group:
             return None
         if isinstance(self._error, ControllerError):
             # A node was lost, or its room was taken, between the reservation and the start.
+            with self.log_path.open("a", encoding="utf-8") as log:
+                print(self._error, file=log)
             return "processes at their start"
         if self._error is not None:
             raise self._error
@@ -227,8 +254,10 @@ class _Group:
         for rank, failure in sorted(self._failures.items()):
             if isinstance(failure, OutriderError):
                 raise OutriderError(f"rank {rank}: {failure}")
-            if not isinstance(failure, RankEnded):
+            if isinstance(failure, (RayTrainError, RayError)):
                 lost.append(f"rank {rank} (its node or worker is gone)")
+            elif not isinstance(failure, RankEnded):
+                raise failure
         for rank, code in sorted(ended_ranks(self.spec.errors_dir).items()):
             if code < 0 and rank not in with_message:
                 lost.append(f"rank {rank} (killed by signal {-code})")
@@ -253,6 +282,15 @@ def _asked_to_stop(stop_file: Path) -> Iterator[threading.Event]:
         yield stop
 
 
+def _shares_gpus(training: TrainingConfig) -> bool:
+    """Whether capture replicas run at the same time, in the open session, and have GPUs."""
+    if not training.streams:
+        return False
+    import ray
+
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+
+
 def _resources_each(cluster: ClusterConfig) -> dict[str, float]:
     """What a rank reserves: cores, and a GPU where the cluster has any."""
     import ray
@@ -261,16 +299,25 @@ def _resources_each(cluster: ClusterConfig) -> dict[str, float]:
     return {"CPU": float(cluster.training_cores)} | ({"GPU": 1.0} if gpus else {})
 
 
-def _no_room(each: dict[str, float], waited_s: float) -> str:
+def _waits(spec: TrainingSpec, each: dict[str, float], wait_s: float) -> str:
+    return (
+        f"training: waits up to {wait_s:g} s for room for {spec.training.processes} processes on"
+        f" the cluster ({_amounts(each)} each)"
+    )
+
+
+def _no_room(each: dict[str, float]) -> str:
     import ray
 
-    wanted = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-    free = ray.available_resources()
-    has = ", ".join(f"{free.get(name, 0):g} {name}" for name in each)
+    free = {name: ray.available_resources().get(name, 0.0) for name in each}
     return (
-        f"training: the cluster has no room for one process ({wanted}) within {waited_s:g} s; free"
-        f" over all nodes: {has}. Add nodes, or lower cluster.training_cores"
+        f"training: the cluster has no room for one process ({_amounts(each)}); free over all"
+        f" nodes: {_amounts(free)}. Add nodes, or lower cluster.training_cores"
     )
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _smaller(spec: TrainingSpec, size: int) -> str:
@@ -279,6 +326,10 @@ def _smaller(spec: TrainingSpec, size: int) -> str:
         f" divisor of training.rows_per_step={spec.training.rows_per_step}); it grows when there is"
         " more"
     )
+
+
+def _attempts(spec: TrainingSpec) -> list[Path]:
+    return sorted(spec.out_dir.glob("attempt-*"))
 
 
 def _newest_checkpoint(spec: TrainingSpec) -> str | None:

@@ -66,8 +66,6 @@ class Growth:
         self._since: float | None = None
 
     def __enter__(self) -> "Growth":
-        if self._missing:
-            self._group = _reserve(self._missing, self._each)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,9 +73,15 @@ class Growth:
             _free(self._group)
 
     def possible(self) -> bool:
-        """Whether there has been room for a larger group for `SETTLE_S`."""
-        if self._group is None:
+        """Whether there has been room for a larger group for `SETTLE_S`.
+
+        The first call makes the reservation. The ranks must be running: before, it could take the
+        room that they start in.
+        """
+        if not self._missing:
             return False
+        if self._group is None:
+            self._group = _reserve(self._missing, self._each)
         if self._since is None and _is_created(self._group):
             self._since = time.monotonic()
         return self._since is not None and time.monotonic() - self._since > SETTLE_S

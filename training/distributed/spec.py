@@ -32,10 +32,15 @@ class TrainingSpec(BaseModel):
     target_dir: Path
     features_dir: Path
     feature_store: str
-    """Import string of the store's class; `open(features_dir)` returns the store. Training imports
-    nothing from data."""
+    """Import string of a class; its `open(features_dir)` returns a feature store or a stream
+    (`training.feature_source`). Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
+    train_pieces: list[int] = []
+    """The capture piece of each sequence of `train`, for `training.shuffle_tokens`."""
+    masked: list[str] = []
+    """Off-policy sequences of `train` that stay in their rows without a loss
+    (`training.off_policy`). A stream finds out by itself."""
     sampling: dict[str, Sampling]
     """By sequence: the distribution that accepts its drafts, in the loss and in the validation."""
     speculator: SpeculatorConfig
@@ -63,13 +68,18 @@ class TrainingSpec(BaseModel):
             "max_rollbacks",
             "parity",
             "tokens_per_s",
+            "features",
+            "off_policy",
         }
+        if self.training.shuffle_tokens is None:
+            no_effect_on_weights.add("shuffle_tokens")
         return self.model_dump(
             mode="json",
             exclude={
                 "out_dir": True,
                 "publish_dir": True,
                 "log_dir": True,
+                **{name: True for name in ("masked", "train_pieces") if not getattr(self, name)},
                 "attempt": True,
                 "speculator": {"parity"},
                 "training": no_effect_on_weights,

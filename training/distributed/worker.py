@@ -81,9 +81,10 @@ def _train(spec: TrainingSpec, errors: RankErrors) -> None:
     module, name = spec.feature_store.split(":")
     store = getattr(importlib.import_module(module), name).open(spec.features_dir)
 
+    from outrider.training.feature_source import source_of
     from outrider.training.trainer import Trainer
 
-    Trainer(spec, store).run()
+    Trainer(spec, source_of(store, spec.masked)).run()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
@@ -59,6 +60,11 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     from outrider.data.split.rounds import choose_sequences, training_parts
     from outrider.recipes.pipeline.draft_parity_check import check_warm_start
 
+    if recipe.training.streams:
+        raise OutriderError(
+            "training.features = streamed: adapt-speculator trains on the states of several"
+            " windows, which it has stored; set training.features: stored"
+        )
     plan, adapt = read_json(run.root / PLAN), recipe.adapt
     older, newer = _windows(plan["older"]), _windows(plan["newer"])
     chosen = choose_sequences(

@@ -25,17 +25,24 @@ SPEED_ONLY = {
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.features.capture import capture
     from outrider.data.on_policy.check import check_traffic
+    from outrider.data.split.split import ids_of
 
+    parts = read_json(run.split / "parts.json")
+    streamed = ("train",) if recipe.training.streams else ()
+    stored = {name: value for name, value in parts.items() if name not in streamed}
     captured = capture(
         target=recipe.target,
         sequences_dir=run.tables,
-        parts=read_json(run.split / "parts.json"),
+        parts=parts,
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
         features=_features(recipe),
+        cluster=recipe.cluster,
+        only=frozenset(ids_of(stored)) if streamed else None,
     )
-    judged = check_traffic(run.tables, run.split, run.features, recipe.capture.min_on_policy)
+    least = recipe.capture.min_on_policy
+    judged = check_traffic(run.tables, run.split, run.features, least, streamed)
     return {**captured, "on_policy": judged}
 
 
@@ -61,6 +68,7 @@ CAPTURE = Stage(
         "capture": section(recipe.capture, {"tokens_per_s"}),
         "speculator": _reads(recipe),
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+        **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
     },
     sources=target_digest,
     work=_work,

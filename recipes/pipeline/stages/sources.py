@@ -12,6 +12,7 @@ from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import is_directory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import warms_up
+from outrider.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from outrider.serving.speculator import Speculator
@@ -29,10 +30,18 @@ def speculator_section(recipe: Recipe, leave_out: set[str] | None = None) -> dic
 
 
 def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
-    """The `training` section, without what a start from scratch has where the start is warm."""
+    """The `training` section, without what a start from scratch has where the start is warm.
+
+    Keys of streamed training are left out at their defaults, so that older runs stay valid.
+    """
     config = read_json(recipe.target.training_directory() / "config.json")
     kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
     warm = all(warms_up(kind, config) for kind in kinds)
+    defaults = TrainingConfig()
+    streaming = ("features", "off_policy", "shuffle_tokens")
+    leave_out = leave_out | {
+        key for key in streaming if getattr(recipe.training, key) == getattr(defaults, key)
+    }
     return section(recipe.training, leave_out | ({"scratch"} if warm else set()))
 
 
@@ -90,17 +99,17 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
     return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
 
 
-def parts_in_use(run: RunDirectory) -> dict[str, Any]:
+def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
-    Before a capture: the whole parts.
+    Before a capture: the whole parts. `masked`: `on_policy.quarantine.load_parts`.
     """
     from outrider.data.on_policy.quarantine import load_parts
 
     if not has_quarantine(run):
         parts: dict[str, Any] = read_json(run.split / "parts.json")
         return parts
-    return load_parts(run.split, run.features)
+    return load_parts(run.split, run.features, masked)
 
 
 def has_quarantine(run: RunDirectory) -> bool:

@@ -7,7 +7,7 @@ has a record of its own (stages/train_KIND.json), so a kind that is done is not 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.files import read_json, write_json
 from outrider.recipes.config.recipe import Recipe
@@ -20,24 +20,53 @@ from outrider.recipes.pipeline.stages.sources import (
     training_section,
 )
 
+if TYPE_CHECKING:
+    from outrider.data.streaming.piece_plan import PiecePlan
+    from outrider.data.streaming.stream import Streamed
+
+FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
+
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.recipes.pipeline.draft_parity_check import check_warm_start
 
-    parts = parts_in_use(run)
+    parts = parts_in_use(run, masked=recipe.training.masks)
     check_warm_start(run, recipe, parts["validation"])
-    return train_on(run, recipe, parts)
+    if not recipe.training.streams:
+        return train_on(run, recipe, parts)
+    from outrider.data.streaming.stream import SOURCE, streaming
+
+    streamed = _streamed(run, recipe)
+    parts["train"] = [name for name in parts["train"] if name in streamed.plan.piece_of]
+    directory = run.training / "stream"
+    with streaming(streamed, recipe.training.processes, directory):
+        return train_on(run, recipe, parts, streamed.plan.piece_of, (directory, SOURCE))
 
 
-def train_on(run: RunDirectory, recipe: Recipe, parts: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Trains on parts of the run's sequences and publishes its speculator."""
+def train_on(
+    run: RunDirectory,
+    recipe: Recipe,
+    parts: Mapping[str, list[str]],
+    piece_of: Mapping[str, int] | None = None,
+    source: tuple[Path, str] | None = None,
+) -> dict[str, Any]:
+    """Trains on parts of the run's sequences and publishes its speculator.
+
+    `parts` may list sequences of the training part as `masked`. `source`: directory and class of
+    the states; None: the run's feature store.
+    """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
 
     rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
+    features_dir, feature_store = source or (run.features, FEATURE_STORE)
+    train_pieces: list[int] = []
+    if recipe.training.window_tokens is not None:
+        piece_of = piece_of or _piece_plan(run, recipe).piece_of
+        train_pieces = [piece_of[name] for name in parts["train"]]
     return train(
         target_dir=recipe.target.training_directory(),
-        features_dir=run.features,
+        features_dir=features_dir,
         sampling={row["sequence_id"]: (row["temperature"], row["top_p"]) for row in rows},
         parts=parts,
         speculator=recipe.speculator,
@@ -45,9 +74,42 @@ def train_on(run: RunDirectory, recipe: Recipe, parts: Mapping[str, list[str]]) 
         out_dir=run.training,
         publish_dir=run.speculator,
         log_dir=run.trained,
+        feature_store=feature_store,
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
+        masked=parts.get("masked", ()),
+        train_pieces=train_pieces,
         cluster=recipe.cluster,
     )
+
+
+def _streamed(run: RunDirectory, recipe: Recipe) -> "Streamed":
+    """What is captured while training runs."""
+    from outrider.data.streaming.stream import Streamed
+    from outrider.speculators.planned import stored_features
+
+    config = read_json(recipe.target.training_directory() / "config.json")
+    return Streamed(
+        target=recipe.target,
+        engine=recipe.serving.engine,
+        capture=recipe.capture,
+        cluster=recipe.cluster,
+        spec=stored_features(recipe.speculator, config),
+        plan=_piece_plan(run, recipe),
+        tables=run.tables,
+        store=run.features,
+    )
+
+
+def _piece_plan(run: RunDirectory, recipe: Recipe) -> "PiecePlan":
+    """The pieces in which the run's sequences are captured."""
+    from outrider.data.features.lengths import fit
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.split import ids_of
+    from outrider.data.streaming.piece_plan import PiecePlan
+
+    table = load_sequences(run.tables, ids_of(read_json(run.split / "parts.json")))
+    table, lengths = fit(table, recipe.serving.engine.max_model_len, recipe.capture.too_long)
+    return PiecePlan(table, lengths.limit, recipe.capture.batch_tokens)
 
 
 TRAIN = Stage(

@@ -179,6 +179,20 @@ def test_overrides_in_every_spelling():
             r"privacy.retention = delete_all does not",
         ),
         (
+            "traffic: {path: a}\ntraining: {features: streamed}\n",
+            r"training.features = streamed captures while training runs, on a Ray cluster; set "
+            r"cluster.address",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {features: streamed}\ncluster: {address: local}\n"
+            "privacy: {mode: surrogate, regenerate: true}\n",
+            r"training.features = streamed trains on the logged responses, and privacy.regenerate",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {features: streamed, off_policy: drop}\n",
+            r"training.off_policy=drop needs every sequence's score",
+        ),
+        (
             "traffic: {path: a}\neval: {k: 9}\n",
             r"eval.k = 9 drafts deeper than speculator.depth = 4",
         ),

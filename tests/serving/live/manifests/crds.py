@@ -6,6 +6,7 @@ are skipped. The files are in the repositories of the projects:
     kserve/kserve                   config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml
     argoproj/argo-rollouts          manifests/crds/rollout-crd.yaml, analysis-template-crd.yaml
     kubernetes-sigs/gateway-api     config/crd/standard/gateway.networking.k8s.io_httproutes.yaml
+    ray-project/kuberay             helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml
 """  # noqa: E501
 
 import functools

@@ -1,0 +1,70 @@
+"""A capture replica without an engine: the states are a function of the token ids."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.data.config import CaptureConfig
+from outrider.data.features.capture_plan import Piece, pieces
+from outrider.data.features.replica import PieceFacts, ReplicaSetup, StoredRow
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import LoggedRow
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+
+WIDTH = 256
+SPEC = FeatureSpec((FeatureStream(FINAL_NORM, WIDTH),))
+SETUP = ReplicaSetup(TargetConfig(), EngineConfig(), CaptureConfig(), SPEC, (), in_memory=True)
+CANARY = 31337
+"""A token id that stands for customer text."""
+
+
+def plan(count: int, rows: int = 2, tokens: int = 400) -> list[Piece]:
+    """`count` pieces of `rows` rows, each of about `tokens` tokens."""
+    made = []
+    for index in range(count * rows):
+        length = tokens - index % 7
+        ids = [CANARY, *range(index, index + length - 1)]
+        made.append(LoggedRow(f"s{index}", ids, 5, 0.6, 0.95))
+    found = list(pieces(made, rows * tokens))
+    assert len(found) == count
+    return found
+
+
+def states_of(token_ids: Any) -> np.ndarray:
+    """int16 [T, H]"""
+    ids = np.asarray(token_ids, np.int64)[:, None]
+    return (np.cumsum(ids, 0) * np.arange(1, WIDTH + 1) % 15000).astype(np.int16)
+
+
+class RecordedReplica:
+    """As `CaptureReplica`; `environment` of its node may make it slow or wrong."""
+
+    def __init__(self, setup: ReplicaSetup) -> None:
+        self.wait_s = float(os.environ.get("RECORDED_WAIT_S", "0.02"))
+
+    def start(self, share: tuple[int, int] | None, piece_tokens: int) -> dict[str, Any]:
+        """Fails where RECORDED_FAILS is set."""
+        from outrider.common.errors import OutriderError
+
+        if why := os.environ.get("RECORDED_FAILS"):
+            raise OutriderError(why)
+        return {"host": "here", "start_s": 0.0, "pid": os.getpid(), "share": share}
+
+    def capture(self, piece: Piece) -> tuple[PieceFacts, list[StoredRow]]:
+        """The states of a piece; a file named in RECORDED_DIES ends the process, once."""
+        time.sleep(self.wait_s)
+        if dies := os.environ.get("RECORDED_DIES"):
+            Path(dies).unlink()
+            os._exit(9)
+        rows = [
+            StoredRow(row.row_id, {FINAL_NORM: states_of(row.token_ids)}, [[1.0], [2.0]])
+            for row in piece.rows
+        ]
+        return PieceFacts(piece.index, piece.tokens, self.wait_s), rows
+
+    def answer(self, rows: Any) -> list[list[int]]:
+        """As many tokens as are asked for."""
+        return [[row.token_ids[-1]] * row.max_tokens for row in rows]

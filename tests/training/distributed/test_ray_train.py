@@ -1,0 +1,195 @@
+"""Training by Ray Train on a cluster of three raylets: weights, lost ranks and nodes, signals.
+
+python -m pytest tests/training/distributed/test_ray_train.py -m slow       # minutes
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.launch import train
+from outrider.training.distributed.ray_rank import WORKER
+from outrider.training.distributed.spec import Preempted
+from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
+from tests.training.distributed.ray_nodes import RayNodes, ray_nodes
+from tests.training.distributed.test_kills import assert_same_end, losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+LONG = {"epochs": 20, "checkpoint_every": 5, "evaluate_every": 30}
+"""60 steps of two rows."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with ray_nodes([1, 1]) as running:
+        yield running
+
+
+def run(
+    corpus: Corpus,
+    run_dir: Path,
+    nodes: RayNodes | None,
+    store: str = FEATURE_STORE,
+    restarts: int = 3,
+    **settings: object,
+) -> dict:
+    """Trains two processes, on the cluster or under torchrun."""
+    defaults = {"row_tokens": 128, "wandb_project": None, "compute": "fp32", "parity": "warn"}
+    return train(
+        corpus.target_dir,
+        corpus.features_dir,
+        {name: (0.6, 0.95) for part in corpus.parts.values() for name in part},
+        corpus.parts,
+        SpeculatorConfig(depth=3),
+        TrainingConfig(processes=2, **(defaults | settings)),
+        run_dir / "training",
+        run_dir / "speculator",
+        run_dir / "logs",
+        feature_store=store,
+        cluster=nodes.config(training_restarts=restarts, start_timeout_s=120) if nodes else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Corpus, nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the cluster that nothing disturbs."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    run(corpus, run_dir, nodes, **LONG)
+    return run_dir
+
+
+def ranks() -> list[psutil.Process]:
+    """The living ranks, by number."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] and WORKER in process.info["cmdline"]:
+            found[process.environ()["RANK"]] = process
+    return [found[number] for number in sorted(found)]
+
+
+def step_of(run_dir: Path) -> int:
+    """The last step of the metrics."""
+    metrics = run_dir / "logs" / "metrics.jsonl"
+    return max((step for step, _ in losses(run_dir)), default=0) if metrics.exists() else 0
+
+
+def disturb(run_dir: Path, *when: tuple[int, Callable[[], object]]) -> threading.Thread:
+    """A started thread that calls each function when the run has reached its step."""
+
+    def work() -> None:
+        for step, action in when:
+            while step_of(run_dir) < step:
+                time.sleep(0.05)
+            action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_weights_and_log_are_torchruns(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path, None, **LONG)
+    assert_same_end(tmp_path, whole)
+    assert not ranks()
+    log = (whole / "logs" / "train.log").read_text()
+    assert "step 60/60" in log and not list((whole / "logs").glob("train.rank*"))
+
+
+def test_a_killed_rank_starts_again_and_the_weights_are_the_same(
+    corpus: Corpus, whole: Path, nodes: RayNodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    thread = disturb(tmp_path, (23, lambda: ranks()[1].kill()))
+    run(corpus, tmp_path, nodes, **LONG)
+    thread.join(1)
+    assert_same_end(whole, tmp_path)
+    printed = capfd.readouterr().out
+    assert "training lost rank 1 (killed by signal 9) on its cluster; it goes on from" in printed
+    assert "Traceback" not in printed
+
+
+def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(
+    corpus: Corpus, whole: Path, nodes: RayNodes, tmp_path: Path
+) -> None:
+    disturb(tmp_path, (17, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(Preempted, match=r"step \d+ of 60 is saved") as stopped:
+        run(corpus, tmp_path, nodes, **LONG)
+    assert stopped.value.exit_code == 75
+    newest = sorted((tmp_path / "training" / "checkpoints").glob("step-*"))[-1]
+    assert 17 <= int(newest.name.removeprefix("step-")) < 60
+    assert not ranks()
+    run(corpus, tmp_path, nodes, **LONG)
+    assert_same_end(whole, tmp_path)
+
+
+def test_a_mistake_in_rank_1_is_one_message(
+    corpus: Corpus, nodes: RayNodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OutriderError, match=r"^rank 1: features/shard-00003.*capture again$"):
+        run(corpus, tmp_path, nodes, store="tests.training.stores:MistakeInRank1", epochs=1)
+    printed = "".join(capfd.readouterr())
+    for word in ("capture again", "Traceback", "stores.py", "it goes on"):
+        assert word not in printed, printed
+    assert not ranks()
+
+
+def test_a_bug_in_rank_1_is_not_tried_again(
+    corpus: Corpus, nodes: RayNodes, tmp_path: Path
+) -> None:
+    with pytest.raises(OutriderError, match=r"^rank 1: RuntimeError: a kernel failed; its trace"):
+        run(corpus, tmp_path, nodes, store="tests.training.stores:BugInRank1", epochs=1)
+    assert not (tmp_path / "training" / "attempt-2").exists()
+
+
+def test_ranks_that_always_die_end_training(
+    corpus: Corpus, nodes: RayNodes, tmp_path: Path
+) -> None:
+    with pytest.raises(OutriderError, match=r"lost rank 1 \(killed by signal 9\).* 2 times with"):
+        run(
+            corpus,
+            tmp_path,
+            nodes,
+            store="tests.training.stores:KilledInRank1",
+            restarts=1,
+            **LONG | {"checkpoint_every": 60},
+        )
+
+
+def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
+    corpus: Corpus, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ray_nodes([1, 1]) as own:
+        longer = LONG | {"epochs": 60}
+        disturb(tmp_path, (23, lambda: own.kill(1)), (40, lambda: own.add(1)))
+        result = run(corpus, tmp_path, own, **longer)
+        assert result["stopped_at"] == result["steps"] == 180
+        printed = capfd.readouterr().out
+        assert "it goes on from step-00000" in printed
+        assert "room for 1 of 2 processes" in printed
+        assert "the cluster has room for more processes" in printed
+        assert printed.count("resuming with") == 2
+        run(corpus, tmp_path / "whole", own, **longer)
+    ours, theirs = (
+        load_file(folder / "speculator" / "model.safetensors")
+        for folder in (tmp_path, tmp_path / "whole")
+    )
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
+    steps = [step for step, _ in losses(tmp_path)]
+    assert steps == list(range(1, 181)), "a step is missing or was logged twice"
