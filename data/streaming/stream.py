@@ -45,6 +45,8 @@ SOURCE = "outrider.data.streaming.source:StreamedFeatures"
 """`feature_store` of a training specification that reads the stream."""
 OFF_POLICY = "off_policy.json"
 """The off-policy sequences that were found while training."""
+MOST_OF_STORES = 0.8
+"""Share of all object stores that states in flight and kept ones may take together."""
 PIECES_PER_REPLICA = 3
 """Pieces of a replica that are not with the desk yet: in the engine, being copied, waiting."""
 
@@ -130,6 +132,14 @@ def _limits(session: ClusterSession, cluster: ClusterConfig, piece: int) -> tupl
             f"cluster.in_flight_gb: {limit / 1e9:.3g} GB, and a piece of states has"
             f" {piece / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores) to at least"
             " four pieces, or lower capture.batch_tokens"
+        )
+    stores = sum(node.object_store_bytes for node in session.nodes())
+    if cluster.cache_gb and limit + cluster.cache_gb * 1e9 > MOST_OF_STORES * stores:
+        raise OutriderError(
+            f"cluster.cache_gb = {cluster.cache_gb:g}: with {limit / 1e9:.3g} GB in flight"
+            f" (cluster.in_flight_gb) it exceeds {MOST_OF_STORES:.0%} of the cluster's object"
+            f" stores, {stores / 1e9:.3g} GB; lower one of the two, or give Ray larger stores"
+            " (cluster.object_store_gb for address: local)"
         )
     return for_replicas, limit - for_replicas
 

@@ -1,9 +1,11 @@
 """Streamed training through a Ray cluster on this machine: two ranks, recorded states."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.data.streaming.stream import SOURCE, Streamed, streaming
 from tests.data.streaming.recorded import RecordedReplicas, streamed_corpus
 from tests.training.corpus import Corpus, make_corpus
@@ -42,3 +44,15 @@ def test_two_ranks_read_the_stream_and_end_with_the_bits_of_stored_training(
     assert_same_run(tmp_path / "stored", tmp_path / "streamed")
     assert metrics(tmp_path / "streamed")[1]["stream_most_held_bytes"] > 0
     assert sorted(path.name for path in directory.iterdir()) == ["manifest.json", "off_policy.json"]
+
+
+def test_a_cache_that_does_not_fit_the_object_stores_is_refused(
+    corpus: Corpus, streamed: Streamed, tmp_path: Path
+) -> None:
+    cluster = streamed.cluster.model_copy(update={"cache_gb": 0.09})
+    large = dataclasses.replace(streamed, cluster=cluster)
+    with (
+        pytest.raises(OutriderError, match=r"cluster\.cache_gb = 0\.09.*0\.1 GB"),
+        streaming(large, 1, tmp_path, RecordedReplicas),
+    ):
+        pass
