@@ -24,10 +24,10 @@ def main() -> None:
     parity = ParityConfig(max_tokens=24)
     small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
     with open_engine(target, small, base["base"], K, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, base, prompts, parity)
+        recordings = record_each(engine, base, target.directory(), prompts, parity)
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     found = compare_each(recordings, base, target, K, parity, "float32")["base"]
-    states = recordings["base"].hidden[0].float()
+    states = recordings["base"].inputs[0].float()
     steps = recordings["base"].steps
     print(json.dumps({"v2": runner, "found": found, "states": states.tolist(), "steps": steps}))
 
