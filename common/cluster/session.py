@@ -294,8 +294,8 @@ def check_nodes() -> None:
     for reference in answered:
         try:
             facts = ray.get(reference)
-        except ray.exceptions.NodeDiedError:
-            continue
+        except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+            continue  # it has ended since; a task without cores fits any other
         except ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [""]
             wrong.append(f"{asked[reference]}: {type(error).__name__} {lines[-1]}")

@@ -1,9 +1,9 @@
 """Capture on replicas with real engines: byte for byte the store of one process."""
 
+import os
 import threading
 import time
 
-import psutil
 import pytest
 
 from outrider.common import process_tree
@@ -37,7 +37,13 @@ CLUSTER = ClusterConfig(
 def traffic(nano_r1, tmp_path_factory):
     folder = tmp_path_factory.mktemp("traffic")
     rows = [
-        pair(messages, reasoning, answer, request__metadata__session_id=f"s{index}")
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s{index}",
+            response__created=1000 + index,
+        )
         for index, (messages, reasoning, answer) in enumerate(screenings(60))
     ]
     log = write_log(folder / "log.jsonl.gz", rows)
@@ -71,7 +77,12 @@ def kill_a_replica(out_dir, killed):
     """kill -9 of an actor once a shard is written."""
     while not (out_dir / JOURNAL).exists() or (out_dir / JOURNAL).read_text().count("\n") < 2:
         time.sleep(0.05)
-    actors = [p for p in psutil.process_iter() if "ray::CaptureReplica" in " ".join(p.cmdline())]
+    mark = os.environ[process_tree.MARK].split(":")[-1]  # that of the open session
+    actors = [
+        process
+        for process in process_tree.members(mark)
+        if " ".join(process.cmdline()).startswith("ray::CaptureReplica")
+    ]
     killed.append(len(actors))
     actors[0].kill()
 
@@ -94,8 +105,3 @@ def test_two_replicas_one_killed_make_the_store_of_one_process(nano_r1, traffic,
             for name, found in (("alone", alone), ("cluster", summary))
         }
     )
-    assert not [
-        p
-        for p in psutil.process_iter()
-        if "raylet" in p.name() and process_tree.MARK in p.environ()
-    ]
