@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import members, wait_until
+from outrider.common.process_tree import members, members_running, wait_until
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -212,7 +212,8 @@ def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
     spawning = os.environ | {process_start.FORK: "0"}  # as users run it
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=spawning) as starter:
         mark = starter.stdout.readline().strip()
-        # The server, the engine core, its worker, and one or two resource trackers.
-        assert wait_until(lambda: any("Worker" in process.name() for process in members(mark)), 300)
-        starter.kill()
+        try:
+            assert wait_until(lambda: members_running(mark, "Worker"), 300)
+        finally:
+            starter.kill()
     assert wait_until(lambda: members(mark) == [], 15)

@@ -78,11 +78,7 @@ def kill_a_replica(out_dir, killed):
     while not (out_dir / JOURNAL).exists() or (out_dir / JOURNAL).read_text().count("\n") < 2:
         time.sleep(0.05)
     mark = os.environ[process_tree.MARK].split(":")[-1]  # that of the open session
-    actors = [
-        process
-        for process in process_tree.members(mark)
-        if " ".join(process.cmdline()).startswith("ray::CaptureReplica")
-    ]
+    actors = process_tree.members_running(mark, "ray::CaptureReplica")
     killed.append(len(actors))
     actors[0].kill()
 
