@@ -3,15 +3,19 @@
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.cluster_prediction [--run runs/resume_screening] [--sequences 400]
 
-For each number of replicas, a small run gives the rate of a replica and the time of the start. The
-model (recipes/dry_run/cluster_model.py) then predicts the wall time of larger runs, from the start
-of Ray to the whole store: with the machine's disk, and with one so slow that the limit on bytes in
-flight stops the replicas. Replicas share the cores; each has an engine.
+For each number of replicas, a run of a quarter of the sequences gives the rate of a replica, from
+its second half, and the time of the start. The model (recipes/dry_run/cluster_model.py) then
+predicts the wall time of larger runs, from the start of Ray to the whole store: with the machine's
+disk, and with one so slow that the limit on bytes in flight stops the replicas. Replicas share the
+cores; each has an engine.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
+import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,10 +49,10 @@ class Measured:
     """One capture; times from the start of Ray."""
 
     wall_s: float
-    first_s: float
-    """When the first sequence is written."""
-    last_s: float
-    """When the last one is."""
+    written_s: list[float]
+    """When each sequence is written."""
+    starts_s: list[float]
+    """How long each replica took to be ready."""
     peak_bytes: int
     """Most bytes in flight."""
 
@@ -79,19 +83,35 @@ def captured(
             wall_s = time.monotonic() - began
     finally:
         FeatureWriter.write = write_row  # type: ignore[method-assign]
-    times = (wall_s, written[0] - began, written[-1] - began)
-    return Measured(*times, found["cluster"]["peak_bytes"])
+    starts = [checks["start_s"] for checks in found["replicas"].values()]
+    written_s = [moment - began for moment in written]
+    return Measured(wall_s, written_s, starts, found["cluster"]["peak_bytes"])
 
 
-def piece_tokens(lengths: list[int], most: int) -> list[int]:
-    """Tokens of the plan's pieces: consecutive sequences up to `most` tokens."""
-    pieces: list[int] = []
+def pieces_of(lengths: list[int], most: int) -> list[list[int]]:
+    """Lengths by piece of the plan: consecutive sequences up to `most` tokens."""
+    pieces: list[list[int]] = []
     for length in lengths:
-        if pieces and pieces[-1] + length <= most:
-            pieces[-1] += length
+        if pieces and sum(pieces[-1]) + length <= most:
+            pieces[-1].append(length)
         else:
-            pieces.append(length)
+            pieces.append([length])
     return pieces
+
+
+def rates_of(small: Measured, pieces: list[list[int]], replicas: int, each: float) -> Rates:
+    """Rates from the second half of a small run, in which all replicas work."""
+    ends = [small.written_s[count - 1] for count in itertools.accumulate(map(len, pieces))]
+    half = len(pieces) // 2
+    tokens = sum(map(sum, pieces[half:]))
+    rate = tokens / (ends[-1] - ends[half - 1]) / replicas
+    first_ready = small.written_s[0] - sum(pieces[0]) / rate
+    return Rates(
+        capture_tokens_per_s=rate,
+        training_tokens_per_s=1,
+        bytes_per_token=each,
+        replica_start_s=first_ready + statistics.mean(small.starts_s) - min(small.starts_s),
+    )
 
 
 def main() -> None:
@@ -102,7 +122,7 @@ def main() -> None:
     )
     parser.add_argument("--sequences", type=int, default=400)
     parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--in-flight-mb", type=float, default=20)
     parser.add_argument(
         "--disk", type=float, default=0.5, help="rate of the slow one, of capture's"
@@ -125,19 +145,15 @@ def main() -> None:
             in_flight_gb=args.in_flight_mb / 1000,
         )
         part = len(ids) // 4
-        small, pieces = (
-            captured(ids[:part], sequences, settings, cluster),
-            piece_tokens(lengths[:part], args.batch_tokens),
+        small = captured(ids[:part], sequences, settings, cluster)
+        rates = rates_of(small, pieces_of(lengths[:part], args.batch_tokens), replicas, each)
+        together = rates.capture_tokens_per_s * replicas
+        stop_s = small.wall_s - small.written_s[-1]
+        facts = {"starts_s": small.starts_s, "start_s": rates.replica_start_s}
+        print(json.dumps(facts | {"tokens_per_s": together, "stop_s": stop_s}), file=sys.stderr)
+        work = Work(
+            [], other_pieces=[sum(piece) for piece in pieces_of(lengths, args.batch_tokens)]
         )
-        together = sum(pieces[1:]) / (small.last_s - small.first_s)  # all replicas
-        rates = Rates(
-            capture_tokens_per_s=together / replicas,
-            training_tokens_per_s=1,
-            bytes_per_token=each,
-            replica_start_s=small.first_s - pieces[0] / together * replicas,
-        )
-        stop_s = small.wall_s - small.last_s
-        work = Work([], other_pieces=piece_tokens(lengths, args.batch_tokens))
         layout = Layout(replicas, held_bytes=args.in_flight_mb * 1e6)
         slow = args.disk * each * together
         for name, disk in (("this machine's", None), (f"{slow / 1e6:.1f} MB/s", slow)):
@@ -153,8 +169,6 @@ def main() -> None:
                 f" {difference:+.1%} | {found.peak_bytes / 1e6:.1f} |",
                 flush=True,
             )
-        facts = {"start_s": rates.replica_start_s, "tokens_per_s": together, "stop_s": stop_s}
-        print(json.dumps({name: round(value, 1) for name, value in facts.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,12 @@ from outrider.data.config import bytes_per_token
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.estimates import capture_cost, training_cost
 from outrider.speculators.planned import stored_features
+from outrider.training.config import STREAMED_WINDOW
 
 if TYPE_CHECKING:
     from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work
 
 GB = 1e9
-
-WINDOW_TOKENS = 2**20
-"""Tokens whose sequences streamed training mixes."""
 
 
 def cluster_schedule(
@@ -113,7 +111,8 @@ def work_of(tokens: int, recipe: Recipe, epochs: int) -> "Work":
 
 def window_pieces(recipe: Recipe) -> int:
     """Pieces of a window of streamed training."""
-    return -(-WINDOW_TOKENS // recipe.capture.batch_tokens)
+    window = recipe.training.shuffle_tokens or STREAMED_WINDOW
+    return -(-window // recipe.capture.batch_tokens)
 
 
 def equal_pieces(tokens: int, largest: int) -> list[int]:

@@ -82,6 +82,12 @@ def test_limits_and_rates_of_the_recipe_count():
     found = cluster_schedule(TOKENS, tight, R1)["streamed"]
     assert 4 * each > 0.9 * found["held_bytes"] and found["in_flight_bytes"] == 16e9
     assert found["enough_in_flight_bytes"] > 16e9 and found["gain_of_doubling"]["held bytes"] > 0.1
+    window = recipe_for("cluster.address=auto", "training.shuffle_tokens=262_144")  # one piece
+    small = cluster_schedule(TOKENS, window, R1)["streamed"]
+    assert small["first_step_s"] == pytest.approx(
+        plain["streamed"]["first_step_s"] - 3 * PIECE_S, abs=1
+    )
+    assert small["held_bytes"] < plain["streamed"]["held_bytes"] / 2
     half = recipe_for("cluster.address=auto", "cluster.object_store_gb=8")
     assert cluster_schedule(TOKENS, half, R1)["stored"]["in_flight_bytes"] == 4e9
     fp8 = cluster_schedule(TOKENS, recipe_for("cluster.address=auto", "capture.dtype=fp8"), R1)
