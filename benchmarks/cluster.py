@@ -32,10 +32,10 @@ from rich.console import Console
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.data.config import CaptureConfig, TrafficConfig
-from outrider.data.features.capture import Captured, _write
 from outrider.data.features.capture_plan import Piece, pieces
 from outrider.data.features.replica import PieceFacts, ReplicaSetup, StoredRow
 from outrider.data.features.replicas import Replicas
+from outrider.data.features.write_store import Captured, write_store
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -122,7 +122,7 @@ def overhead(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name, states in ways.items():
                 store = folder / f"{name}-{repeat}"
                 began = time.monotonic()
-                _write(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
+                write_store(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
                 if repeat:  # the first round warms up
                     seconds[name].append(time.monotonic() - began)
                 files = sorted(store.glob("shard-*"))
@@ -196,7 +196,7 @@ def memory(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             store, tokens = folder / str(count), len(ids) * count
             began = time.monotonic()
             with Peaks() as peaks:
-                _write(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
+                write_store(SPEC, states, rows, tokens, store, {}, capture, console, COLUMNS)
             found.append(
                 {
                     "sequences": count,

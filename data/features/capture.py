@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession, open_cluster
@@ -30,8 +29,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest, value_digest
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
-from outrider.data.features.capture_plan import Piece, pieces, unfinished
-from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.features.capture_plan import Piece
+from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.features.layer_check import layer_check, norm_and_layers
 from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.lengths import Lengths, fit, longest
@@ -39,22 +38,20 @@ from outrider.data.features.replica import ReplicaSetup
 from outrider.data.features.replicas import Replicas
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.data.features.state_dtype import STORED_AS
+from outrider.data.features.write_store import Captured, write_store
 from outrider.data.privacy.regenerate import asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, State, open_engine
+from outrider.serving.engine import Engine, LoggedRow, open_engine
 from outrider.serving.in_process import in_process
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
-REPORT_S = 1.0
-"""Time between two updates of the progress bar."""
 SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
-Captured = tuple[LoggedRow, State]
 ONLY_FINAL = FeatureSpec(())
 """No stream besides the teacher's."""
 
@@ -163,7 +160,9 @@ def capture_table(
 
     rows = _rows(table, limit, answers)
     began = time.monotonic()
-    captured = _write(spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only)
+    captured = write_store(
+        spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only
+    )
     return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
 
 
@@ -201,7 +200,7 @@ def capture_on_replicas(
 
         rows, marks = _rows(table, limit, answers), replicas.watermarks
         began = time.monotonic()
-        captured = _write(
+        captured = write_store(
             spec,
             states,
             rows,
@@ -284,81 +283,8 @@ def capture_ids(
     if not _finished(out_dir, source, spec, capture.dtype):
         tokens = sum(len(token_ids) for _, token_ids, _ in rows)
         unsampled = (LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows)
-        _write(spec, states, unsampled, tokens, out_dir, source, capture, Console(stderr=True))
+        write_store(spec, states, unsampled, tokens, out_dir, source, capture, Console(stderr=True))
     return FeatureStore.open(out_dir)
-
-
-def _write(
-    spec: FeatureSpec,
-    states: Callable[[Iterator[Piece]], Iterator[Captured]],
-    rows: Iterable[LoggedRow],
-    tokens: int,
-    out_dir: Path,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    console: Console,
-    score_columns: Sequence[str] = (),
-    only: Collection[str] | None = None,
-    note: Callable[[], str] = str,
-) -> int:
-    """Captures the rows that the store lacks, and returns their number of tokens.
-
-    `states` yields a plan's rows in order, each with its states and scores; those in `only` are
-    stored. The writer may be one batch behind, so that the engine waits neither for the disk nor
-    for the copy. `note` is shown after the progress.
-    """
-    final, *auxiliary = spec.streams
-    captured = 0
-    columns = (
-        TextColumn("capture"),
-        BarColumn(),
-        TextColumn(
-            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s,"
-            " time left"
-        ),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with (
-        FeatureWriter(
-            out_dir,
-            final.width,
-            source,
-            capture.shard_megabytes,
-            score_columns,
-            capture.dtype,
-            auxiliary,
-            capture.batch_tokens * bytes_per_token(spec.width, capture.dtype, len(spec.streams)),
-        ) as writer,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        if writer.restarted:
-            console.print(
-                f"{out_dir}: states of another target or of other sequences; capturing again",
-                soft_wrap=True,
-            )
-        elif writer.done:
-            console.print(
-                f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
-            )
-        task = progress.add_task(
-            "capture", total=tokens, completed=writer.tokens, rate=0.0, note=""
-        )
-        began, done = time.monotonic(), frozenset(writer.done)
-        plan = unfinished(pieces(rows, capture.batch_tokens), done, only)
-        reported = 0.0
-        for row, (_, by_name, scores) in states(plan):
-            if row.row_id in done or (only is not None and row.row_id not in only):
-                continue
-            hidden_TH = by_name.pop(FINAL_NORM)
-            writer.write(
-                row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
-            )
-            captured += len(row.token_ids)
-            if (seconds := time.monotonic() - began) > reported + REPORT_S:
-                progress.update(task, completed=writer.tokens, rate=captured / seconds, note=note())
-                reported = seconds
-    return captured
 
 
 def _tokens(rows: Iterable[LoggedRow], only: Collection[str] | None) -> int:
