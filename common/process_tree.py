@@ -66,13 +66,15 @@ class ProcessTree:
         self._guard = subprocess.Popen(
             [*command, self.mark, str(self._patience_s), *([self._folder] if self._folder else [])],
             stdin=subprocess.PIPE,
-            text=True,
+            bufsize=0,
             start_new_session=True,
         )
+        _OPEN.add(self._guard)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._send_leader("none")
+        _OPEN.discard(self._guard)
         self._guard.communicate()  # closes the pipe and waits
 
     def set_leader(self, process: subprocess.Popen) -> None:
@@ -86,7 +88,22 @@ class ProcessTree:
     def _send_leader(self, text: str) -> None:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the guard was killed
-            print(text, file=self._guard.stdin, flush=True)
+            self._guard.stdin.write(f"{text}\n".encode())
+
+
+_OPEN: set[subprocess.Popen[bytes]] = set()
+"""Guards of this process's trees."""
+
+
+def _close_pipes() -> None:
+    """In a forked child: a guard must not wait for it, nor for the engines that it becomes."""
+    for guard in _OPEN:
+        assert guard.stdin is not None
+        guard.stdin.close()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_close_pipes)
 
 
 def members(mark: str) -> list[psutil.Process]:

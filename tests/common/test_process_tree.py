@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from outrider.common.process_tree import ProcessTree, members, wait_until
 
 # A child that ignores SIGTERM and starts a grandchild in another session.
@@ -39,3 +41,35 @@ def test_kill_9_of_the_starter_ends_them_too() -> None:
         assert wait_until(lambda: len(members(mark)) == 2, 30)
         starter.kill()
     assert wait_until(lambda: members(mark) == [], 10)
+
+
+FORKING_STARTER = f"""
+import os, subprocess, sys, time
+from outrider.common.process_tree import ProcessTree
+with ProcessTree() as tree:
+    subprocess.Popen([sys.executable, "-c", {CHILD!r}], env=os.environ | tree.environment)
+    forked = os.fork()
+    if not forked:
+        time.sleep(600)
+    print(tree.mark, forked, flush=True)
+    if sys.argv[1] == "killed":
+        time.sleep(600)
+print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["left", "killed"])
+def test_a_forked_process_that_lives_on_holds_no_guard_up(how: str) -> None:
+    """Such as an engine: forked from the starter, with copies of its files."""
+    command = [sys.executable, "-c", FORKING_STARTER, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        mark, forked = starter.stdout.readline().split()
+        try:
+            if how == "left":
+                assert starter.stdout.readline() == "left\n"
+            else:
+                assert wait_until(lambda: len(members(mark)) == 2, 30)
+                starter.kill()
+            assert wait_until(lambda: members(mark) == [], 10)
+        finally:
+            os.kill(int(forked), signal.SIGKILL)
