@@ -1,11 +1,12 @@
 """Overhead of Ray Train: training tokens/s with ranks of torchrun and ranks of Ray, in turn.
 
-    python -m benchmarks.cluster_training --processes 1 2 --repeats 3 --runs /tmp/cluster_training
+    python -m benchmarks.cluster_training --processes 2 --repeats 3 --runs /tmp/cluster_training
 
 Each run trains the recipe on nano R1 from the same captured states, once with the ranks started by
 torchrun and once on a private Ray cluster. The rate is the median over the steps after the first
 two, as metrics.jsonl has it, so starts do not count; they are printed as well, from the command to
-the first step. The losses of both must be the same numbers. Needs the extra `cluster`.
+the first step. The losses of both must be the same numbers. (One process on a private cluster would
+not use Ray.) Needs the extra `cluster`.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def measure(runs: Path, way: str, processes: int) -> dict[str, Any]:
 def main() -> None:
     """Prints one line for each run, then the ratios of neighbouring runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/cluster_training"))
     args = parser.parse_args()

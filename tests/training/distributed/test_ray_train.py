@@ -175,10 +175,10 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     corpus: Corpus, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with ray_nodes([1, 1]) as own:
-        longer = LONG | {"epochs": 60}
+        longer = LONG | {"epochs": 120}
         disturb(tmp_path, (23, lambda: own.kill(1)), (40, lambda: own.add(1)))
         result = run(corpus, tmp_path, own, **longer)
-        assert result["stopped_at"] == result["steps"] == 180
+        assert result["stopped_at"] == result["steps"] == 360
         printed = capfd.readouterr().out
         assert "it goes on from step-00000" in printed
         assert "room for 1 of 2 processes" in printed
@@ -192,4 +192,4 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
     steps = [step for step, _ in losses(tmp_path)]
-    assert steps == list(range(1, 181)), "a step is missing or was logged twice"
+    assert steps == list(range(1, 361)), "a step is missing or was logged twice"
