@@ -33,8 +33,11 @@ class RayNodes:
             "include_dashboard": False,
             "temp_dir": str(folder),
         }
+        # Its hooks are signal handlers, and tests add nodes in threads. The tree ends the nodes.
         self._cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, **self._shared}
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, **self._shared},
+            shutdown_at_exit=False,
         )
         self.nodes: list[Any] = []
 

@@ -3,6 +3,7 @@
 python -m pytest tests/training/distributed/test_ray_train.py -m slow       # minutes
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -80,7 +81,8 @@ def ranks() -> list[psutil.Process]:
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         if process.info["cmdline"] and WORKER in process.info["cmdline"]:
-            found[process.environ()["RANK"]] = process
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):  # another run's process
+                found[process.environ()["RANK"]] = process
     return [found[number] for number in sorted(found)]
 
 
