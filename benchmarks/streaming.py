@@ -35,6 +35,8 @@ SETTINGS = (
     "training.parity=warn",
     "training.wandb_project=null",
     "cluster.address=local",
+    # bf16 states depend on the engine's threads; a stream would leave one of two cores to training
+    "cluster.cores_per_replica=1",
 )
 WAYS = {
     "stored": ("training.off_policy=mask",),
