@@ -16,7 +16,6 @@ import torch
 
 from outrider.common.cluster.session import _private_folder
 
-os.sched_setaffinity(0, range(os.cpu_count()))
 torch.randn(300, 300) @ torch.randn(300, 300)  # the library knows its threads now
 count = "import os; print(len(os.sched_getaffinity(0)))"
 with _private_folder():
@@ -35,6 +34,8 @@ def test_processes_that_ray_forks_may_use_all_cores(monkeypatch: pytest.MonkeyPa
     finished = subprocess.run(
         [sys.executable, "-c", FORKS_AS_RAY_DOES],
         env=os.environ | {"OMP_NUM_THREADS": "2"},
+        # The tests' processes are pinned, and the library keeps what it begins with.
+        preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),
         capture_output=True,
         text=True,
         timeout=120,

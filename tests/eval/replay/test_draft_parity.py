@@ -41,7 +41,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
-    target, parity = TargetConfig(model=str(nano_r1)), ParityConfig(max_tokens=64, anchors=300)
+    target, parity = TargetConfig(model=str(nano_r1)), ParityConfig(max_tokens=96, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
     custom = load_mtp(nano_r1)
     torch.manual_seed(0)
@@ -57,10 +57,10 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         recordings = record_each(engine, speculators, nano_r1, prompts, parity)
     for name, recording in recordings.items():
         found = draft_parity(recording, speculators[name], nano_r1, 4, parity)
-        assert found["steps"] > 100
+        assert found["steps"] > 150
         assert complaint(found, parity) is None, found
         # The engine against itself, in batches of four and of one.
-        assert found["control"]["drafts"] > 200 and found["control"]["missing"] <= 0.02, found
+        assert found["control"]["drafts"] > 300 and found["control"]["missing"] <= 0.02, found
         for depth in found["per_depth"]:
             # The rest are near ties that bf16 and float32 break differently. One draft in some
             # hundreds may differ by several nats, where bf16 routes it to another expert. So the
