@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.eval.bench import kind_steps, step_timing
-from outrider.eval.bench.kind_steps import KindSteps, time_kinds
+from outrider.eval.bench.kind_steps import LEAST_TURNS, MOST_TURNS, KindSteps, time_kinds
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.prediction.paired_steps import fit_paired
@@ -19,15 +19,12 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
-from tests.shallow_target import write_shallow_target
 
 DEPTH = 3
-FURTHER = 3
+FURTHER = 6
 """Further rounds until the second look."""
-ENOUGH = 3
+ENOUGH = 6
 """Rounds of every number of drafts at a batch size, in place of ROUNDS."""
-LEAST_TURNS, MOST_TURNS = 2, 4
-"""Of servers in turn, in place of 4 and 8."""
 
 
 def enough_rows(rows: list[list[float | None]]) -> bool:
@@ -42,10 +39,7 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     monkeypatch.setattr(step_timing, "FURTHER_ROUNDS", (FURTHER, FURTHER, FURTHER))
     for module in (step_times, kind_steps):
         monkeypatch.setattr(module, "ROUNDS", ENOUGH)
-    monkeypatch.setattr(kind_steps, "LEAST_TURNS", LEAST_TURNS)
-    monkeypatch.setattr(kind_steps, "MOST_TURNS", MOST_TURNS)
-    shallow = write_shallow_target(nano_r1, tmp_path / "target")
-    target = TargetConfig(model=str(shallow))
+    target = TargetConfig(model=str(nano_r1))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
     )
@@ -58,7 +52,7 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
         seen.append(times)
         return {3: [1, DEPTH]} if len(seen) == 1 else {}
 
-    speculators = {"base": shallow, "custom": shallow}
+    speculators = {"base": nano_r1, "custom": nano_r1}
     with (
         ServerPool(target, serving, speculators, DEPTH, logs) as pool,
         LoadGenerator(target, logs / "load.log") as load,
@@ -112,6 +106,6 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     for name, own in turns.items():
         timed = np.concatenate(own)
         assert timed.shape[1] == len(in_turn.numbers[name])
-        assert (np.isfinite(timed).sum(axis=0) >= ENOUGH).all() and np.nanmin(timed) > 0
+        assert (np.isfinite(timed).sum(axis=0) > 3).all() and np.nanmin(timed) > 0
     for fit in fit_paired({name: {3: own} for name, own in turns.items()}, 50, 0).values():
         assert min(fit.step_s[3]) > 0 and np.isfinite(fit.draws_S[3]).all()
