@@ -29,6 +29,7 @@ from outrider.data.features.feature_store import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work, simulate
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import batches
 
 write_private, write_row = FeatureWriter._write_private, FeatureWriter.write
 
@@ -90,13 +91,8 @@ def captured(
 
 def pieces_of(lengths: list[int], most: int) -> list[list[int]]:
     """Lengths by piece of the plan: consecutive sequences up to `most` tokens."""
-    pieces: list[list[int]] = []
-    for length in lengths:
-        if pieces and sum(pieces[-1]) + length <= most:
-            pieces[-1].append(length)
-        else:
-            pieces.append([length])
-    return pieces
+    rows = (("", range(length), 0) for length in lengths)
+    return [[len(span) for _, span, _ in batch] for batch in batches(rows, most)]
 
 
 def rates_of(small: Measured, pieces: list[list[int]], replicas: int, each: float) -> Rates:

@@ -16,11 +16,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.streaming import COMMAND, LOOK_S, steps
+from benchmarks.streaming import COMMAND, steps, until_first_step
 
 SETTINGS = (
     "split.max_validation_sequences=16",
@@ -54,17 +53,9 @@ def measure(runs: Path, way: str, processes: int) -> dict[str, Any]:
         f"cluster.training_cores={cores}",
         *WAYS[way],
     )
-    began, first = time.monotonic(), None
-    with (runs / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(
-            command(name, runs, "train", *settings), stdout=log, stderr=subprocess.STDOUT
-        )
-        while process.poll() is None:
-            if first is None and steps(runs / name):
-                first = time.monotonic() - began
-            time.sleep(LOOK_S)
-    if process.returncode or first is None:
-        raise SystemExit(f"{name}: exit status {process.returncode}, see {log.name}")
+    first, _ = until_first_step(command(name, runs, "train", *settings), runs / name)
+    if first is None:
+        raise SystemExit(f"{name}: no step was trained")
     lines = steps(runs / name)
     rates = [line["tokens_per_s"] for line in lines[WARM_UP:]]
     return {

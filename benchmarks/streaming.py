@@ -66,6 +66,26 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "loss" in line]
 
 
+def until_first_step(command_line: list[str], run: Path) -> tuple[float | None, float]:
+    """Runs a command; seconds to the first training step of its run, and to its end.
+
+    What it prints is in a log next to the run.
+    """
+    log_path = run.with_name(f"{run.name}.log")
+    began, first = time.monotonic(), None
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            command_line, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"COLUMNS": "200"}
+        )
+        while process.poll() is None:
+            if first is None and steps(run):
+                first = time.monotonic() - began
+            time.sleep(LOOK_S)
+    if process.returncode:
+        raise SystemExit(f"{run.name}: exit status {process.returncode}, see {log_path}")
+    return first, time.monotonic() - began
+
+
 def measure(arguments: argparse.Namespace, way: str, sequences: int) -> dict[str, Any]:
     """One run: times in seconds, and sizes in bytes."""
     name = f"{way}-{sequences}"
@@ -74,21 +94,9 @@ def measure(arguments: argparse.Namespace, way: str, sequences: int) -> dict[str
     size = f"split.max_train_sequences={sequences}"
     before = command(arguments, name, "ingest,split", size, *WAYS[way])
     subprocess.run(before, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    began, first = time.monotonic(), None
-    log = (arguments.runs / f"{name}.log").open("w")
-    process = subprocess.Popen(
-        command(arguments, name, "capture,train", size, *WAYS[way]),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=os.environ | {"COLUMNS": "200"},
+    first, total = until_first_step(
+        command(arguments, name, "capture,train", size, *WAYS[way]), run
     )
-    while process.poll() is None:
-        if first is None and steps(run):
-            first = time.monotonic() - began
-        time.sleep(LOOK_S)
-    total = time.monotonic() - began
-    if process.returncode:
-        raise SystemExit(f"{name}: exit status {process.returncode}, see {log.name}")
     shards = [path.stat().st_size for path in run.rglob("shard-*.safetensors")]
     table = json.loads((run / "split" / "parts.json").read_text())
     return {

@@ -6,22 +6,20 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.config import CaptureConfig, SplitConfig, TrafficConfig
+from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture, capture_ids, capture_table
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.lengths import fit, lengths_of
 from outrider.data.features.self_check import require, self_check
-from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic, two_lines
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import write_slices
-from outrider.data.split.split import split
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, FeatureStream
-from tests.data.logs import pair, screenings, write_log
+from tests.data.split_screenings import split_screenings
 
 ENGINE = EngineConfig(max_num_batched_tokens=512)  # prompts are prefilled in chunks and together
 SMALL_SHARDS = CaptureConfig(shard_megabytes=0.5, batch_tokens=2000)
@@ -31,21 +29,7 @@ LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13
 
 @pytest.fixture(scope="module")
 def traffic(nano_r1, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("traffic")
-    rows = [
-        pair(
-            messages,
-            reasoning,
-            answer,
-            request__metadata__session_id=f"s{index}",
-            response__created=1000 + index,
-        )
-        for index, (messages, reasoning, answer) in enumerate(screenings(24))
-    ]
-    log = write_log(folder / "log.jsonl.gz", rows)
-    ingest(nano_r1, TrafficConfig(path=str(log)), folder)
-    split(folder / "sequences", SplitConfig(), folder)
-    return folder
+    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 24)
 
 
 @pytest.fixture(scope="module")
