@@ -61,10 +61,9 @@ def write_json(path: Path, value: Any, private: bool = False) -> None:
     """Publishes `value` as indented JSON. A `private` file is only ever readable by its owner."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
-        temporary.write_text(
-            json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-            encoding="utf-8",
-        )
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
 
 
 def read_json(path: Path) -> Any:

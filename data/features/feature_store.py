@@ -9,7 +9,7 @@ any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
 interrupted capture resumes after the last of them.
 
 A sequence may have scores: sums of the target's probabilities of its completion
-(serving/logged_text.py), numbers without text. Hidden states can be inverted to the text they came
+(serving/logged_text.py), numbers without text, `scores` [sequences, parts, columns] of a shard. Hidden states can be inverted to the text they came
 from: only their owner can read these files.
 
     python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
@@ -36,9 +36,10 @@ from outrider.data.config import StateDtype
 from outrider.data.features.state_dtype import STORED_AS, decode, encode
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
-VERSION = 3
-"""Version of the format. 3 lists its streams; 1 (bfloat16) and 2 (FP8) hold `final_norm` alone."""
-READABLE = (1, 2, 3)
+VERSION = 4
+"""Version of the format. 4 has the scores in its shards, earlier ones in the manifest; 3 lists its
+streams; 1 (bfloat16) and 2 (FP8) hold `final_norm` alone."""
+READABLE = (1, 2, 3, 4)
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 SCORE_DIGITS = 4
@@ -136,11 +137,14 @@ class FeatureWriter:
             stored |= {names[part]: tensor for part, tensor in encoded.items()}
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
+        if (scores is None) != ("score_columns" not in self.header):
+            raise ValueError(f"{sequence_id}: all sequences have scores, or none")
+        if scores is not None:
+            rounded = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
+            stored["scores"] = torch.tensor([rounded], dtype=torch.float64)
         self.done.add(sequence_id)
         self.tokens += len(token_ids)
         row: dict[str, Any] = {"id": sequence_id, "completion_start": completion_start}
-        if scores is not None:
-            row["scores"] = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
         self._put(({"token_ids": token_ids, **stored}, row))
 
     def __enter__(self) -> "FeatureWriter":
@@ -251,9 +255,9 @@ class FeatureWriter:
             name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names
         }
         sequences, start = [], 0
-        for tensors_of_one, row in self._pending:
+        for place, (tensors_of_one, row) in enumerate(self._pending):
             length = len(tensors_of_one["token_ids"])
-            sequences.append({**row, "start": start, "length": length})
+            sequences.append({**row, "place": place, "start": start, "length": length})
             start += length
         path = self.directory / f"shard-{len(self.shards):05d}.safetensors"
         self._write_private(path, save(tensors))
@@ -349,7 +353,11 @@ class FeatureStore:
 
     def scores(self, sequence_id: str) -> list[list[float]]:
         """Sums over the head of the completion and over its rest, by `score_columns`."""
-        return self._table[sequence_id]["scores"]
+        row = self._table[sequence_id]
+        if "scores" in row:
+            return row["scores"]
+        place = row["place"]
+        return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
 
     def length(self, sequence_id: str) -> int:
         """Tokens of a sequence, without reading it."""
