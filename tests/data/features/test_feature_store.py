@@ -272,3 +272,54 @@ def test_a_store_of_an_older_version_holds_the_final_norm(tmp_path, version):
     old = FeatureStore.open(tmp_path)
     assert old.spec == FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN),))
     assert torch.equal(old.read("0-4").hidden, new.hidden)
+
+
+def scores_of(index):
+    return [[index + part + column / 7 for column in range(3)] for part in range(2)]
+
+
+def fill_with_scores(directory, indices):
+    with FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20, ["a", "b", "c"]) as writer:
+        for index in indices:
+            if f"0-{index}" not in writer.done:
+                writer.write(f"0-{index}", *sequence(index), scores=scores_of(index))
+    return writer
+
+
+def test_scores_are_in_the_shards_and_not_in_the_index(tmp_path):
+    fill_with_scores(tmp_path, range(20))
+    store = FeatureStore.open(tmp_path)
+    assert len(store.manifest["shards"]) > 2
+    assert set(store.manifest["sequences"][0]) == {
+        *("id", "completion_start", "place", "start", "length", "shard")
+    }
+    for index in reversed(range(20)):
+        rounded = [[round(value, 4) for value in part] for part in scores_of(index)]
+        assert store.scores(f"0-{index}") == rounded
+    assert_whole(store, range(20))
+
+
+def test_scores_of_an_earlier_version_are_read_from_its_manifest(tmp_path):
+    fill(tmp_path, range(3))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest |= {"version": 3, "score_columns": ["a", "b", "c"]}
+    for index, row in enumerate(manifest["sequences"]):
+        del row["place"]
+        row["scores"] = scores_of(index)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    store = FeatureStore.open(tmp_path)
+    assert [store.scores(f"0-{index}") for index in range(3)] == [*map(scores_of, range(3))]
+
+
+def test_a_sequence_without_scores_among_scored_ones_is_refused(tmp_path):
+    fill_with_scores(tmp_path / "scored", range(2))
+    with (
+        pytest.raises(ValueError, match="0-2: all sequences have scores, or none"),
+        FeatureWriter(tmp_path / "scored", HIDDEN, SOURCE, score_columns=["a", "b", "c"]) as writer,
+    ):
+        writer.write("0-2", *sequence(2))
+    with (
+        pytest.raises(ValueError, match="all sequences have scores, or none"),
+        FeatureWriter(tmp_path / "plain", HIDDEN, SOURCE) as writer,
+    ):
+        writer.write("0-2", *sequence(2), scores=scores_of(2))

@@ -4,7 +4,7 @@ import torch
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore, FeatureWriter
 from outrider.data.features.join_stores import join_stores
-from tests.data.features.test_feature_store import HIDDEN, sequence
+from tests.data.features.test_feature_store import HIDDEN, fill_with_scores, sequence
 
 
 def write(directory, name, indices, hidden=HIDDEN):
@@ -41,3 +41,11 @@ def test_stores_of_another_form_and_missing_sequences_are_refused(tmp_path):
     with pytest.raises(OutriderError, match=r"no states of 1 sequences \(first a-9\)"):
         join_stores([tmp_path / "a"], ["a-0", "a-9"], tmp_path / "joined")
     assert not (tmp_path / "joined").exists()
+
+
+def test_scores_stay_with_their_sequences(tmp_path):
+    fill_with_scores(tmp_path / "a", range(20))
+    join_stores([tmp_path / "a"], ["0-18", "0-3"], tmp_path / "joined")
+    whole, joined = FeatureStore.open(tmp_path / "a"), FeatureStore.open(tmp_path / "joined")
+    for name in ("0-18", "0-3"):
+        assert joined.scores(name) == whole.scores(name)
