@@ -89,7 +89,7 @@ def local_nodes(store_mb: int = 100) -> Iterator[LocalNodes]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-", dir=in_memory))
     with (
         ProcessTree(folder=folder) as tree,
-        session._environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "disabled"}),
+        session._environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "token"}),
         session._on_loopback(),
     ):
         yield LocalNodes(folder, store_mb)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.piece_stream import lost_object
+from outrider.data.features.replica_slot import ended_why
 from outrider.data.streaming.desk import Desk, Place, StreamMarks, Taken, Work
 
 SPARE_THREADS = 8
@@ -85,11 +86,8 @@ class RemoteDesk:
 
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments))
-        except ray.exceptions.RayActorError:
-            raise OutriderError(
-                "the process that captures has ended, and with it the stream of states; rerun the"
-                " command to resume"
-            ) from None
+        except ray.exceptions.RayActorError as error:
+            raise _ended(ended_why(error)) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             raise (
@@ -135,11 +133,15 @@ def connect(facts: Mapping[str, Any]) -> tuple[RemoteDesk, Fetch]:
     try:
         actor = ray.get_actor(facts["desk"], namespace=facts["namespace"])
     except ValueError:
-        raise OutriderError(
-            "the process that captures has ended, and with it the stream of states; rerun the"
-            " command to resume"
-        ) from None
+        raise _ended("its desk is gone") from None
     return RemoteDesk(actor), _fetch
+
+
+def _ended(why: str) -> OutriderError:
+    return OutriderError(
+        f"the process that captures has ended ({why}), and with it the stream of states; rerun the"
+        " command to resume"
+    )
 
 
 def _fetch(payload: Any) -> Sequence[CapturedStates]:

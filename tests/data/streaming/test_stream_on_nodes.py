@@ -110,11 +110,11 @@ def test_a_slow_consumer_stops_the_replicas_at_the_limit(
             reading = source.reading(source.begin(plan.places(0, ())), plan.mine(0, (), 0, 1))
             waited = []
             for place in plan.mine(0, (), 0, 1):
-                time.sleep(0.2)
+                time.sleep(0.3)
                 reading.read(place.sequence_id)
                 waited.append(reading.marks()["stream_capture_waited_s"])
             marks = reading.marks()
             # Three pieces are the replicas' share of the limit, nine the desk's.
             assert 6 * piece < marks["stream_most_held_bytes"] <= 9 * piece
-            assert waited[-1] > 1
+            assert waited[-1] > 0.5
             assert marks["stream_held_bytes"] == 0
