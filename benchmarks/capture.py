@@ -20,7 +20,7 @@ from pathlib import Path
 
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture_ids
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import batches, open_engine

@@ -25,7 +25,7 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work, simulate
 from outrider.serving.config import EngineConfig, TargetConfig

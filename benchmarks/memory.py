@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.serving.config import TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator

@@ -19,7 +19,8 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from outrider.common.files import read_json
-from outrider.data.features.feature_store import MANIFEST, FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import MANIFEST, FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.serving.config import TargetConfig

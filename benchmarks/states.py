@@ -17,7 +17,7 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from outrider.common.files import read_json
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import TargetConfig
 from outrider.speculators.features import FeatureStream

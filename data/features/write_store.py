@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture_plan import Piece, pieces, unfinished
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.serving.engine import LoggedRow, State
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 

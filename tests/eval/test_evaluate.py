@@ -15,7 +15,7 @@ from outrider.common.child_process import in_child
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench.scenarios import EVERYTHING
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (

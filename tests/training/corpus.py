@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train

@@ -11,7 +11,8 @@ from transformers import DeepseekV3ForCausalLM
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig

@@ -26,7 +26,7 @@ def on_cpu(folder: Path) -> Figures:
 def _trained(folder: Path, row_tokens: int, steps: int) -> Figures:
     import torch
 
-    from outrider.data.features.feature_store import FeatureWriter
+    from outrider.data.features.feature_writer import FeatureWriter
     from outrider.speculators.config import SpeculatorConfig
     from outrider.training.config import TrainingConfig
     from outrider.training.distributed.launch import train

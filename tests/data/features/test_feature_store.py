@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import JOURNAL, FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import JOURNAL, FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
 HIDDEN = 8

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.join_stores import join_stores
 from tests.data.features.test_feature_store import HIDDEN, fill_with_scores, sequence
 

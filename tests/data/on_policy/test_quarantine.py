@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import check_traffic, examine, groups_of, require, two_lines
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.on_policy.quarantine import load_parts, write_quarantine

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (

@@ -9,7 +9,8 @@ import torch
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay import replay as replaying
 from outrider.eval.replay.cluster_replay import cluster_replay, joined, shards_of
 from outrider.eval.replay.replay import ReplaySums, replay

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.common.files import publish, read_json
-from outrider.data.features.feature_store import FeatureStore, FeatureWriter
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 
 from outrider.common.files import read_json, write_json
-from outrider.data.features.feature_store import FeatureWriter
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.quarantine import write_quarantine
 from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.report.past_run import PastRun
