@@ -126,5 +126,5 @@ def test_a_manifest_names_dtype_and_streams(tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     keys = {"version", "hidden_size", "features", "dtype", "source", "shards", "sequences"}
     assert set(manifest) == keys
-    assert manifest["version"] == 3
+    assert manifest["version"] == VERSION
     assert manifest["features"] == [{"name": "final_norm", "width": 256}]
