@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
+from outrider.data.streaming.remote_desk import connect, start_desk
 from outrider.data.streaming.stream import SOURCE, Streamed, streaming
 from tests.data.streaming.recorded import RecordedReplicas, streamed_corpus
 from tests.training.corpus import Corpus, make_corpus
@@ -56,3 +58,16 @@ def test_a_cache_that_does_not_fit_the_object_stores_is_refused(
         streaming(large, 1, tmp_path, RecordedReplicas),
     ):
         pass
+
+
+def test_a_lost_desk_says_why(streamed: Streamed) -> None:
+    import ray
+
+    with open_cluster(streamed.cluster):
+        desk, facts = start_desk(1, {"a": 0}, [100], 1000, 0)
+        assert desk.marks().held_bytes == 0
+        ray.kill(desk._actor)
+        with pytest.raises(OutriderError, match=r"captures has ended \(ActorDiedError: .+\)"):
+            desk.marks()
+        with pytest.raises(OutriderError, match=r"captures has ended \(its desk is gone\)"):
+            connect(facts)
