@@ -89,7 +89,15 @@ def local_nodes(store_mb: int = 100) -> Iterator[LocalNodes]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-", dir=in_memory))
     with (
         ProcessTree(folder=folder) as tree,
-        session._environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "token"}),
+        session._environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "disabled"}),
         session._on_loopback(),
+        session._environment({"RAY_AUTH_MODE": _authentication()}),
     ):
         yield LocalNodes(folder, store_mb)
+
+
+def _authentication() -> str:
+    """The mode that Ray's library keeps in this process: `token` after a private cluster."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    return "token" if is_token_auth_enabled() else "disabled"
