@@ -55,6 +55,8 @@ def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
         with open_cluster(config_of(nodes)) as session:
             config = config_of(nodes)
             with replicas_of(session, config) as replicas:
+                while len(replicas.running()) < 2:  # so that both have pieces
+                    replicas.wait([])
                 taken = []
                 for piece, rows in replicas.stream(asked, 6 * each):
                     taken.append((piece, bits(rows)))
