@@ -16,7 +16,7 @@ Hidden states can be inverted to the text they came from: only their owner can r
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,11 @@ class FeatureStore:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
+
+
+def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
+    """One sequence's scores as they are stored."""
+    return [[round(value, SCORE_DIGITS) for value in part] for part in scores]
 
 
 def stored_names(stream: str) -> dict[str, str]:

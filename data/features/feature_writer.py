@@ -25,8 +25,8 @@ from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import (
     JOURNAL,
     MANIFEST,
-    SCORE_DIGITS,
     VERSION,
+    rounded,
     stored_names,
 )
 from outrider.data.features.state_dtype import STORED_AS, encode
@@ -110,11 +110,10 @@ class FeatureWriter:
             stored |= {names[part]: tensor for part, tensor in encoded.items()}
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
-        if (scores is None) != ("score_columns" not in self.header):
+        if (scores is not None) != ("score_columns" in self.header):
             raise ValueError(f"{sequence_id}: all sequences have scores, or none")
         if scores is not None:
-            rounded = [[round(value, SCORE_DIGITS) for value in part] for part in scores]
-            stored["scores"] = torch.tensor([rounded], dtype=torch.float64)
+            stored["scores"] = torch.tensor([rounded(scores)], dtype=torch.float64)
         self.done.add(sequence_id)
         self.tokens += len(token_ids)
         row: dict[str, Any] = {"id": sequence_id, "completion_start": completion_start}

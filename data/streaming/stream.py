@@ -25,7 +25,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import state_bytes
-from outrider.data.features.feature_store import SCORE_DIGITS, VERSION
+from outrider.data.features.feature_store import VERSION, rounded
 from outrider.data.features.piece_stream import CapturedPiece
 from outrider.data.features.replica import ReplicaSetup
 from outrider.data.features.replicas import Replicas
@@ -195,10 +195,7 @@ class _Judge:
         ids = captured.piece.row_ids
         if self.least is None:
             return dict.fromkeys(ids, False)
-        scores = [
-            [[round(value, SCORE_DIGITS) for value in part] for part in row or ()]
-            for row in captured.facts.scores
-        ]
+        scores = [rounded(row or ()) for row in captured.facts.scores]
         shares = Evidence.of_scores(COLUMNS, scores).own_share()
         verdicts = {name: bool(share < self.least) for name, share in zip(ids, shares, strict=True)}
         self.off |= {
