@@ -237,9 +237,7 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     assert results.replay.ratio == gains.replay.ratio  # the same weights
     assert results.counted.ratio.value > 1.2
     assert results.verdict.verdict == "do not ship" and results.verdict.exit_code == 2
-    lost = failed(results)
-    assert "tokens/s, custom / base, eager, concurrency 1" in lost
-    assert all(name.startswith("tokens/s") for name in lost)  # on some machines slower than none
+    assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
     assert results.verdict.reason.startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 
 
