@@ -163,7 +163,9 @@ class Server:
     def _kill(self) -> None:
         for member in members(self.mark):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if not any("resource_tracker" in word for word in member.cmdline()):
+                if any("resource_tracker" in word for word in member.cmdline()):
+                    _take_usual_time(member.pid)  # it is waited for
+                else:
                     member.kill()
 
     def __enter__(self) -> "Server":
@@ -229,6 +231,13 @@ def _take_only_idle_time(pid: int) -> None:
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
+def _take_usual_time(pid: int) -> None:
+    """Undoes `_take_only_idle_time` where the user may: on busy cores a process hardly runs."""
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _free_port(port: int | None) -> int:
