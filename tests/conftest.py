@@ -1,10 +1,11 @@
 """How the tests are distributed over processes, and fixtures for all of them.
 
 `make test` runs four processes, two a core of two. What is expensive is shared or forked: one
-engine, one server and one load generator for tests/serving; engines forked from this process, which
-has imported vLLM (serving/vllm_hooks/process_start.py); training ranks forked from a server that
-has imported DeepSpeed (tests/training/forked_ranks.py); commands in this process
-(tests/recipes/commands.py). Each real path keeps at least one test: spawned engine processes,
+engine, one server and one load generator for tests/serving; engines forked from the process that
+opens them (serving/vllm_hooks/process_start.py); servers, load generators, stages and training
+ranks from one that has imported vLLM and DeepSpeed (tests/warm_process.py); commands in this
+process (tests/recipes/commands.py). Text is written by a target with a quarter of the embedded
+one's layers (tests/short_r1/). Each real path keeps at least one test: spawned engine processes,
 every training launcher, every command.
 """
 
@@ -21,6 +22,8 @@ import pytest
 from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from tests.fuzzing import register_profile
+from tests.short_r1 import write_short_r1
+from tests.warm_process import WarmProcess, install
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -49,7 +52,9 @@ one."""
 
 # Before torch is imported: forked engines keep the number of threads of this process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if runs_on_cpu() and os.environ["OMP_NUM_THREADS"] == "1":
+FORKING = runs_on_cpu() and os.environ["OMP_NUM_THREADS"] == "1"
+"""Whether the tests fork engines, and commands with long imports (warm_process.py)."""
+if FORKING:
     os.environ.setdefault(process_start.FORK, "1")
 
 register_profile()
@@ -58,14 +63,24 @@ register_profile()
 def pytest_configure(config: pytest.Config) -> None:
     """Pins each of several pytest processes, and all that it starts, to its share of the cores.
 
-    Two engines whose threads wait for each other on the same cores crawl.
+    Two engines whose threads wait for each other on the same cores crawl. Commands with long
+    imports are forked from one process for all of them.
     """
     worker = getattr(config, "workerinput", None)
-    if worker is None or not hasattr(os, "sched_setaffinity"):
+    if worker is None:
+        if config.getoption("numprocesses", 0) and FORKING:
+            warm = WarmProcess()
+            config.add_cleanup(warm.stop)
+            os.environ |= warm.start()
+            install()
         return
-    cores = sorted(os.sched_getaffinity(0))
-    own = cores[int(worker["workerid"].removeprefix("gw")) % len(cores) :: worker["workercount"]]
-    os.sched_setaffinity(0, own)
+    install()
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = cores[
+            int(worker["workerid"].removeprefix("gw")) % len(cores) :: worker["workercount"]
+        ]
+        os.sched_setaffinity(0, own)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,6 +145,12 @@ def nano_r1() -> Path:
     if not (directory / "config.json").is_file():
         pytest.fail(f"{directory}: no target here; OUTRIDER_TEST_TARGET may name another")
     return directory
+
+
+@pytest.fixture(scope="session")
+def short_r1(nano_r1: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target with 4 layers: where any trained target will do, in half the time."""
+    return write_short_r1(nano_r1, tmp_path_factory.mktemp("targets") / "short_r1")
 
 
 @pytest.fixture

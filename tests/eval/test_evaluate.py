@@ -36,6 +36,7 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
+from tests.warm_process import forked
 
 TEXTS = [
     "How many apples are left?",
@@ -46,14 +47,14 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def case(nano_r1, tmp_path_factory):
+def case(short_r1, tmp_path_factory):
     """Six held-out conversations, a validation part, and a custom speculator that is worse.
 
     Its projection is noise.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(nano_r1)
+    tokenizer = AutoTokenizer.from_pretrained(short_r1)
 
     def prompt(number):
         conversation = [{"role": "user", "content": f"{TEXTS[number % 4]} ({number})"}]
@@ -64,7 +65,7 @@ def case(nano_r1, tmp_path_factory):
 
     completion = tokenizer.encode("one, two, three, four", add_special_tokens=False)
     return _case(
-        nano_r1, tmp_path_factory.mktemp("evaluation") / "run", prompt, completion, depth=3
+        short_r1, tmp_path_factory.mktemp("evaluation") / "run", prompt, completion, depth=3
     )
 
 
@@ -231,13 +232,12 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 
 
 def children():
-    """Live descendants of this process, resource trackers of its pools included."""
-    living = (
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    )
-    return {child.pid for child in living}
+    """Live descendants of this process, resource trackers of its pools included.
+
+    And what is forked for it by another process (tests/warm_process.py).
+    """
+    living = [*psutil.Process().children(recursive=True), *forked()]
+    return {child.pid for child in living if child.status() != psutil.STATUS_ZOMBIE}
 
 
 def written(run):

@@ -1,4 +1,7 @@
-"""One engine, one server with the base speculator and one load generator for all tests here."""
+"""One engine, one server with the base speculator and one load generator for all tests here.
+
+Their target is the short one (tests/short_r1/).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +35,8 @@ def k() -> int:
 
 
 @pytest.fixture(scope="session")
-def target(nano_r1: Path) -> TargetConfig:
-    return TargetConfig(model=str(nano_r1))
+def target(short_r1: Path) -> TargetConfig:
+    return TargetConfig(model=str(short_r1))
 
 
 @pytest.fixture(scope="session")

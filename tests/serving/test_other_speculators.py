@@ -39,7 +39,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         for seed, name in enumerate(("first", "second")):
             write = write_dflash_head if kind == "dflash" else write_eagle3_head
             heads[name] = write(
-                target.directory(), tmp_path / name, seed, layers=(2, 8, 13), **HEADS[kind]
+                target.directory(), tmp_path / name, seed, layers=(1, 2, 3), **HEADS[kind]
             )
             check_speculator(heads[name], target.directory())
         speculator = Speculator.named(heads["first"])

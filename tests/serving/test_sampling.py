@@ -48,9 +48,9 @@ def completions(
 
 
 def test_sampled_tokens_are_as_likely_as_the_target_says(
-    completions: list[tuple[list[int], list[int]]], engine: Engine, nano_r1: Path
+    completions: list[tuple[list[int], list[int]]], engine: Engine, short_r1: Path
 ) -> None:
-    head_VH = load_target_ends(nano_r1).lm_head_VH
+    head_VH = load_target_ends(short_r1).lm_head_VH
     rows = [(str(i), prompt + answer) for i, (prompt, answer) in enumerate(completions)]
     surprises, variances, tails, expected_tails = [], [], [], []
     for (prompt, answer), (_, hidden_TH) in zip(completions, engine.prefill(rows), strict=True):

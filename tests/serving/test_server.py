@@ -61,23 +61,23 @@ def greedy(
 
 
 def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
-    server: Server, few_prompts: list[list[int]], k: int, nano_r1: Path, tmp_path: Path
+    server: Server, few_prompts: list[list[int]], k: int, short_r1: Path, tmp_path: Path
 ) -> None:
     other = {
         name: tensor
         if "norm" in name or "bias" in name
         else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
-        for name, tensor in stored_mtp_tensors(nano_r1)
+        for name, tensor in stored_mtp_tensors(short_r1)
     }
-    (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
+    (tmp_path / "config.json").write_text((short_r1 / "config.json").read_text())
     save_file(other, tmp_path / "model.safetensors")
 
     first, base = greedy(server, few_prompts)
-    server.exchange(nano_r1)
+    server.exchange(short_r1)
     again, same = greedy(server, few_prompts)
     server.exchange(tmp_path)
     drafted_badly, noise = greedy(server, few_prompts)
-    server.exchange(nano_r1)
+    server.exchange(short_r1)
     _, back = greedy(server, few_prompts)
 
     assert base.drafts > 0
@@ -96,16 +96,16 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
 
 
 def test_a_speculator_that_lacks_weights_is_refused_by_name(
-    server: Server, nano_r1: Path, tmp_path: Path
+    server: Server, short_r1: Path, tmp_path: Path
 ) -> None:
     tensors = {
-        name: tensor for name, tensor in stored_mtp_tensors(nano_r1) if "eh_proj" not in name
+        name: tensor for name, tensor in stored_mtp_tensors(short_r1) if "eh_proj" not in name
     }
-    (tmp_path / "config.json").write_text((nano_r1 / "config.json").read_text())
+    (tmp_path / "config.json").write_text((short_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(OutriderError, match="eh_proj"):
         server.exchange(tmp_path)
-    server.exchange(nano_r1)
+    server.exchange(short_r1)
 
 
 def test_a_block_of_load_is_counted_request_by_request(
@@ -169,10 +169,10 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     target: TargetConfig,
     few_prompts: list[list[int]],
     k: int,
-    nano_r1: Path,
+    short_r1: Path,
     tmp_path: Path,
 ) -> None:
-    save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
+    save_mtp(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.exchange(tmp_path / "speculator")
     _, counters = greedy(server, few_prompts)
     serving = ServingConfig()
@@ -205,12 +205,19 @@ def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
             Server(target, ServingConfig(), log_path=tmp_path / "log", port=port)
 
 
+@pytest.mark.parametrize(
+    "environment", [{}, pytest.param({process_start.FORK: "0"}, marks=pytest.mark.slow)]
+)
 def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
-    target: TargetConfig, tmp_path: Path
+    environment: dict[str, str], target: TargetConfig, tmp_path: Path
 ) -> None:
+    """As users run it, where a server forks its engine; and with spawned engines."""
     command = [sys.executable, "-c", STARTER, target.model, str(tmp_path / "log")]
-    spawning = os.environ | {process_start.FORK: "0"}  # as users run it
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=spawning) as starter:
+    own = {name: text for name, text in os.environ.items() if name != process_start.FORK}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=own | environment
+    ) as starter:
+        assert starter.stdout is not None
         mark = starter.stdout.readline().strip()
         try:
             assert wait_until(lambda: members_running(mark, "Worker"), 300)

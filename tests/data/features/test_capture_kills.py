@@ -19,45 +19,14 @@ import pytest
 from outrider.data.features.capture_plan import pieces, unfinished
 from outrider.data.features.feature_store import JOURNAL, MANIFEST, FeatureStore
 from outrider.serving.engine import LoggedRow
+from tests.data.features.stand_in_capture import BATCH_TOKENS, SEQUENCES
 
-SEQUENCES = 400
-BATCH_TOKENS = 64
-
-RUN = f"""
-import sys, time
-from pathlib import Path
-from types import SimpleNamespace
-import torch
-from outrider.data.features.capture import capture_ids
-from outrider.data.config import CaptureConfig
-from outrider.speculators.features import FeatureSpec, FeatureStream
-
-directory, asked = map(Path, sys.argv[1:])
-rows = [
-    (f"0-{{index}}", list(range(index, index + 3 + index % 5)), 1)
-    for index in range({SEQUENCES})
-]
-
-class Engine:
-    config = SimpleNamespace(get_hidden_size=lambda: 8)
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
-
-    def prefill_streams(self, batch, streams, batch_tokens):
-        for row_id, token_ids in batch:
-            with asked.open("a") as log:
-                log.write(row_id + "\\n")
-            time.sleep(0.002)
-            state = torch.tensor(token_ids).float()[:, None].expand(-1, 8).bfloat16()
-            yield row_id, {{name: state + index for index, name in enumerate(streams)}}
-
-settings = CaptureConfig(shard_megabytes=1200 / 2**20, batch_tokens={BATCH_TOKENS})
-capture_ids(Engine(), rows, directory, settings, FeatureSpec((FeatureStream("layer_2", 8),)))
-"""
+STAND_IN = "tests.data.features.stand_in_capture"
 
 
 def start(directory: Path, asked: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, str(directory), str(asked)], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", STAND_IN, str(directory), str(asked)], stderr=subprocess.DEVNULL
     )
 
 

@@ -21,9 +21,9 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.step_times import StepTimes
 
 DEPTH = 3
-FURTHER = 6
+FURTHER = 4
 """Further rounds until the second look."""
-ENOUGH = 6
+ENOUGH = 4
 """Rounds of every number of drafts at a batch size, in place of ROUNDS."""
 
 
@@ -34,12 +34,12 @@ def enough_rows(rows: list[list[float | None]]) -> bool:
 
 @pytest.mark.engine
 def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_variant_does(
-    nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_timing, "FURTHER_ROUNDS", (FURTHER, FURTHER, FURTHER))
     for module in (step_times, kind_steps):
         monkeypatch.setattr(module, "ROUNDS", ENOUGH)
-    target = TargetConfig(model=str(nano_r1))
+    target = TargetConfig(model=str(short_r1))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
     )
@@ -52,7 +52,7 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
         seen.append(times)
         return {3: [1, DEPTH]} if len(seen) == 1 else {}
 
-    speculators = {"base": nano_r1, "custom": nano_r1}
+    speculators = {"base": short_r1, "custom": short_r1}
     with (
         ServerPool(target, serving, speculators, DEPTH, logs) as pool,
         LoadGenerator(target, logs / "load.log") as load,

@@ -36,27 +36,27 @@ def logged_prompts(name: str, count: int) -> list[list[int]]:
 
 @pytest.mark.engine
 def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
-    nano_r1: Path, tmp_path: Path
+    short_r1: Path, tmp_path: Path
 ) -> None:
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
-    target, parity = TargetConfig(model=str(nano_r1)), ParityConfig(max_tokens=96, anchors=300)
+    target, parity = TargetConfig(model=str(short_r1)), ParityConfig(max_tokens=96, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
-    custom = load_mtp(nano_r1)
+    custom = load_mtp(short_r1)
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in custom.parameters():
             weight.add_(torch.randn_like(weight) * weight.std() * 0.05 if weight.ndim > 1 else 0)
-    save_mtp(custom, nano_r1, tmp_path / "custom")
-    speculators = {"base": nano_r1, "custom": tmp_path / "custom"}
+    save_mtp(custom, short_r1, tmp_path / "custom")
+    speculators = {"base": short_r1, "custom": tmp_path / "custom"}
     few_seats = EngineConfig(
         max_num_seqs=4, kv_cache_gb=0.25
     )  # fewer than requests: steps of unlike requests mix
-    with open_engine(target, few_seats, nano_r1, 4, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, speculators, nano_r1, prompts, parity)
+    with open_engine(target, few_seats, short_r1, 4, extension=DRAFT_EXTENSION) as engine:
+        recordings = record_each(engine, speculators, short_r1, prompts, parity)
     for name, recording in recordings.items():
-        found = draft_parity(recording, speculators[name], nano_r1, 4, parity)
+        found = draft_parity(recording, speculators[name], short_r1, 4, parity)
         assert found["steps"] > 150
         assert complaint(found, parity) is None, found
         # The engine against itself, in batches of four and of one.
@@ -70,7 +70,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
             )
             assert depth["difference"] < 0.05, found
     # The other's weights do not pass for it.
-    crossed = draft_parity(recordings["custom"], nano_r1, nano_r1, 4, parity)
+    crossed = draft_parity(recordings["custom"], short_r1, short_r1, 4, parity)
     assert "usual causes" in complaint(crossed, parity)
 
 

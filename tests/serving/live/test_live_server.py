@@ -31,11 +31,11 @@ def replica(server: Server) -> Replica:
 
 
 @pytest.fixture(scope="module")
-def releases(nano_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
+def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
     """The server's own speculator as a release, and one that hardly drafts anything right."""
     folder = release_root / "module"
     return {
-        name: release(nano_r1, folder / name, noise, num_speculative_tokens=k)
+        name: release(short_r1, folder / name, noise, num_speculative_tokens=k)
         for name, noise in (("base", 0.0), ("noise", NOISE))
     }
 
@@ -49,9 +49,9 @@ def swap(replica: Replica) -> Callable[..., SwapResult]:
 
 
 @pytest.fixture(autouse=True)
-def base_afterwards(server: Server, nano_r1: Path) -> Iterator[None]:
+def base_afterwards(server: Server, short_r1: Path) -> Iterator[None]:
     yield
-    server.exchange(nano_r1)
+    server.exchange(short_r1)
 
 
 def answered(
@@ -117,7 +117,7 @@ def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
     server: Server,
     replica: Replica,
     swap: Callable[..., SwapResult],
-    nano_r1: Path,
+    short_r1: Path,
     release_root: Path,
     tmp_path: Path,
     k: int,
@@ -130,14 +130,14 @@ def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
 
     bad = release_root / "bad"
     link = release_root / "link"
-    link.symlink_to(release(nano_r1, tmp_path / "outside"))
+    link.symlink_to(release(short_r1, tmp_path / "outside"))
     attempts = {
-        "not a finite number": edited(release(nano_r1, bad / "nan"), nan),
-        "no weights for .*eh_proj": edited(release(nano_r1, bad / "missing"), missing),
+        "not a finite number": edited(release(short_r1, bad / "nan"), nan),
+        "no weights for .*eh_proj": edited(release(short_r1, bad / "missing"), missing),
         "not a whole safetensors file|HeaderTooLarge|[Hh]eader|whole": truncated(
-            release(nano_r1, bad / "truncated")
+            release(short_r1, bad / "truncated")
         ),
-        f"the engine drafts {k}": release(nano_r1, bad / "k", num_speculative_tokens=k + 1),
+        f"the engine drafts {k}": release(short_r1, bad / "k", num_speculative_tokens=k + 1),
         "a plain folder, not a link": link,
         "not below a release root": tmp_path / "outside",
     }
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
         with pytest.raises(SwapRefused, match=message):
             swap(folder)
         assert replica.status() == before, message
-    good = release(nano_r1, bad / "good")
+    good = release(short_r1, bad / "good")
     with pytest.raises(SwapRefused, match="its files have digest"):
         swap(good, digest="0" * 64)
     with pytest.raises(SwapRefused, match="No such file"):
@@ -166,11 +166,11 @@ def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
     releases: dict[str, Path],
     swap: Callable[..., SwapResult],
     prompts: list[list[int]],
-    nano_r1: Path,
+    short_r1: Path,
 ) -> None:
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
-    tensors = len(list(stored_mtp_tensors(nano_r1)))
+    tensors = len(list(stored_mtp_tensors(short_r1)))
     for after in range(tensors + 1):
         server._rpc("next_load_fails_after", {"tensors": after})
         with pytest.raises(SwapRefused, match=f"stays in use: {FAULT}"):

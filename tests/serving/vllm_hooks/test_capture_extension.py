@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
 from outrider.common.errors import OutriderError
-from outrider.serving.engine import Engine
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import Engine, open_engine
 from outrider.serving.vllm_hooks.capture_extension import (
     PART,
     _Prompt,
@@ -23,6 +25,14 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, layer_name
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def engine(nano_r1: Path) -> Iterator[Engine]:
+    """As the engine of the other files, with all of the embedded target's layers."""
+    engine = EngineConfig(max_num_batched_tokens=96)
+    with open_engine(TargetConfig(model=str(nano_r1)), engine) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,53 @@
+"""A capture whose engine computes states from the sequence and records its requests.
+
+python -m tests.data.features.stand_in_capture STORE REQUESTS
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from outrider.data.config import CaptureConfig
+from outrider.data.features.capture import capture_ids
+from outrider.speculators.features import FeatureSpec, FeatureStream
+
+SEQUENCES = 400
+BATCH_TOKENS = 64
+WIDTH = 8
+
+
+class StandIn:
+    """Appends the id of every sequence that it is asked for to a file."""
+
+    config = SimpleNamespace(get_hidden_size=lambda: WIDTH)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
+
+    def __init__(self, asked: Path) -> None:
+        self.asked = asked
+
+    def prefill_streams(
+        self, batch: Sequence[tuple[str, list[int]]], streams: Sequence[str], batch_tokens: int
+    ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        for row_id, token_ids in batch:
+            with self.asked.open("a") as log:
+                log.write(row_id + "\n")
+            time.sleep(0.002)
+            state = torch.tensor(token_ids).float()[:, None].expand(-1, WIDTH).bfloat16()
+            yield row_id, {name: state + index for index, name in enumerate(streams)}
+
+
+def main(directory: Path, asked: Path) -> None:
+    rows = [
+        (f"0-{index}", list(range(index, index + 3 + index % 5)), 1) for index in range(SEQUENCES)
+    ]
+    settings = CaptureConfig(shard_megabytes=1200 / 2**20, batch_tokens=BATCH_TOKENS)
+    spec = FeatureSpec((FeatureStream("layer_2", WIDTH),))
+    capture_ids(StandIn(asked), rows, directory, settings, spec)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""Distils nano R1's 16 layers into 4, from its own logged responses.
+
+    python -m tests.short_r1.build [--epochs 4] [--tokens 1000000]
+
+Every fifth layer is the start. Embedding, final norm and head are nano R1's and stay, so
+that its MTP layer can read the states: the loss is their squared distance from nano R1's, in units
+of its variance, and the divergence from nano R1's next-token distribution.
+"""
+
+import argparse
+import copy
+import gzip
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from outrider.recipes.nano_r1.model import NanoR1
+from outrider.speculators.kinds.mtp.checkpoint import KEPT_IN_FLOAT32, experts_apart
+from tests.short_r1 import LAYERS, STORED
+
+NANO_R1 = Path(__file__).parents[2] / "recipes" / "nano_r1"
+BATCH_TOKENS = 4096
+LONGEST = 1024
+
+
+def logged_sequences(tokens: int) -> list[list[int]]:
+    """Prompts with responses of the shipped traffic, about so many tokens of all logs alike."""
+    logs = sorted((NANO_R1 / "traffic").glob("*.jsonl.gz"))
+    chosen = []
+    for log in logs:
+        left = tokens // len(logs)
+        with gzip.open(log, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                response = json.loads(line).get("response") or {}
+                prompt, choices = response.get("prompt_token_ids"), response.get("choices")
+                answer = choices[0].get("token_ids") if choices else None
+                if prompt and answer and left > 0:
+                    chosen.append((prompt + answer)[:LONGEST])
+                    left -= len(chosen[-1])
+    return chosen
+
+
+def load_nano_r1() -> NanoR1:
+    """Nano R1 in float32, with the weights of its checkpoint."""
+    model = NanoR1()
+    stored = load_file(NANO_R1 / "target" / "model.safetensors")
+    named = {
+        "model.embed_tokens.weight": model.embed_tokens.weight,
+        "model.norm.weight": model.norm.weight,
+        "lm_head.weight": model.lm_head.weight,
+    } | stored_names(model.layers)
+    with torch.no_grad():
+        for name, tensor in named.items():
+            tensor.copy_(stored[name])
+    return model.requires_grad_(False)
+
+
+def stored_names(layers: nn.ModuleList) -> dict[str, Tensor]:
+    """Views of the layers' tensors under the checkpoint's names."""
+    return {
+        f"model.layers.{index}.{name}": view
+        for index, layer in enumerate(layers)
+        for suffix, tensor in layer.state_dict().items()
+        for name, view in experts_apart(suffix, tensor).items()
+    }
+
+
+def batches(sequences: list[list[int]], seed: int) -> Iterator[list[list[int]]]:
+    """All sequences in random order, about BATCH_TOKENS in each batch."""
+    order = random.Random(seed).sample(sequences, len(sequences))
+    batch: list[list[int]] = []
+    for sequence in order:
+        batch.append(sequence)
+        if sum(map(len, batch)) >= BATCH_TOKENS:
+            yield batch
+            batch = []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    sequences = logged_sequences(args.tokens)
+    teacher = load_nano_r1()
+    student = copy.deepcopy(teacher)
+    chosen = [round(i * (len(teacher.layers) - 1) / (LAYERS - 1)) for i in range(LAYERS)]
+    student.layers = nn.ModuleList(copy.deepcopy(teacher.layers[i]) for i in chosen)
+    student.layers.requires_grad_(True)
+    optimizer = torch.optim.AdamW(
+        student.layers.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    states: dict[tuple[int, ...], Tensor] = {}
+    """The teacher's, of each sequence, in bfloat16."""
+    steps = args.epochs * (sum(map(len, sequences)) // BATCH_TOKENS)
+    step, began = 0, time.monotonic()
+    for epoch in range(args.epochs):
+        for batch in batches(sequences, epoch):
+            lengths = [len(ids) for ids in batch]
+            ids_N = torch.tensor([token for ids in batch for token in ids])
+            new = [ids for ids in batch if tuple(ids) not in states]
+            if new:
+                with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                    hidden_NH = teacher(
+                        torch.tensor([token for ids in new for token in ids]), list(map(len, new))
+                    ).bfloat16()
+                parts = hidden_NH.split([len(ids) for ids in new])
+                states |= {tuple(ids): part for ids, part in zip(new, parts, strict=True)}
+            wanted_NH = torch.cat([states[tuple(ids)] for ids in batch]).float()
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden_NH = student(ids_N, lengths)
+            distance = (hidden_NH - wanted_NH).square().mean() / wanted_NH.var()
+            with torch.autocast("cpu", torch.bfloat16):
+                wanted_NV, found_NV = teacher.lm_head(wanted_NH), student.lm_head(hidden_NH)
+            divergence = F.kl_div(
+                found_NV.float().log_softmax(-1),
+                wanted_NV.float().log_softmax(-1),
+                log_target=True,
+                reduction="batchmean",
+            )
+            (distance + divergence).backward()
+            nn.utils.clip_grad_norm_(student.layers.parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * min(
+                    1.0, (step + 1) / 50, max(steps - step, 1) / (0.5 * steps)
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % 20 == 0:
+                rate = step * BATCH_TOKENS / (time.monotonic() - began)
+                print(
+                    f"step {step}/{steps}  distance {distance.item():.3f}"
+                    f"  divergence {divergence.item():.3f}  {rate:.0f} tokens/s",
+                    flush=True,
+                )
+                save(student)
+    save(student)
+
+
+def save(student: NanoR1) -> None:
+    """Stores the layers as the checkpoint does."""
+    save_file(
+        {
+            name: tensor.detach()
+            .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)
+            .contiguous()
+            for name, tensor in stored_names(student.layers).items()
+        },
+        STORED,
+    )
+
+
+if __name__ == "__main__":
+    main()
