@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.eval.bench import kind_steps, step_timing
-from outrider.eval.bench.kind_steps import LEAST_TURNS, MOST_TURNS, KindSteps, time_kinds
+from outrider.eval.bench.kind_steps import KindSteps, time_kinds
 from outrider.eval.bench.server_pool import ServerPool
 from outrider.eval.bench.step_timing import time_steps
 from outrider.eval.prediction.paired_steps import fit_paired
@@ -25,6 +25,8 @@ FURTHER = 4
 """Further rounds until the second look."""
 ENOUGH = 4
 """Rounds of every number of drafts at a batch size, in place of ROUNDS."""
+LEAST_TURNS, MOST_TURNS = 2, 4
+"""In place of those of kind_steps.py."""
 
 
 def enough_rows(rows: list[list[float | None]]) -> bool:
@@ -39,6 +41,8 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     monkeypatch.setattr(step_timing, "FURTHER_ROUNDS", (FURTHER, FURTHER, FURTHER))
     for module in (step_times, kind_steps):
         monkeypatch.setattr(module, "ROUNDS", ENOUGH)
+    monkeypatch.setattr(kind_steps, "LEAST_TURNS", LEAST_TURNS)
+    monkeypatch.setattr(kind_steps, "MOST_TURNS", MOST_TURNS)
     target = TargetConfig(model=str(short_r1))
     serving = ServingConfig(
         engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
