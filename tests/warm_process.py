@@ -7,7 +7,8 @@
 A fresh interpreter spends 10 s of a core on the imports of a server, 5 to 10 s on those of a load
 generator or of a stage. All test processes share one process that has them already, and commands of
 `MODULES` are forked from it: with the descriptors, environment, session, affinity and exit code
-that `subprocess` would give them. Commands whose environment asks for spawned engines
+that `subprocess` would give them. So are the test processes, and multiprocessing's fork servers, of
+which training ranks and children are forked. Commands whose environment asks for spawned engines
 (OUTRIDER_FORK_ENGINES=0) and all others start as ever, so each has a test of the real start.
 """
 
@@ -39,6 +40,7 @@ import psutil
 from execnet.gateway_io import popen_bootstrapline
 
 from outrider.serving.vllm_hooks.process_start import FORK
+from tests.training.forked_ranks import PRELOADED
 
 ADDRESS = "OUTRIDER_TEST_WARM_PROCESS"
 """Environment variable: the socket of the process that forks."""
@@ -73,11 +75,7 @@ IMPORTED = (
     "ray",
     "scipy.stats",
     "transformers.models.auto.auto_factory",
-    # What training ranks import (tests/training/forked_ranks.py).
-    "deepspeed.runtime.zero.muon.original_muon",
-    "outrider.training.trainer",
-    "tests.training.stores",
-    "wandb",
+    *PRELOADED,
 )
 SAFE_THREADS = ("jemalloc_bg_thd",)
 """Threads that a fork starts again by itself: pyarrow's allocator."""
@@ -266,15 +264,7 @@ class ForkedForkServer(forkserver.ForkServer):
 
 def _forked_server(path: str, words: list[str], descriptors: Sequence[int]) -> int:
     """In place of `multiprocessing.util.spawnv_passfds`, for `python -c CODE`."""
-    request = {
-        "code": words[-1],
-        "words": [],
-        "environment": dict(os.environ),
-        "folder": str(Path.cwd()),
-        "session": False,
-        "group": -1,
-    }
-    pid, connection = _fork(request, [0, 1, 2], sorted(descriptors))
+    pid, connection = _fork({"code": words[-1]}, [0, 1, 2], sorted(descriptors))
     _KEPT.append(connection)
     return pid
 
@@ -285,11 +275,20 @@ _KEPT: list[socket.socket] = []
 def _fork(
     request: dict[str, Any], standard: list[int], others: list[int]
 ) -> tuple[int, socket.socket]:
-    """The id of a forked process, and the connection on which its exit status comes."""
-    request |= {
+    """The id of a forked process, and the connection on which its exit status comes.
+
+    What `request` leaves out is as in this process.
+    """
+    own = {
+        "words": [],
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "session": False,
+        "group": -1,
         "cores": sorted(os.sched_getaffinity(0)),
         "descriptors": [0, 1, 2, *others],
     }
+    request = own | request
     text = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:

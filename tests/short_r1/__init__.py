@@ -11,8 +11,6 @@ import json
 import shutil
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from outrider.common.files import read_json
 
 LAYERS = 4
@@ -21,6 +19,9 @@ STORED = Path(__file__).parent / "layers.safetensors"
 
 def write_short_r1(nano_r1: Path, directory: Path) -> Path:
     """Writes the target from nano R1's directory and the stored layers, and returns its own."""
+    # tests/conftest.py imports this module before it sets what torch reads when it is imported.
+    from safetensors.torch import load_file, save_file
+
     config = read_json(nano_r1 / "config.json")
     before = config["num_hidden_layers"]
     shutil.copytree(nano_r1, directory)
