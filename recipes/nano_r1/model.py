@@ -12,7 +12,7 @@ N tokens of several sequences are concatenated without padding; attention runs p
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -153,23 +153,11 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     """
     prefix = f"model.layers.{model.arch.layers}."
     tensors = {prefix + suffix: tensor for suffix, tensor in checkpoint_views(model.mtp).items()}
-    for index, layer in enumerate(model.layers):
-        for suffix, tensor in layer.state_dict().items():
-            tensors |= {
-                f"model.layers.{index}.{name}": view
-                for name, view in experts_apart(suffix, tensor).items()
-            }
+    tensors |= layer_tensors(cast(nn.ModuleList, model.layers))
     tensors |= {
         "model.embed_tokens.weight": model.embed_tokens.weight,
         "model.norm.weight": model.norm.weight,
         "lm_head.weight": model.lm_head.weight,
-    }
-    stored = {
-        name: tensor.detach()
-        .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)
-        .contiguous()
-        .clone()
-        for name, tensor in tensors.items()
     }
     generation = {
         "bos_token_id": 0,
@@ -180,6 +168,27 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     }
     with publish(Path(out_dir)) as temporary:
         tokenizer.save_pretrained(temporary)
-        save_file(stored, temporary / "model.safetensors", metadata={"format": "pt"})
+        save_file(stored(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
         for name, value in (("config.json", CONFIG), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def layer_tensors(layers: nn.ModuleList) -> dict[str, Tensor]:
+    """Views of the layers' tensors under the checkpoint's names."""
+    return {
+        f"model.layers.{index}.{name}": view
+        for index, layer in enumerate(layers)
+        for suffix, tensor in layer.state_dict().items()
+        for name, view in experts_apart(suffix, tensor).items()
+    }
+
+
+def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in the checkpoint's precision: bf16, the routing bias float32."""
+    return {
+        name: tensor.detach()
+        .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)
+        .contiguous()
+        .clone()
+        for name, tensor in tensors.items()
+    }

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.recipes.nano_r1.model import NanoR1
-from outrider.speculators.kinds.mtp.checkpoint import KEPT_IN_FLOAT32, experts_apart
+from outrider.recipes.nano_r1.model import NanoR1, layer_tensors, stored
 from tests.short_r1 import LAYERS, STORED
 
 NANO_R1 = Path(__file__).parents[2] / "recipes" / "nano_r1"
@@ -50,26 +49,16 @@ def logged_sequences(tokens: int) -> list[list[int]]:
 def load_nano_r1() -> NanoR1:
     """Nano R1 in float32, with the weights of its checkpoint."""
     model = NanoR1()
-    stored = load_file(NANO_R1 / "target" / "model.safetensors")
+    checkpoint = load_file(NANO_R1 / "target" / "model.safetensors")
     named = {
         "model.embed_tokens.weight": model.embed_tokens.weight,
         "model.norm.weight": model.norm.weight,
         "lm_head.weight": model.lm_head.weight,
-    } | stored_names(model.layers)
+    } | layer_tensors(model.layers)
     with torch.no_grad():
         for name, tensor in named.items():
-            tensor.copy_(stored[name])
+            tensor.copy_(checkpoint[name])
     return model.requires_grad_(False)
-
-
-def stored_names(layers: nn.ModuleList) -> dict[str, Tensor]:
-    """Views of the layers' tensors under the checkpoint's names."""
-    return {
-        f"model.layers.{index}.{name}": view
-        for index, layer in enumerate(layers)
-        for suffix, tensor in layer.state_dict().items()
-        for name, view in experts_apart(suffix, tensor).items()
-    }
 
 
 def batches(sequences: list[list[int]], seed: int) -> Iterator[list[list[int]]]:
@@ -149,15 +138,7 @@ def main() -> None:
 
 def save(student: NanoR1) -> None:
     """Stores the layers as the checkpoint does."""
-    save_file(
-        {
-            name: tensor.detach()
-            .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)
-            .contiguous()
-            for name, tensor in stored_names(student.layers).items()
-        },
-        STORED,
-    )
+    save_file(stored(layer_tensors(student.layers)), STORED)
 
 
 if __name__ == "__main__":
