@@ -3,7 +3,7 @@
 `make test` runs four processes, two a core of two. What is expensive is shared or forked: one
 engine, one server and one load generator for tests/serving; engines forked from the process that
 opens them (serving/vllm_hooks/process_start.py); servers, load generators, stages and training
-ranks from one that has imported vLLM and DeepSpeed (tests/warm_process.py); commands in this
+ranks from one that has imported vLLM and DeepSpeed (tests/warm_process/); commands in this
 process (tests/recipes/commands.py). Text is written by a target with a quarter of the embedded
 one's layers (tests/short_r1/). Each real path keeps at least one test: spawned engine processes,
 every training launcher, every command.
@@ -23,7 +23,8 @@ from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from tests.fuzzing import register_profile
 from tests.short_r1 import write_short_r1
-from tests.warm_process import WarmProcess, install
+from tests.warm_process.commands import install
+from tests.warm_process.process import WarmProcess
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -53,7 +54,7 @@ one."""
 # Before torch is imported: forked engines keep the number of threads of this process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORKING = runs_on_cpu() and os.environ["OMP_NUM_THREADS"] == "1"
-"""Whether the tests fork engines, and commands with long imports (warm_process.py)."""
+"""Whether the tests fork engines, and commands with long imports (warm_process/)."""
 if FORKING:
     os.environ.setdefault(process_start.FORK, "1")
 

@@ -13,8 +13,9 @@ import pytest
 
 from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.vllm_hooks.process_start import FORK
-from tests import warm_process
-from tests.warm_process import ADDRESS, ForkedPopen, WarmProcess
+from tests.warm_process import commands
+from tests.warm_process.commands import ForkedPopen
+from tests.warm_process.process import ADDRESS, WarmProcess
 
 PROGRAM = """
 import json, os, sys, time
@@ -43,7 +44,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     process = WarmProcess(imported=())
     for name, value in (process.start() | {FORK: "1"}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(warm_process, "MODULES", ("program",))
+    monkeypatch.setattr(commands, "MODULES", ("program",))
     yield process.pid
     process.stop()
     assert not psutil.pid_exists(process.pid)
@@ -116,7 +117,7 @@ def test_what_keeps_it_from_starting_is_said(
     broken = WarmProcess(imported=("no_such_module",))
     for name, value in (broken.start() | {FORK: "1"}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(warm_process, "MODULES", ("program",))
+    monkeypatch.setattr(commands, "MODULES", ("program",))
     reads, writes = os.pipe()
     raises = pytest.raises(RuntimeError, match="No module named 'no_such_module'")
     with os.fdopen(reads), os.fdopen(writes, "w"), raises:
@@ -127,5 +128,5 @@ def test_what_keeps_it_from_starting_is_said(
 def test_without_it_commands_start_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     monkeypatch.setattr(subprocess, "Popen", real := subprocess.Popen)
-    warm_process.install()
+    commands.install()
     assert subprocess.Popen is real

@@ -36,7 +36,7 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
-from tests.warm_process import forked
+from tests.warm_process.commands import forked
 
 TEXTS = [
     "How many apples are left?",
@@ -234,7 +234,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 def children():
     """Live descendants of this process, resource trackers of its pools included.
 
-    And what is forked for it by another process (tests/warm_process.py).
+    And what is forked for it by another process (tests/warm_process/).
     """
     living = [*psutil.Process().children(recursive=True), *forked()]
     return {child.pid for child in living if child.status() != psutil.STATUS_ZOMBIE}

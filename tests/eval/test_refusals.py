@@ -9,7 +9,7 @@ trained. The module takes four minutes, so most of it is skipped by default:
 """
 
 import contextlib
-import gzip
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -42,7 +42,6 @@ from outrider.eval.gate import NOT_SERVED, judge
 from outrider.eval.replay.heldout_replay import on_policy
 from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Results
-from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine, serve_arguments
 from outrider.serving.load_generator import LoadGenerator
@@ -53,6 +52,7 @@ from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
+from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
 REPOSITORY = Path(__file__).parents[2]
@@ -82,18 +82,8 @@ EVALUATION = EvalConfig(
 
 def logged(workload, count, longest=420):
     """The workload's first short exchanges with logged ids."""
-    rows = []
-    with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz", "rt") as log:
-        for row in map(json.loads, log):
-            ids = (
-                row["response"].get("prompt_token_ids"),
-                row["response"]["choices"][0].get("token_ids"),
-            )
-            if all(ids) and sum(map(len, ids)) < longest:
-                rows.append(row)
-            if len(rows) == count:
-                return rows
-    raise AssertionError(f"{workload}: only {len(rows)} such exchanges")
+    short = (row for row in with_token_ids(workload) if sum(map(len, token_ids(row))) < longest)
+    return list(itertools.islice(short, count))
 
 
 def captured(engine, nano_r1, run, rows):

@@ -9,8 +9,6 @@ of its variance, and the divergence from nano R1's next-token distribution.
 
 import argparse
 import copy
-import gzip
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -21,7 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.recipes.nano_r1.model import NanoR1, layer_tensors, stored
+from tests.shipped_traffic import token_ids, with_token_ids
 from tests.short_r1 import LAYERS, STORED
 
 NANO_R1 = Path(__file__).parents[2] / "recipes" / "nano_r1"
@@ -31,18 +31,14 @@ LONGEST = 1024
 
 def logged_sequences(tokens: int) -> list[list[int]]:
     """Prompts with responses of the shipped traffic, about so many tokens of all logs alike."""
-    logs = sorted((NANO_R1 / "traffic").glob("*.jsonl.gz"))
+    logs = sorted(path.name.removesuffix(".jsonl.gz") for path in EMBEDDED_TRAFFIC.iterdir())
     chosen = []
     for log in logs:
         left = tokens // len(logs)
-        with gzip.open(log, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                response = json.loads(line).get("response") or {}
-                prompt, choices = response.get("prompt_token_ids"), response.get("choices")
-                answer = choices[0].get("token_ids") if choices else None
-                if prompt and answer and left > 0:
-                    chosen.append((prompt + answer)[:LONGEST])
-                    left -= len(chosen[-1])
+        for prompt, completion in map(token_ids, with_token_ids(log)):
+            if left > 0:
+                chosen.append((prompt + completion)[:LONGEST])
+                left -= len(chosen[-1])
     return chosen
 
 

@@ -1,9 +1,6 @@
 """Packing: no piece is lost or doubled, rows are full, the order depends on the seed alone."""
 
-import gzip
 import itertools
-import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,8 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.training.packing import _best_filling, make_samples, pack, padding_share, plan_epoch
 from tests.fuzzing import examples
-
-TRAFFIC = Path(__file__).parents[2] / "recipes" / "nano_r1" / "traffic"
+from tests.shipped_traffic import token_ids, with_token_ids
 
 
 @given(st.lists(st.integers(1, 100), max_size=60))
@@ -75,14 +71,8 @@ def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: i
 def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) -> None:
     """At least 97 % of the slots hold a token, with the recipes' rows and the logs' lengths."""
     lengths = []
-    with gzip.open(TRAFFIC / f"{workload}.jsonl.gz", "rt") as log:
-        for number, line in enumerate(log):
-            response = json.loads(line).get("response") or {}
-            if response.get("prompt_token_ids"):
-                prompt = len(response["prompt_token_ids"])
-                lengths.append(
-                    (str(number), prompt + len(response["choices"][0]["token_ids"]), prompt)
-                )
+    for number, (prompt, completion) in enumerate(map(token_ids, with_token_ids(workload))):
+        lengths.append((str(number), len(prompt) + len(completion), len(prompt)))
     assert len(lengths) > 300
     samples, left_out = make_samples(lengths, row_tokens)
     assert not left_out

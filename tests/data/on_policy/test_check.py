@@ -5,10 +5,8 @@ prompts of another template, wrong temperatures, edited text. A perturbed target
 captured states.
 """
 
-import gzip
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +23,13 @@ from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
 from outrider.data.split.split import PARTS
-from outrider.recipes.nano_r1 import __file__ as nano_r1_package
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.data.logs import write_log
+from tests.shipped_traffic import with_token_ids
 
 WORKLOADS = ("general", "document_extraction", "social_chat")
 GROUP = 20
@@ -41,13 +39,6 @@ SIZES = {"genuine": 40}
 MIN_ON_POLICY = 0.95
 END = 1
 """Nano R1's end token."""
-
-
-def recorded(workload):
-    """The workload's exchanges that have token ids."""
-    with gzip.open(Path(nano_r1_package).parent / "traffic" / f"{workload}.jsonl.gz") as log:
-        rows = [json.loads(line) for line in log]
-    return [row for row in rows if row["response"]["choices"][0].get("token_ids")]
 
 
 def genuine(rows):
@@ -136,7 +127,7 @@ def engine(nano_r1):
 def sequences(nano_r1, tmp_path_factory):
     """A run's folder with the log's sequences, in three parts, and their slices."""
     run = tmp_path_factory.mktemp("run")
-    pool = [row for rows in zip(*map(recorded, WORKLOADS), strict=False) for row in rows]
+    pool = [row for rows in zip(*map(with_token_ids, WORKLOADS), strict=False) for row in rows]
     rows = []
     for tenant, change in KINDS.items():
         rows += [
@@ -254,7 +245,8 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     def length(row):
         return len(row["response"]["choices"][0]["token_ids"])
 
-    rows = sorted((row for row in recorded("social_chat") if length(row) > 30), key=length)[:12]
+    longer = (row for row in with_token_ids("social_chat") if length(row) > 30)
+    rows = sorted(longer, key=length)[:12]
     log = write_log(tmp_path / "log.jsonl", [*map(with_an_address, rows[:8]), *rows[8:]])
     privacy = PrivacyConfig(mode="surrogate", regenerate=True, entities=["EMAIL_ADDRESS"])
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)

@@ -1,8 +1,7 @@
 """Draft parity: the unroll drafts what vLLM drafts at every depth, and a mismatch is found."""
 
 import dataclasses
-import gzip
-import json
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +14,15 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll_anchors
+from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
-TRAFFIC = Path(__file__).parents[3] / "recipes" / "nano_r1" / "traffic"
 DEPTH = 3
 
 
-def logged_prompts(name: str, count: int) -> list[list[int]]:
+def logged_prompts(workload: str, count: int) -> list[list[int]]:
     """Prompts of the shipped traffic as the engine logged them."""
-    prompts = []
-    with gzip.open(TRAFFIC / f"{name}.jsonl.gz", "rt", encoding="utf-8") as log:
-        for line in log:
-            ids = json.loads(line)["response"].get("prompt_token_ids")
-            if ids:
-                prompts.append(ids)
-            if len(prompts) == count:
-                return prompts
-    raise AssertionError(f"{name}: only {len(prompts)} prompts with ids")
+    return [token_ids(row)[0] for row in itertools.islice(with_token_ids(workload), count)]
 
 
 @pytest.mark.engine

@@ -1,22 +1,18 @@
 """The plan of the recorded traffic, and the recordings that are shipped."""
 
 import gzip
-import json
-from pathlib import Path
 
 import pytest
 
-import outrider.recipes.nano_r1 as package
+from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
 from outrider.recipes.nano_r1.record import SPAN_S, START, WITH_TOKEN_IDS, WORKLOADS, arrivals
-
-TRAFFIC = Path(package.__file__).parent / "traffic"
+from tests.shipped_traffic import logged_rows
 
 
 @pytest.fixture(scope="module", params=WORKLOADS)
 def recording(request):
     """Name of the workload and its rows."""
-    with gzip.open(TRAFFIC / f"{request.param}.jsonl.gz", "rt", encoding="utf-8") as file:
-        return request.param, [json.loads(line) for line in file]
+    return request.param, list(logged_rows(request.param))
 
 
 def test_recordings_are_whole(recording):
@@ -40,7 +36,7 @@ def test_part_of_the_responses_has_token_ids(recording):
 
 
 def test_shipped_traffic_is_small():
-    assert sum(path.stat().st_size for path in TRAFFIC.glob("*.jsonl.gz")) < 10e6
+    assert sum(path.stat().st_size for path in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")) < 10e6
 
 
 def test_arrivals_follow_the_trace(tmp_path):
