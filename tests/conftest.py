@@ -22,6 +22,7 @@ import pytest
 from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from tests.fuzzing import register_profile
+from tests.rewritten_asserts import cache_rewritten
 from tests.short_r1 import write_short_r1
 from tests.warm_process.commands import install
 from tests.warm_process.process import WarmProcess
@@ -74,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.add_cleanup(warm.stop)
             os.environ |= warm.start()
             install()
+            cache_rewritten(config, TESTS)  # while the other process imports
         return
     install()
     if hasattr(os, "sched_setaffinity"):

@@ -38,7 +38,12 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 MODULES = modules()
-IMPORTS = {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module imports of the others."""
+    return {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
 
 
 def test_every_room_is_found() -> None:
@@ -46,9 +51,9 @@ def test_every_room_is_found() -> None:
     assert len(MODULES) > 150
 
 
-def test_imports_point_downwards() -> None:
+def test_imports_point_downwards(imports: dict[str, set[str]]) -> None:
     wrong = []
-    for name, targets in IMPORTS.items():
+    for name, targets in imports.items():
         room = name.split(".")[1]
         for target in sorted(targets):
             other = target.split(".")[1]
@@ -57,10 +62,10 @@ def test_imports_point_downwards() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
     # Importers of a module import its package's __init__ anyway: only module to module counts.
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 

@@ -38,15 +38,17 @@ def adapt_speculator(
         Serve Prometheus metrics on this port of 127.0.0.1.
     """
     from outrider.common.supervision import stopped_by_signal
-    from outrider.recipes.live.adapt import Adapter, summary
-    from outrider.recipes.live.adapt_metrics import adapt_metrics
-    from outrider.recipes.live.endpoint_deployer import EndpointDeployer
     from outrider.serving.live.endpoint_file import load_endpoint
 
     if rounds is not None and rounds < 1:
         raise OutriderError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     endpoint = load_endpoint(to)
+    # torch, so after the mistakes that are known without it.
+    from outrider.recipes.live.adapt import Adapter, summary
+    from outrider.recipes.live.adapt_metrics import adapt_metrics
+    from outrider.recipes.live.endpoint_deployer import EndpointDeployer
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signal())
         listener = stack.enter_context(adapt_metrics(endpoint, loaded.recipe.adapt, metrics_port))

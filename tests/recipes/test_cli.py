@@ -147,7 +147,7 @@ def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
 def test_a_log_with_no_usable_line_is_an_error_that_says_so(workplace, tmp_path):
     write_log(tmp_path / "bad.jsonl", [b"not json", b'{"neither": "request nor response"}'])
     words = ["--recipe", "mine.yaml", f"traffic.path={tmp_path}/bad.jsonl", "--name", "bad_log"]
-    assert_one_message(start("train-speculator", *words, cwd=workplace), "bad.jsonl")
+    assert_one_message(run("train-speculator", *words, cwd=workplace), "bad.jsonl")
 
 
 def test_help_and_recipes_do_not_import_torch():
@@ -201,7 +201,7 @@ def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workp
     assert first.returncode == 0, first.stderr
     *_, last = first.stdout.splitlines()
     assert json.loads(last)["stages"] == ["ingest", "split"]
-    again = start("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
+    again = run("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
     assert "ingest    nothing changed" in again.stderr
     assert "split     recipe.split.heldout_fraction: 0.2 -> 0.3" in again.stderr
     run_dir = Path(json.loads(again.stdout)["run_dir"])
@@ -210,17 +210,13 @@ def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workp
 
 
 def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
-    words = [
-        COMMANDS / "train-speculator",
-        "--recipe",
-        "mine.yaml",
-        "--stages",
-        "ingest",
-        "--name",
-        "stopped",
-    ]
+    words = ["--recipe", "mine.yaml", "--stages", "ingest", "--name", "stopped"]
     going = subprocess.Popen(
-        words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [COMMANDS / "train-speculator", *words],
+        cwd=workplace,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     started = workplace / "runs" / "stopped" / "stages" / "ingest.started.json"
     deadline = time.monotonic() + 120
@@ -232,7 +228,7 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     assert going.returncode == 75
     assert "stopped by SIGTERM; rerun the command to resume" in told
     assert "Traceback" not in told
-    again = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
+    again = run("train-speculator", *words, cwd=workplace)
     assert again.returncode == 0, again.stderr
     assert "resumes where it stopped" in again.stderr
 

@@ -19,8 +19,8 @@ from outrider.recipes.config.load import load_recipe
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.pipeline.tracebacks import WITHHELD, traceback_of
 from tests.data.logs import pair, screenings, write_log
+from tests.recipes import commands
 
-COMMAND = Path(sys.executable).parent / "train-speculator"
 CANARY = "Kanarienvogel"
 LABELS = ("model", "tenant", "route", "role")
 """Names that summaries list, not text: a model's, a tenant's, a route's."""
@@ -133,13 +133,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def run(folder, *words):
-    return subprocess.run(
-        [COMMAND, "--recipe", "mine.yaml", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return commands.run("train-speculator", "--recipe", "mine.yaml", *words, cwd=folder)
 
 
 def assert_no_canary(finished, run_dir):
