@@ -29,8 +29,9 @@ from types import TracebackType
 from outrider.common.errors import OutriderError
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.server import SETTLE_S, Server
+from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.idle_polling import settle_s
 from outrider.serving.vllm_hooks.step_recorder import Drafts, Step, StepFile
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -100,7 +101,7 @@ class Fleet:
                 self.stop()
             self.start([name])
         elif self._last not in (None, name):
-            time.sleep(SETTLE_S)
+            time.sleep(settle_s())
         self._last = name
         directory = self._speculator(variant).directory
         if name == SPECULATING and directory != self._loaded:

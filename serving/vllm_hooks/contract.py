@@ -37,6 +37,7 @@ SCHEDULER = "vllm.v1.core.sched.scheduler"
 VOCABULARY = "vllm.model_executor.layers.vocab_parallel_embedding"
 LAYER_UTILS = "vllm.model_executor.layers.utils"
 RELOAD = "vllm.model_executor.model_loader.reload"
+SHARED_QUEUE = "vllm.distributed.device_communicators.shm_broadcast"
 DEEPSEEK = "vllm.model_executor.models.deepseek_v2"
 DFLASH = "vllm.model_executor.models.qwen3_dflash"
 
@@ -542,8 +543,12 @@ _PATCHES: list[Check] = [
             "vllm.v1.executor.multiproc_executor",
         )
     ),
+    Signature(SHARED_QUEUE, "SpinCondition.record_read"),
+    Attribute(SHARED_QUEUE, "SpinCondition", "busy_loop_s"),
+    Order(SHARED_QUEUE, "SpinCondition.wait", ("self.last_read + self.busy_loop_s", "poll(")),
 ]
-"""plugin.py, cpu_rejection_sampler.py, cpu_vocabulary.py, model_inspection.py, process_start.py"""
+"""plugin.py, cpu_rejection_sampler.py, cpu_vocabulary.py, idle_polling.py, model_inspection.py,
+process_start.py"""
 
 _ENGINE: list[Check] = [
     Attribute("vllm.v1.engine.llm_engine", "LLMEngine", "engine_core"),

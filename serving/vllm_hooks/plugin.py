@@ -10,6 +10,7 @@ from outrider.serving.live.live_flags import BACKEND
 from outrider.serving.vllm_hooks import (
     cpu_rejection_sampler,
     cpu_vocabulary,
+    idle_polling,
     model_inspection,
     process_start,
     step_recorder,
@@ -25,6 +26,7 @@ def register() -> None:
         process_start.install()
     register_weight_transfer()
     if runs_on_cpu():
+        idle_polling.install()
         model_inspection.install()
         cpu_vocabulary.install()
     if vllm_version() == cpu_rejection_sampler.FAULTY_VERSION:

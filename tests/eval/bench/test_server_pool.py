@@ -60,7 +60,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(module, "Server", Recorder)
     monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
-    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(module, "settle_s", lambda: 0.0)
     return calls
 
 
