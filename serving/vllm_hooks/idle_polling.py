@@ -32,9 +32,8 @@ def record_read(self: "SpinCondition") -> None:
     connected is lost, which costs 5 s.
     """
     now = time.monotonic()
-    if not hasattr(self, "first_read"):
-        self.first_read = now
-    connected = now > self.first_read + self.busy_loop_s
+    first_read = vars(self).setdefault("first_read", now)
+    connected = now > first_read + self.busy_loop_s
     self.last_read = now - self.busy_loop_s + POLLING_S if connected else now
 
 
