@@ -1,7 +1,7 @@
 """How the tests are distributed over processes, and fixtures for all of them.
 
 `make test` runs four processes, two a core of two. What is expensive is shared or forked: one
-engine, one server and one load generator for tests/serving; engines forked from the process that
+server and one load generator for tests/serving; engines forked from the process that
 opens them (serving/vllm_hooks/process_start.py); servers, load generators, stages and training
 ranks from one that has imported vLLM and DeepSpeed (tests/warm_process/); commands in this
 process (tests/recipes/commands.py). Text is written by a target with a quarter of the embedded
@@ -33,17 +33,25 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parent
 EMBEDDED_TARGET = TESTS.parent / "recipes" / "nano_r1" / "target"
-ONE_ENGINE = ("tests/serving/",)
-"""Folders whose conftest.py starts engines for all their files."""
+ONE_SERVER = (
+    "serving/live/test_live_server.py",
+    "serving/test_endpoint.py",
+    "serving/test_sampling.py",
+    "serving/test_server.py",
+)
+"""Files that share the server of tests/serving/conftest.py."""
 LONGEST_FIRST = (
-    "serving",
-    "eval/test_evaluate.py",
+    *ONE_SERVER,
     "training/distributed/test_ranks.py",
-    "eval/bench/test_step_timing.py",
+    "eval/test_evaluate.py",
     "training/test_trainer.py",
-    "data/on_policy/test_check.py",
-    "eval/replay/test_draft_parity.py",
+    "eval/bench/test_step_timing.py",
     "data/features",
+    "serving/test_other_speculators.py",
+    "data/on_policy/test_check.py",
+    "eval/prediction/test_step_fit.py",
+    "eval/replay/test_draft_parity.py",
+    "serving/live/test_router.py",
     "recipes",
     "training",
     "eval/test_browser.py",
@@ -100,17 +108,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_xdist_make_scheduler(
     config: pytest.Config, log: "Producer"
 ) -> "LoadFileScheduling | None":
-    """For `--dist loadfile`: one process runs all of a file, and all files that share an engine."""
+    """For `--dist loadfile`: one process runs all of a file, and all files that share a server."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class FilesAndFolders(LoadFileScheduling):
+    class FilesOfServers(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((folder for folder in ONE_ENGINE if file.startswith(folder)), file)
+            return "server" if file.removeprefix("tests/") in ONE_SERVER else file
 
-    return FilesAndFolders(config, log)
+    return FilesOfServers(config, log)
 
 
 @pytest.hookimpl(trylast=True)  # after -m has deselected tests

@@ -131,7 +131,7 @@ def _case(target, run, prompt, completion, depth):
             rates=[4],
             rate_seconds=1.5,
             verification_requests=4,
-            verification_max_tokens=48,
+            verification_max_tokens=32,
             bootstrap_samples=100,
         ),
     )

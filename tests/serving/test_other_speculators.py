@@ -23,7 +23,7 @@ HEADS = {
     "dflash": {"heads": 4, "kv_heads": 2},
 }
 SLOW = [*list(HEADS)[1:], "ngram"]
-PARITY = ParityConfig(prompts=8, max_tokens=40, anchors=120)
+PARITY = ParityConfig(prompts=8, max_tokens=24, anchors=120)
 
 
 @pytest.mark.engine

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 
 TEMPERATURE = 0.6
 TOKENS = 96
-REPEATS = 3
+REPEATS = 2
 TAIL = 1e-4
 
 

@@ -36,7 +36,7 @@ time.sleep(600)
 """
 
 
-TOKENS = 48
+TOKENS = 32
 """Longest greedy response."""
 
 

@@ -29,7 +29,7 @@ LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13
 
 @pytest.fixture(scope="module")
 def traffic(nano_r1, tmp_path_factory):
-    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 24)
+    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 14)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ class Interrupted:
 def test_an_interrupted_capture_goes_on_and_ends_the_same(engine, rows, tmp_path):
     whole = capture_ids(engine, rows, tmp_path / "whole", SMALL_SHARDS, LAYERS)
     with pytest.raises(KeyboardInterrupt):
-        capture_ids(Interrupted(engine, 3), rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
+        capture_ids(Interrupted(engine, 1), rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
     assert kept
     store = capture_ids(engine, rows, tmp_path / "features", SMALL_SHARDS, LAYERS)

@@ -32,9 +32,9 @@ from tests.data.logs import write_log
 from tests.shipped_traffic import with_token_ids
 
 WORKLOADS = ("general", "document_extraction", "social_chat")
-GROUP = 20
+GROUP = 14
 """Exchanges of each kind."""
-SIZES = {"genuine": 40}
+SIZES = {"genuine": 28}
 """Exchanges of kinds with another number."""
 MIN_ON_POLICY = 0.95
 END = 1

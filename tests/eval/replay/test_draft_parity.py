@@ -32,7 +32,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
-    target, parity = TargetConfig(model=str(short_r1)), ParityConfig(max_tokens=96, anchors=300)
+    target, parity = TargetConfig(model=str(short_r1)), ParityConfig(max_tokens=64, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
     custom = load_mtp(short_r1)
     torch.manual_seed(0)
