@@ -49,6 +49,7 @@ LONGEST_FIRST = (
     "data/features",
     "serving/test_other_speculators.py",
     "data/on_policy/test_check.py",
+    "serving/test_server_ends.py",
     "eval/prediction/test_step_fit.py",
     "eval/replay/test_draft_parity.py",
     "serving/live/test_router.py",

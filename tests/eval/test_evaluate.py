@@ -17,7 +17,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench.scenarios import EVERYTHING
-from outrider.eval.config import EvalConfig, GateConfig
+from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
 from outrider.eval.context import (
     Backends,
     EvaluationContext,
@@ -133,6 +133,7 @@ def _case(target, run, prompt, completion, depth):
             verification_requests=4,
             verification_max_tokens=32,
             bootstrap_samples=100,
+            parity=ParityConfig(prompts=4, max_tokens=32),
         ),
     )
     return SimpleNamespace(run=run, context=context)

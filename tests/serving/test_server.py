@@ -1,10 +1,7 @@
-"""A real `vllm serve`: counters, drafter exchange, load, bundle, and its end."""
+"""A real `vllm serve`: counters, drafter exchange, load and bundle."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,29 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import members, members_running, wait_until
 from outrider.serving.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import HOST, Server
-from outrider.serving.vllm_hooks import process_start
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
-
-STARTER = """
-import sys, time
-from pathlib import Path
-from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.server import Server
-server = Server(TargetConfig(model=sys.argv[1]), ServingConfig(), log_path=Path(sys.argv[2]))
-server.start()
-print(server.mark, flush=True)
-time.sleep(600)
-"""
-
 
 TOKENS = 32
 """Longest greedy response."""
@@ -203,24 +186,3 @@ def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OutriderError, match=rf"serving\.port = {port}"):
             Server(target, ServingConfig(), log_path=tmp_path / "log", port=port)
-
-
-@pytest.mark.parametrize(
-    "environment", [{}, pytest.param({process_start.FORK: "0"}, marks=pytest.mark.slow)]
-)
-def test_no_process_of_a_server_outlives_kill_minus_nine_of_its_starter(
-    environment: dict[str, str], target: TargetConfig, tmp_path: Path
-) -> None:
-    """As users run it, where a server forks its engine; and with spawned engines."""
-    command = [sys.executable, "-c", STARTER, target.model, str(tmp_path / "log")]
-    own = {name: text for name, text in os.environ.items() if name != process_start.FORK}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=own | environment
-    ) as starter:
-        assert starter.stdout is not None
-        mark = starter.stdout.readline().strip()
-        try:
-            assert wait_until(lambda: members_running(mark, "Worker"), 300)
-        finally:
-            starter.kill()
-    assert wait_until(lambda: members(mark) == [], 15)

@@ -112,8 +112,6 @@ class ForkedPopen(subprocess.Popen):
             | {
                 "environment": dict(os.environ if env is None else env),
                 "folder": str(cwd or Path.cwd()),
-                "session": bool(start_new_session),
-                "group": process_group,
             },
             descriptors,
             sorted(pass_fds),
@@ -180,8 +178,6 @@ def _fork(
         "words": [],
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
-        "session": False,
-        "group": -1,
         "cores": sorted(os.sched_getaffinity(0)),
         "descriptors": [0, 1, 2, *others],
     }

@@ -166,10 +166,9 @@ def _become(request: dict[str, Any], received: list[int]) -> None:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _place(received, request["descriptors"])
-        if request["session"]:
-            os.setsid()
-        if request["group"] >= 0:
-            os.setpgid(0, request["group"])
+        # In any case: Linux gives each session its share of the cores (sched_autogroup). Next to
+        # one of many processes on both cores, others got 3 % of a core for minutes.
+        os.setsid()
         os.sched_setaffinity(0, request["cores"])
         os.chdir(request["folder"])
         os.environ.clear()
