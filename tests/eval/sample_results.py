@@ -3,6 +3,7 @@
 sample_results(custom_speed=1.4)
 """
 
+import functools
 import itertools
 from typing import Any
 
@@ -367,6 +368,11 @@ def sample_rounds(step_s: list[float]) -> np.ndarray:
 
 def sample_findings(custom_speed: float = 1.4) -> Findings:
     """All that evaluate() measures."""
+    return _findings(custom_speed).model_copy(deep=True)
+
+
+@functools.cache
+def _findings(custom_speed: float) -> Findings:
     base, custom = sample_replay(0.6), sample_replay(0.8)
     replays = {"base": base, "custom": custom}
     speeds = {"eager": 1.0, "compiled": 2.3}

@@ -25,7 +25,7 @@ LENGTHS = {
     "custom": [1.946, 2.811, 3.709, 4.488, 5.210],
 }
 """Acceptance length by k, exact replay of the same demos."""
-REPETITIONS = 100
+REPETITIONS = 60
 
 
 def closest_increasing(table):
