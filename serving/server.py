@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from outrider.common.errors import OutriderError
+from outrider.common.idle_priority import take_idle_time, take_usual_time
 from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -118,7 +119,7 @@ class Server:
             start_new_session=True,  # Ctrl-C reaches the command, which stops its servers in order
         )
         if lowest_priority:
-            _take_only_idle_time(self._process.pid)
+            take_idle_time(self._process.pid)
 
     def wait(self) -> None:
         """Returns when the server is healthy.
@@ -160,7 +161,7 @@ class Server:
         for member in members(self.mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if any("resource_tracker" in word for word in member.cmdline()):
-                    _take_usual_time(member.pid)  # it is waited for
+                    take_usual_time(member.pid)  # it is waited for
                 else:
                     member.kill()
 
@@ -215,26 +216,6 @@ class Server:
 
     def _log_end(self, lines: int = 25) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _take_only_idle_time(pid: int) -> None:
-    """Gives a process that has just started, and all that it starts, the lowest priority.
-
-    Linux places a thread that wakes on a core that runs only idle-class processes as on a free one,
-    and preempts them at once. With niceness 19 it may wait behind another busy thread instead.
-    Where each session has its share of the cores (sched_autogroup), it still gets that of its own.
-    """
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
-
-
-def _take_usual_time(pid: int) -> None:
-    """Undoes `_take_only_idle_time` where the user may: on busy cores a process hardly runs."""
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _free_port(port: int | None) -> int:

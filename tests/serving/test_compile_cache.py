@@ -69,6 +69,8 @@ def test_a_busy_server_is_stopped_at_once_and_its_shared_memory_freed(nano_r1, t
     server = Server(TargetConfig(model=str(nano_r1)), ServingConfig(), log_path=log)
     server.command = [sys.executable, "-c", BUSY]
     server.start(lowest_priority=True)
+    share = Path(f"/proc/{server._process.pid}/autogroup")
+    assert not share.exists() or share.read_text().split()[1:] == ["nice", "19"]
     assert wait_until(lambda: "idle class" in log.read_text(), 60)
     segment = Path("/dev/shm") / log.read_text().split()[1]
     assert segment.exists() and "idle class: True" in log.read_text()

@@ -29,7 +29,7 @@ LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13
 
 @pytest.fixture(scope="module")
 def traffic(nano_r1, tmp_path_factory):
-    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 14)
+    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 12)
 
 
 @pytest.fixture(scope="module")
