@@ -63,11 +63,11 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     ):
         fleet = pool.fleet("eager")
         times = time_steps(
-            fleet, load, DEPTH, [1, 3], texts, sampling, 12, undecided=undecided, seconds=600
+            fleet, load, DEPTH, [1, 3], texts, sampling, 24, undecided=undecided, seconds=600
         )
         # Servers in turn, as they are timed for several kinds of drafter.
         in_turn = time_kinds(
-            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [1, 3], texts, sampling, 12, [3]
+            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [1, 3], texts, sampling, 36, [3]
         )
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
