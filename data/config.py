@@ -153,8 +153,8 @@ class PrivacyConfig(_Section):
 
 
 NOT_INSTALLED = (
-    "privacy.mode looks for personal data with presidio-analyzer, which is not installed; install "
-    "the extra `privacy` (pip install 'outrider[privacy]') or set privacy.mode: off"
+    "privacy.mode looks for personal data with presidio-analyzer, which is not installed; run "
+    "`pip install -e '.[privacy]'` in Outrider's checkout, or set privacy.mode: off"
 )
 
 

@@ -48,10 +48,23 @@ def adapt_speculator() -> None:
     _run_command("adapt-speculator")
 
 
+def _versions() -> str:
+    """For `--version`: Outrider, and what determines what it computes."""
+    from outrider.recipes.pipeline.provenance import versions
+
+    return "\n".join(f"{package} {version}" for package, version in versions().items())
+
+
 def _run_command(name: str) -> None:
     function = name.replace("-", "_")
     command = getattr(importlib.import_module(f"outrider.recipes.commands.{function}"), function)
-    app = App(name=name, version_flags=[], help=command.__doc__, result_action="return_value")
+    app = App(
+        name=name,
+        version=_versions,
+        help=command.__doc__,
+        help_format="plaintext",
+        result_action="return_value",
+    )
     app.default(command)
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     try:

@@ -18,7 +18,7 @@ class ClusterConfig(BaseModel):
     address: str | None = None
     """Ray cluster. `local` starts a private one on this machine for the run, `auto` finds the one
     that this machine belongs to, `HOST:PORT` is the address of a head node. null: no Ray. Needs the
-    extra `outrider[cluster]`."""
+    extra `cluster`."""
 
     capture_replicas: int = Field(default=1, ge=1)
     """Engines that capture at the same time, each on `serving.engine`'s number of GPUs of one node.

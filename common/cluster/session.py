@@ -317,8 +317,8 @@ def _require_ray() -> None:
         import ray  # noqa: F401
     except ImportError as error:
         raise OutriderError(
-            "cluster.address is set and Ray is not installed; `pip install 'outrider[cluster]'`,"
-            " or leave out cluster.address to run on this machine alone"
+            "cluster.address is set and Ray is not installed; run `pip install -e '.[cluster]'` in"
+            " Outrider's checkout, or leave out cluster.address to run on this machine alone"
         ) from error
 
 

@@ -6,7 +6,7 @@
 #   train-speculator --recipe r1/resume_screening cluster.address=auto cluster.capture_replicas=2 training.processes=16
 #   ray stop                                                   on every node
 #
-# All nodes need the same outrider[cluster], Python and target at the same paths, and one disk for runs/. RAY_AUTH_MODE=token
+# All nodes need the same Outrider (extra `cluster`), Python and target at the same paths, and one disk for runs/. RAY_AUTH_MODE=token
 # needs the same token on every node: `ray get-auth-token --generate`, then copy ~/.ray/auth_token (mode 600).
 set -eu
 head=$1

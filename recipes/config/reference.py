@@ -83,7 +83,11 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     inner = {name: _section_of(field.annotation) for name, field in fields.items()}
     named = {name: _named_section(field.annotation) for name, field in fields.items()}
     listed = {name: _listed_section(field.annotation) for name, field in fields.items()}
-    plain = [name for name in fields if inner[name] is None and listed[name] is None]
+    plain = [
+        name
+        for name, field in fields.items()
+        if listed[name] is None and (inner[name] is None or inner[name] is not field.annotation)
+    ]
     for name in plain:
         key = f"{prefix}.{name}" if prefix else name
         text = " ".join(docs[name].split())
@@ -118,6 +122,9 @@ def field_docs(section: Section) -> dict[str, str]:
 
 
 def _section_of(annotation: typing.Any) -> Section | None:
+    """The section type of a field, also of one that may be null."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
     is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation if is_section else None
 

@@ -186,6 +186,6 @@ def require_simpy() -> None:
     except ModuleNotFoundError:
         raise OutriderError(
             "--dry-run with cluster.address simulates the cluster with simpy, which is not"
-            " installed; install the extra `cluster` (pip install 'outrider[cluster]') or leave"
+            " installed; run `pip install -e '.[cluster]'` in Outrider's checkout, or leave"
             " cluster.address out"
         ) from None

