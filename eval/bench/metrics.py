@@ -39,7 +39,7 @@ Record = Mapping[str, Any]
 
 
 def noise_of(measured: Mapping[str, Sequence[Record]]) -> Noise:
-    """How much equal timed blocks differ, from all engine modes and concurrencies together.
+    """How much equal timed blocks differ, pooled over all engine modes and concurrencies.
 
     Alternated blocks differ less. They are left out unless there are no others.
     """

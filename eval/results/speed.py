@@ -68,9 +68,9 @@ class SpeedRow(Ratios, Variants[Block]):
     """One concurrency: each variant's figures, and ratios of tokens/s.
 
     Base and custom each draft their own K. Ratios are paired within repeats. Their intervals are
-    Student's, with the noise of blocks pooled over concurrencies and engine modes. At concurrency 1
-    base and custom alternate by request in one engine; their ratio's `clusters` are then pairs of
-    requests.
+    Student's, with the larger of the noise of its own blocks and that pooled over concurrencies and
+    engine modes. At concurrency 1 base and custom alternate by request in one engine; their ratio's
+    `clusters` are then pairs of requests.
     """
 
     model_config = DOCUMENTED

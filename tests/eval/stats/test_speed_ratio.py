@@ -78,3 +78,12 @@ def test_prompts_that_differ_more_than_blocks_do_set_the_interval():
 def test_one_block_of_each_kind_has_no_noise_estimate():
     random = np.random.default_rng(1)
     assert block_noise([blocks_of(random, 1.5, 1, 0.1), blocks_of(random, 1.2, 1, 0.1)]) is None
+
+
+def test_blocks_noisier_than_the_others_do_not_borrow_their_noise():
+    """Equal speeds, 20 % noise at one concurrency, 2 % at two others, four blocks each."""
+    random, wrong, trials = np.random.default_rng(3), 0, 600
+    for _ in range(trials):
+        own, *others = (blocks_of(random, 1.0, 4, noise) for noise in (0.2, 0.02, 0.02))
+        wrong += speed_ratio(own, block_noise([own, *others]), samples=20, seed=0).low > 1
+    assert wrong / trials < 0.045  # at most 2.5 % are expected; 10 % by the pooled noise alone
