@@ -100,7 +100,8 @@ def measure(
         chosen = list(itertools.islice(supply, size * per_seat if size > 1 else 2 * per_seat))
         first = (repeat + size) % len(order)
         for variant in order[first:] + order[:first]:
-            url = warm_up(fleet, variant, load, texts, sampling, settings, context.say)
+            warm_up(fleet, variant, load, texts, sampling, settings, context.say)
+            url = fleet.server(variant).url
             record = run_block(url, load, chosen, size, sampling, settings.max_tokens)
             blocks.append({"repeat": repeat, "concurrency": size, "variant": variant, **record})
             context.say(

@@ -153,17 +153,13 @@ def warm_up(
     sampling: Sampling,
     evaluation: EvalConfig,
     say: Say,
-) -> str:
-    """Address of the variant's server, after a short block at the highest concurrency.
-
-    A server that has served before is not warmed up again.
-    """
+) -> None:
+    """A short block at the highest concurrency, if the variant's server has not served before."""
     url, widest = fleet.server(variant).url, max(evaluation.concurrency)
     if fleet.is_fresh(variant):
         say(f"warm-up {variant}")
         first = list(itertools.islice(itertools.cycle(prompts), widest))
         run_block(url, load, first, widest, sampling, WARM_UP_TOKENS)
-    return url
 
 
 def _blocks(

@@ -60,7 +60,8 @@ def measure_rates(
                     continue
                 turn, records = (repeat + place) % len(group), {}
                 for variant in group[turn:] + group[:turn]:
-                    url = warm_up(fleet, variant, load, scenario.texts, sampling, evaluation, say)
+                    warm_up(fleet, variant, load, scenario.texts, sampling, evaluation, say)
+                    url = fleet.server(variant).url
                     say(f"{scenario.name}, {rate:g} requests/s, {variant}")
                     records[variant] = _timed_block(
                         url, load, scenario, rate, repeat, sampling, evaluation

@@ -93,7 +93,12 @@ class Fleet:
         self._fresh: set[str] = set()
 
     def server(self, variant: str) -> Server:
-        """The variant's server: ready, its weights in place, and the other server idle."""
+        """The variant's server: ready, its weights in place, and the other server idle.
+
+        Its prefix cache is empty, so call this before every block. An exchange empties the cache;
+        without this, a variant that follows another with the same weights would find the prompts
+        of the block before in it, and one that follows an exchange never would.
+        """
         self._started()
         name = self._name(variant)
         if name not in self._up:
@@ -108,6 +113,8 @@ class Fleet:
             assert directory is not None  # variants of this server have weights
             self._up[name].exchange(directory)
             self._loaded = directory
+        else:
+            self._up[name].reset_prefix_cache()
         drafts = self.drafts(variant)
         if drafts is not None and self._changes_drafts(name):
             if drafts != self._drafting.get(name):

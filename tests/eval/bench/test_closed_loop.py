@@ -42,6 +42,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
         def exchange(self, directory: Path) -> None:
             self.url = directory.name
 
+        def reset_prefix_cache(self) -> None: ...
+
     def block(url, load, prompts, concurrency, sampling, max_tokens):
         if max_tokens > blocks.WARM_UP_TOKENS:
             heard.append((url, concurrency, tuple(prompts)))

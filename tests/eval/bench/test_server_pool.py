@@ -26,6 +26,9 @@ recorded: dict[str, dict[str, str]] = {}
 drafts: dict[str, tuple[int | None, list[tuple[int, int, int]] | None]] = {}
 """k and schedule with which each kind of server was started last."""
 
+emptied: list[str] = []
+"""Servers whose prefix cache was emptied, in order."""
+
 SPECULATORS = {"base": Speculator("mtp", Path("base")), "custom": Speculator("mtp", Path("custom"))}
 
 
@@ -57,6 +60,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def exchange(self, directory):
             calls.append(f"swap {directory}")
+            self.reset_prefix_cache()
+
+        def reset_prefix_cache(self):
+            emptied.append(self.name)
 
     monkeypatch.setattr(module, "Server", Recorder)
     monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
@@ -102,6 +109,15 @@ def test_side_by_side_both_are_up_and_weights_change_only_for_another_speculator
         ]
         log.clear()
     assert sorted(log) == ["plain stops", "speculating stops"]
+
+
+@pytest.mark.parametrize("custom", [Path("custom"), Path("base")], ids=["exchanged", "same"])
+def test_every_turn_begins_with_an_empty_prefix_cache(log, tmp_path, custom):
+    speculators = SPECULATORS | {"custom": Speculator("mtp", custom)}
+    with open_fleet(TargetConfig(), ServingConfig(), speculators, 3, "eager", tmp_path) as fleet:
+        emptied.clear()
+        turns = ask(fleet, "base", "base", "custom", "custom", "none", "none", "base")
+    assert emptied == turns
 
 
 def test_one_at_a_time_each_start_comes_after_the_other_s_end_and_loads_the_base(log):

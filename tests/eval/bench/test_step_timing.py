@@ -3,6 +3,8 @@
 How long a step takes depends on the machine; which steps are timed does not.
 """
 
+import itertools
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from outrider.serving import step_times
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.server import Server
 from outrider.serving.step_times import StepTimes
 
 DEPTH = 3
@@ -34,6 +37,20 @@ def enough_rows(rows: list[list[float | None]]) -> bool:
     return all(any(row[k] is not None for row in rows) for k in range(DEPTH))
 
 
+def cached_tokens(server: Server, prompt_tokens: int) -> list[float]:
+    """Prompt tokens that two equal requests, one after the other, found in the prefix cache."""
+    counts = []
+    for _ in range(3):
+        with urllib.request.urlopen(server.url + "/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        hits = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total")]
+        counts.append(sum(float(line.split()[-1]) for line in hits))
+        if len(counts) < 3:
+            prompt = [0, *range(10, 9 + prompt_tokens)]
+            complete(server.url, server.model_name, [prompt], Sampling(0.0, 1.0), 4, 1)
+    return [after - before for before, after in itertools.pairwise(counts)]
+
+
 @pytest.mark.engine
 def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_variant_does(
     short_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -45,7 +62,9 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     monkeypatch.setattr(kind_steps, "MOST_TURNS", MOST_TURNS)
     target = TargetConfig(model=str(short_r1))
     serving = ServingConfig(
-        engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
+        engine=EngineConfig(
+            max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25, prefix_caching=True
+        )
     )
     texts = ["Where is my order?", "List the total of this receipt.", "Is this candidate a fit?"]
     sampling, logs = Sampling(0.6, 0.95), tmp_path / "logs"
@@ -82,6 +101,13 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
             complete(speculating.url, speculating.model_name, prompts, sampling, 40, len(prompts))
             counts[variant] = speculating.counters() - before
             steps[variant] = fleet.new_steps(variant)[1:]  # the first is of an earlier block
+        hits = [
+            cached_tokens(fleet.server(variant), prompt_tokens=440)
+            for variant in ("base", "custom", "base", "none", "none")
+        ]
+    # A turn's second request finds the first one's prompt, its first one nothing of other turns.
+    assert [first for first, _ in hits] == [0] * 5
+    assert min(second for _, second in hits) > 100, hits
     for variant, k in (("base", 1), ("custom", DEPTH), (SAME_K, 0)):
         assert len(steps[variant]) > 5 and {step.drafts for step in steps[variant]} == {k}
         assert counts[variant].draft_tokens == k * counts[variant].drafts
