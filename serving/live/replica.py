@@ -22,12 +22,19 @@ from outrider.serving.live.address import address_of
 ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
 
+_REFUSALS = (400, 404, 409, 422)
+"""Statuses of an exchange that was not begun."""
+
 Cache = Literal["clear", "keep"]
 """What happens to cached prefixes, which hold the old drafter's keys and values."""
 
 
 class SwapRefused(OutriderError):
     """The replica did not exchange the speculator; the old one still serves."""
+
+
+class SwapFailed(OutriderError):
+    """An exchange failed; `status` has which speculator serves, which may be neither."""
 
 
 class ReplicaUnreachable(OutriderError):
@@ -80,6 +87,8 @@ class ReplicaStatus(_FromJson):
     """The version of the last swap if it was taken back by the watch; None otherwise."""
     reverted_because: str | None = None
     """The numbers that took it back."""
+    broken: str | None = None
+    """Why the drafts are wrong until the replica is started again; None where they are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +147,11 @@ class Replica:
 
     def status(self) -> ReplicaStatus:
         """The speculator in use; `ReplicaUnreachable` where there is no answer."""
-        return ReplicaStatus.of(self._get(ROUTE))
+        status, answer = self._call("GET", ROUTE, None, 60)
+        is_broken = isinstance(answer, dict) and answer.get("broken")
+        if status != http.client.OK and not is_broken:
+            raise OutriderError(f"{self.admin}{ROUTE}: {status} {_reason(answer)}")
+        return ReplicaStatus.of(answer)
 
     def swap(
         self,
@@ -147,12 +160,14 @@ class Replica:
         digest: str,
         cache: Cache,
         watch: Watch | None = None,
+        expected: str | None = None,
         timeout_s: float = 600,
     ) -> SwapResult:
         """Exchanges the speculator for the bundle in `directory`.
 
-        `digest` is the bundle's `bundle_digest`. `SwapRefused` has the server's reason and leaves
-        the old speculator in place. After `ReplicaUnreachable`, `status` tells which one it is.
+        `digest` is the bundle's `bundle_digest`, `expected` that of the speculator in use: another
+        one is not exchanged. `SwapRefused` has the server's reason and leaves the old speculator in
+        place. After `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
         """
         body = {
             "directory": str(directory),
@@ -161,11 +176,12 @@ class Replica:
             "cache": cache,
             "watch": dataclasses.asdict(watch) if watch is not None else None,
         }
+        if expected is not None:
+            body["expected"] = expected
         status, answer = self._call("POST", ROUTE, body, timeout_s)
         if status != http.client.OK:
-            raise SwapRefused(
-                f"{self.admin}: {directory} was not loaded ({status}): {_reason(answer)}"
-            )
+            error = SwapRefused if status in _REFUSALS else SwapFailed
+            raise error(f"{self.admin}: {directory} was not loaded ({status}): {_reason(answer)}")
         return SwapResult.of(answer)
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
