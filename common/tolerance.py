@@ -6,10 +6,14 @@
 Kernels whose result depends on the batch, FP8 above all, do not reproduce themselves. What an
 engine shows against itself in the same run, in other batches, is no fault of what is checked. So a
 check allows that and a margin, where this is more than the recipe's limit. An engine that
-reproduces itself is judged by the recipe's limit.
+reproduces itself is judged by the recipe's limit. One that differs from itself by more than
+`MOST_LIMITS` times the limit cannot be checked: its noise would hide any fault.
 """
 
 from dataclasses import dataclass
+
+MOST_LIMITS = 3.0
+"""The control may raise what is allowed to so many times the recipe's limit."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,13 @@ class Tolerance:
 
     @property
     def allowed(self) -> float:
-        """The larger of the recipe's limit and the control with its margin."""
-        return max(self.limit, self.control + self.margin)
+        """The larger of the recipe's limit and the control with its margin, up to the cap."""
+        return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
     def describe(self) -> str:
         """What is allowed and why."""
         return (
             f"{self.allowed:.3g}, the larger of {self.limit:.3g} and {self.control:.3g} + "
-            f"{self.margin:.3g} (the engine against itself and a margin)"
+            f"{self.margin:.3g} (the engine against itself and a margin), at most "
+            f"{MOST_LIMITS:g} times the first"
         )

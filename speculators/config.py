@@ -63,7 +63,8 @@ class ParityConfig(BaseModel):
     """Most steps that are compared, at every depth; they are drawn at random."""
 
     min_agreement: float = Field(0.99, gt=0, le=1)
-    """Smallest share of draft tokens, over all depths, that are equal or near ties."""
+    """Smallest share of draft tokens, over all depths, that are equal or near ties. Of a sample
+    more may differ: as many as at this share are found in 5 % of the cases (a binomial bound)."""
 
     near_tie_nats: float = Field(0.25, ge=0)
     """Two different drafts are a near tie if the trainer finds its own at most this much more
@@ -77,7 +78,7 @@ class ParityConfig(BaseModel):
     agreement_margin: float = Field(0.005, ge=0, lt=1)
     """The engine drafts twice, the second time one request at a time. Where the share of its own
     drafts that differ without a near tie plus this is larger than 1 - `min_agreement`, it is the
-    limit."""
+    limit, up to three times that."""
 
     difference_margin: float = Field(0.02, ge=0)
     """The same for `max_difference`, in nats."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
-from outrider.eval.replay.parity_control import Control, paired, tolerances
+from outrider.eval.replay.parity_control import Control, most_missing, paired, tolerances
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -285,9 +285,11 @@ def _log_probabilities(
 def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
     """Why parity fails, in one sentence; None where it holds."""
     missing, difference = tolerances(found, parity)
+    drafts = sum(row["n"] for row in found["per_depth"])
+    most = most_missing(drafts, missing.allowed)
     # Written so that a NaN fails too; sums of shares are rounded.
     if (
-        1 - found["agreement"] - found["near_ties"] <= missing.allowed + 1e-9
+        drafts * (1 - found["agreement"] - found["near_ties"]) <= most + 0.5
         and found["difference"] <= difference.allowed
     ):
         return None
@@ -298,10 +300,10 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
         f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of"
         f" {found['steps']} x {len(found['per_depth'])} draft tokens ({depths};"
         f" {found['near_ties']:.2%} more within {parity.near_tie_nats:g} nats), and on their"
-        f" log-probabilities to {found['difference']:.3f} nats on average; others may be a share of"
-        f" {missing.describe()} (speculator.parity.min_agreement, .agreement_margin), and the"
-        f" difference {difference.describe()} (speculator.parity.max_difference,"
-        f" .difference_margin); {CAUSES}"
+        f" log-probabilities to {found['difference']:.3f} nats on average; {most} others may be"
+        f" found at a true share of {missing.describe()} (speculator.parity.min_agreement,"
+        f" .agreement_margin), and the difference may be {difference.describe()}"
+        f" (speculator.parity.max_difference, .difference_margin); {CAUSES}"
     )
 
 
