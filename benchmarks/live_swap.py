@@ -114,9 +114,7 @@ def live_server(
 ) -> Iterator[Live]:
     """A server of the target as in production."""
     environment = live_environment([root]) | {"VLLM_SERVER_DEV_MODE": "0"}
-    engine = EngineConfig(
-        max_num_seqs=8, kv_cache_gb=1.0, prefix_caching=True, environment=environment
-    )
+    engine = EngineConfig(max_num_seqs=8, kv_cache_gb=1.0, prefix_caching=True)
     server = Server(target, ServingConfig(engine=engine), speculator, k, log_path=log)
     server.command += ["--api-key", KEY]
     server._environment |= environment

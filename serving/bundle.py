@@ -24,6 +24,7 @@ from outrider.serving.bundle_places import MANIFEST, files_of, local_bundle, put
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
@@ -82,6 +83,7 @@ def export_bundle(
             "num_speculative_tokens_per_batch_size": schedule or None,
             "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
+            "serve": serving_of(target, serving),
             "files": {
                 file.relative_to(stage).as_posix(): file_digest(file) for file in files_of(stage)
             },
@@ -167,9 +169,8 @@ def serve_script(
     if is_hub_id and target.revision is not None:
         flags += ["--revision", target.revision]
     flags += ["--served-model-name", Path(target.model).name]
-    environment = engine_environment(serving.engine)
-    preload = environment.pop("LD_PRELOAD", None)
-    del environment["HF_HUB_OFFLINE"]  # the endpoint may have to download the target first
+    environment = exported_environment(serving.engine)
+    preloads = "LD_PRELOAD" in engine_environment(serving.engine)
     lines = [
         "#!/usr/bin/env bash",
         "# Serves the target with this speculator and the evaluated flags. Arguments are appended",
@@ -189,7 +190,7 @@ def serve_script(
     else:
         lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
-    if preload is not None:
+    if preloads:
         find = 'import pathlib, sys; print(pathlib.Path(sys.prefix) / "lib" / "libiomp5.so")'
         lines += [
             f'openmp="$("$python" -c {shlex.quote(find)})"',

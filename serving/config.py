@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outrider.common.errors import OutriderError
+from outrider.serving.allowed import why_not_argument, why_not_variable
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.kinds import target_tensors
 
@@ -188,12 +189,14 @@ class EngineConfig(BaseModel):
     """Seed of the engine's sampler; a request's own seed overrides it."""
 
     environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the engine's processes; they override Outrider's."""
+    """Environment variables of the engine's processes; they override Outrider's. Those that change
+    what the engine computes, such as `VLLM_USE_DEEP_GEMM`; engines inherit all others from the
+    command. They are exported with the bundle, so secrets are refused."""
 
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
     """Other engine arguments of vLLM, by their names in Python (`block_size: 64`). They reach
     capture, evaluation and serve.sh unchanged; capture leaves out those that would change its
-    states, and says so."""
+    states, and says so. Those that name code or hold secrets are refused."""
 
     @field_validator("extra_arguments")
     @classmethod
@@ -203,6 +206,16 @@ class EngineConfig(BaseModel):
                 raise ValueError(f"{name} has its own key: set {key}")
             if name in UNSERVABLE:
                 raise ValueError(f"{name}: {UNSERVABLE[name]}; leave it out")
+            if reason := why_not_argument(name, value[name]):
+                raise ValueError(f"{reason}; leave it out")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _is_public(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if reason := why_not_variable(name, text):
+                raise ValueError(reason)
         return value
 
     @property

@@ -162,18 +162,24 @@ def serve_arguments(
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
-    words = [arguments.pop("model")]
+    return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
+
+
+def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Arguments of `vllm.LLM` as flags of `vllm serve`, each with its values."""
+    flags: list[tuple[str, ...]] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         if name == "disable_log_stats" or value is None:
             continue  # a server's default, without a flag
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            flags.append((f"--{flag}" if value else f"--no-{flag}",))
+        elif isinstance(value, dict):
+            flags.append((f"--{flag}", json.dumps(value)))
         else:
-            is_json = isinstance(value, dict)
             values = value if isinstance(value, list) else [value]
-            words += [f"--{flag}", *(json.dumps(v) if is_json else str(v) for v in values)]
-    return words
+            flags.append((f"--{flag}", *map(str, values)))
+    return flags
 
 
 class PromptLogprobs(NamedTuple):

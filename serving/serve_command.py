@@ -4,13 +4,12 @@
     found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}
     found.notes         # what has no key, and what stays as the recipe has it
 
-Flags with a key of the recipe fill it. Other arguments of vLLM's engine go to
-`serving.engine.extra_arguments` unchanged. Arguments of the HTTP server (port, API key, tool
-parsers) do not change what is computed and are left out. The engine's arguments are read from the
-installed vLLM's source, so that nothing is imported.
+Flags with a key of the recipe fill it. Other arguments that change what the engine computes go to
+`serving.engine.extra_arguments` unchanged, such variables to `serving.engine.environment`
+(allowed.py). All others, such as the port, API key and tool parsers, are left out; a note has their
+names and never their values.
 """
 
-import ast
 import re
 import shlex
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from outrider.common.errors import OutriderError
+from outrider.common.redaction import redacted
+from outrider.serving.allowed import ARGUMENTS, why_not_argument, why_not_value, why_not_variable
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
-from outrider.serving.vllm_hooks.source_checks import Sources
 
 SHORT = {
     "-tp": "tensor_parallel_size",
@@ -78,8 +78,8 @@ def read_serve_command(text: str) -> ServeCommand:
         OutriderError: not a `vllm serve` command, or a flag that no engine of Outrider can have.
     """
     source, text = _read(text)
-    environment, words = _command(source, text)
-    given, server = _arguments(source, words)
+    variables, words = _command(source, text)
+    given, left_out = _arguments(source, words)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     notes = []
@@ -92,20 +92,24 @@ def read_serve_command(text: str) -> ServeCommand:
     extra: dict[str, Any] = {}
     for name, value in given.items():
         key = KEYS_OF_ARGUMENTS.get(name)
-        if key is None:
+        if why_not_value(name, value) if key else why_not_argument(name, value):
+            left_out.append(_flag(name))
+        elif key is None:
             extra[name] = value
         elif key.startswith("target."):
             target[key.removeprefix("target.")] = value
         else:
             engine |= _engine_value(source, key.removeprefix("serving.engine."), value)
     engine["extra_arguments"] = extra
+    environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
     if environment:
         engine["environment"] = environment
+    left_out += [name for name in variables if name not in environment]
     kept = [name for name in KEPT if name not in given]
     if kept:
         notes.append(f"not in the command, the recipe's values stay: {', '.join(kept)}")
-    if server:
-        notes.append(f"of the HTTP server, not used: {', '.join(server)}")
+    if left_out:
+        notes.append(f"left out, not part of what the engine computes: {', '.join(left_out)}")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
@@ -141,22 +145,24 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
         raise OutriderError(f"{source}: no `vllm serve`; give the command that the endpoint runs")
     for word in rest:
         if re.search(r"\$[({A-Za-z_@*]", word) and word not in ("$@", "$*"):
-            raise OutriderError(f"{source}: {word}: a shell variable; replace it by its value")
+            raise OutriderError(
+                f"{source}: {redacted(word)}: a shell variable; replace it by its value"
+            )
     return environment, [word for word in rest if word not in ("$@", "$*")]
 
 
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The engine's arguments by name, and the flags of the HTTP server."""
-    names = _engine_arguments()
+    """The engine's arguments by name, and all other flags."""
+    names = ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | UNSERVABLE.keys()
     given: dict[str, Any] = {}
-    server: list[str] = []
+    left_out: list[str] = []
     remaining = list(words)
     if remaining and not remaining[0].startswith("-"):
         given["model"] = remaining.pop(0)
     while remaining:
         word = remaining.pop(0)
         if not word.startswith("-"):
-            raise OutriderError(f"{source}: {word}: neither a flag nor a flag's value")
+            raise OutriderError(f"{source}: {redacted(word)}: neither a flag nor a flag's value")
         flag, equals, text = word.partition("=")
         values = [text] if equals else []
         while not equals and remaining and not _is_flag(remaining[0]):
@@ -166,7 +172,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
         negated = name.startswith("no_") and name.removeprefix("no_") in names
         name = name.removeprefix("no_") if negated else name
         if name not in names:
-            server.append(flag)
+            left_out.append(flag)
             continue
         value = not negated if not values else _value(name, values)
         if not dot:
@@ -176,22 +182,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
         for part in path.split(".")[:-1]:
             section = section.setdefault(part, {})
         section[path.split(".")[-1]] = value
-    return given, server
-
-
-def _engine_arguments() -> set[str]:
-    """Fields of vLLM's `AsyncEngineArgs`."""
-    sources = Sources()
-    fields = set()
-    for cls in ("EngineArgs", "AsyncEngineArgs"):
-        node = sources.find("vllm.engine.arg_utils", cls)
-        fields |= {
-            line.target.id
-            for line in getattr(node, "body", ())
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-        }
-    # The served name is a label; a reasoning parser splits text after it has been generated.
-    return fields - {"served_model_name", "reasoning_parser", "reasoning_parser_plugin", "hf_token"}
+    return given, left_out
 
 
 def _is_flag(word: str) -> bool:

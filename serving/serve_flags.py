@@ -1,29 +1,50 @@
-"""Flags and environment of a bundle's serve.sh, for a server in a container."""
+"""Arguments and environment of a bundle's server, from bundle.json.
+
+    flags = read_serve_flags(bundle, "/mnt/speculator")     # for a container
+    command, environment = bundle_command(bundle)           # for a process on this machine
+
+serve.sh is for people and never run or parsed: a bundle may come from outside. bundle.json has the
+evaluated engine as data, and only what allowed.py lists is taken from it. The speculation itself is
+made here, from the kind and the number of drafts.
+"""
 
 import json
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
+from outrider.serving.config import (
+    KEYS_OF_ARGUMENTS,
+    EngineConfig,
+    ServingConfig,
+    TargetConfig,
+)
+from outrider.serving.engine import engine_arguments, engine_environment, flags_of
+from outrider.serving.speculator import Speculator
 
-NOT_THE_ENGINE = ("--host", "--port", "--served-model-name", "--revision")
-"""Flags that the manifest sets itself or that the download has answered."""
-
-LOCAL = ("VLLM_LOGGING_STREAM",)
+OF_THIS_MACHINE = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM")
 """Variables that have a meaning only where Outrider starts the server."""
 
-_EXPORT = re.compile(r"^export ([A-Z][A-Z0-9_]*)=(.*)$", re.MULTILINE)
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 class ServeFlags(NamedTuple):
-    """What a container is started with."""
+    """What a server is started with."""
 
-    groups: tuple[tuple[str, ...], ...]
-    """Each flag with its values."""
+    arguments: dict[str, Any]
+    """By vLLM's names in Python."""
     environment: dict[str, str]
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Each flag with its values."""
+        return flags_of(self.arguments)
 
     @property
     def words(self) -> list[str]:
@@ -34,52 +55,80 @@ class ServeFlags(NamedTuple):
     def gpus(self) -> int:
         """GPUs of one server, by its parallel sizes."""
         count = 1
-        for name, *values in self.groups:
-            if re.fullmatch(r"--(tensor|pipeline|data)-parallel-size", name):
-                count *= int(values[0])
+        for name in _PARALLEL:
+            count *= int(self.arguments.get(name, 1))
         return count
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
         """With other speculation; None: without."""
-        groups = [group for group in self.groups if group[0] != "--speculative-config"]
+        arguments = {k: v for k, v in self.arguments.items() if k != "speculative_config"}
         if speculative is not None:
-            groups.append(("--speculative-config", json.dumps(speculative)))
-        return ServeFlags(tuple(groups), self.environment)
+            arguments["speculative_config"] = speculative
+        return ServeFlags(arguments, self.environment)
 
     @property
     def speculative(self) -> dict[str, Any]:
         """The value of --speculative-config."""
-        for name, *values in self.groups:
-            if name == "--speculative-config":
-                found: dict[str, Any] = json.loads(values[0])
-                return found
-        return {}
+        found: dict[str, Any] = self.arguments.get("speculative_config") or {}
+        return found
+
+
+def serving_of(target: TargetConfig, serving: ServingConfig) -> dict[str, Any]:
+    """The entry `serve` of bundle.json: the evaluated engine, without its speculation."""
+    arguments = engine_arguments(target, serving.engine)
+    left_out = ("model", "disable_log_stats")
+    return {
+        "arguments": {name: value for name, value in arguments.items() if name not in left_out},
+        "environment": exported_environment(serving.engine),
+    }
+
+
+def exported_environment(engine: EngineConfig) -> dict[str, str]:
+    """Variables of the engine that another machine gets too."""
+    found = engine_environment(engine)
+    return {name: value for name, value in found.items() if name not in OF_THIS_MACHINE}
 
 
 def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
-    """The flags of BUNDLE/serve.sh, with the bundle at `speculator` inside of the container."""
-    path = Path(bundle) / "serve.sh"
+    """The flags of a bundle's server, with the bundle at `speculator` where the server runs.
+
+    An `OutriderError` names a flag or a variable that no bundle may set.
+    """
+    path = Path(bundle) / "bundle.json"
+    manifest = read_json(path)
+    serve = manifest.get("serve")
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OutriderError(f"{path}: cannot be read ({error.strerror}); export again") from None
-    before, found, command = text.partition('serve "$target" \\\n')
-    words = shlex.split(command.replace("\\\n", " ")) if found else []
-    if not words or words[-1] != "$@":
-        raise OutriderError(f"{path}: not a serve.sh that Outrider wrote; export again")
-    groups: list[list[str]] = []
-    for word in words[:-1]:
-        if word.startswith("--"):
-            groups.append([word])
-        else:
-            groups[-1].append(word.replace("$here", speculator))
-    environment = {
-        name: shlex.split(value)[0]
-        for name, value in _EXPORT.findall(before)
-        if name not in LOCAL and "$" not in value
-    }
-    kept = tuple(tuple(group) for group in groups if group[0] not in NOT_THE_ENGINE)
-    return ServeFlags(kept, environment)
+        arguments, environment = dict(serve["arguments"]), dict(serve["environment"])
+        drafting = (
+            int(manifest["num_speculative_tokens"]),
+            str(manifest["draft_sample_method"]),
+            manifest["num_speculative_tokens_per_batch_size"],
+        )
+        method = str(manifest["method"])
+    except (KeyError, TypeError, ValueError):
+        raise OutriderError(
+            f"{path}: serve: expected the arguments and the environment of vLLM; export again"
+        ) from None
+    for name, value in arguments.items():
+        keyed = name in KEYS_OF_ARGUMENTS and name != "model"
+        if reason := why_not_value(name, value) if keyed else why_not_argument(name, value):
+            raise OutriderError(f"{path}: serve.arguments: {reason}; refused")
+    for name, value in environment.items():
+        if reason := why_not_variable(name, value):
+            raise OutriderError(f"{path}: serve.environment: {reason}; refused")
+    flags = ServeFlags(arguments, environment)
+    return flags.replacing(Speculator(method, Path(speculator)).settings(*drafting))
+
+
+def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that serves a bundle's target here, and its variables; runs nothing of it."""
+    bundle = Path(bundle)
+    flags = read_serve_flags(bundle, str(bundle.resolve()))
+    target = TargetConfig.model_validate(read_json(bundle / "bundle.json")["target"])
+    command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve"]
+    command += [str(target.directory()), *flags.words]
+    command += ["--served-model-name", Path(target.model).name]
+    return command, engine_environment(EngineConfig()) | flags.environment
 
 
 def without_quotes(flags: Sequence[Sequence[str]]) -> str:
@@ -105,7 +154,7 @@ def without_quotes(flags: Sequence[Sequence[str]]) -> str:
     return " ".join(words)
 
 
-def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Dotted keys and values without quotes."""
     found: list[tuple[str, str]] = []
     for key, inner in value.items():

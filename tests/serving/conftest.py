@@ -78,8 +78,8 @@ def server(
 ) -> Iterator[Server]:
     """In development mode, with the admin route, and with faults for the tests of it."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    serving = ServingConfig(engine=EngineConfig(environment=live_environment([release_root])))
-    server = Server(target, serving, target.directory(), k, log_path=log)
+    server = Server(target, ServingConfig(), target.directory(), k, log_path=log)
+    server._environment |= live_environment([release_root])
     server.command += ["--worker-extension-cls", FAULT_EXTENSION]
     with server:
         yield server

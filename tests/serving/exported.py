@@ -7,6 +7,7 @@ from outrider.common.files import write_json
 from outrider.common.fingerprint import file_digest
 from outrider.serving.bundle import serve_script
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.serve_flags import serving_of
 
 R1 = "deepseek-ai/DeepSeek-R1"
 
@@ -71,6 +72,7 @@ def write_exported(
         "num_speculative_tokens_per_batch_size": schedule,
         "draft_sample_method": used.draft_sample_method,
         "vllm": vllm,
+        "serve": serving_of(TargetConfig(), used),
         "files": {name: file_digest(folder / name) for name in names},
         "evidence": evidence,
     }

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.load import load_recipe
-from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.allowed import ARGUMENTS
+from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments, serve_arguments
 from outrider.serving.in_process import in_process
 from outrider.serving.serve_command import read_serve_command
@@ -68,6 +70,7 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
         "reasoning_parser_plugin",
         "disable_log_stats",
         "served_model_name",
+        "trust_remote_code",  # runs code of the checkpoint: left out
     }
     for name in vars(parsed).keys() - label:
         theirs, default = getattr(parsed, name), getattr(defaults, name)
@@ -103,7 +106,7 @@ def test_what_the_published_commands_become() -> None:
     assert "secret-key" not in str(alone) and "--api-key" in alone.notes[-2]
     engine = alone.values["serving"]["engine"]
     assert engine["prefix_caching"] and engine["mode"] == "compiled"
-    assert engine["extra_arguments"] == {"trust_remote_code": True}
+    assert engine["extra_arguments"] == {} and "--trust-remote-code" in alone.notes[-2]
     engine = data_parallel.values["serving"]["engine"]
     assert (engine["data_parallel"], engine["expert_parallel"]) == (8, True)
     assert (engine["max_model_len"], engine["max_num_batched_tokens"]) == (32_000, 8192)
@@ -173,3 +176,49 @@ def test_the_recipe_shows_the_command_and_overrides_win(tmp_path: Path) -> None:
     wrong = read_serve_command("vllm serve org/model -tp 0")
     with pytest.raises(OutriderError, match=r"--from-serve-command.*tensor_parallel"):
         load_recipe(str(recipe), [], wrong)
+
+
+SECRETS = (
+    "HF_TOKEN=s3cret-1 VLLM_API_KEY=s3cret-2 AWS_SECRET_ACCESS_KEY=s3cret-3 MY_PASSWORD=s3cret-4"
+    " LD_PRELOAD=/tmp/x.so VLLM_USE_DEEP_GEMM=1 vllm serve org/model --api-key s3cret-5 s3cret-6"
+    " --hf-token s3cret-7 --ssl-keyfile /s3cret-8 --middleware a.B --max-num-batched-tokens 8K"
+    """ --tokenizer-mode slow --hf-overrides '{"auth": {"token": "s3cret-9"}}'"""
+    """ --kv-transfer-config '{"api_key": "s3cret-10"}'"""
+)
+
+
+def test_secrets_of_a_command_are_named_and_not_kept() -> None:
+    found = read_serve_command(SECRETS)
+    assert "s3cret" not in str(found)
+    engine = found.values["serving"]["engine"]
+    assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1"}
+    assert engine["extra_arguments"] == {"tokenizer_mode": "slow"}
+    assert engine["max_num_batched_tokens"] == 8192
+    for name in ("HF_TOKEN", "LD_PRELOAD", "--api-key", "--hf-token", "--hf-overrides"):
+        assert name in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"environment": {"HF_TOKEN": "s3cret"}},
+        {"environment": {"LD_PRELOAD": "s3cret"}},
+        {"extra_arguments": {"hf_token": "s3cret"}},
+        {"extra_arguments": {"hf_overrides": {"password": "s3cret"}}},
+        {"extra_arguments": {"tokenizer": "https://user:s3cret@host/x"}},
+        {"extra_arguments": {"trust_remote_code": "s3cret"}},
+    ],
+)
+def test_a_recipe_with_a_secret_does_not_load(tmp_path: Path, engine: dict[str, Any]) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump({"traffic": {"path": "logs"}, "serving": {"engine": engine}}))
+    with pytest.raises(OutriderError, match=r"serving\.engine") as caught:
+        load_recipe(str(recipe))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_every_argument_of_the_allow_list_is_vllm_s() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    fields = EngineArgs.__dataclass_fields__.keys()
+    assert fields >= ARGUMENTS | UNSERVABLE.keys() | KEYS_OF_ARGUMENTS.keys()

@@ -10,7 +10,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.config import TargetConfig
 from outrider.serving.engine import serve_arguments
-from outrider.serving.serve_flags import read_serve_flags, without_quotes
+from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
 from outrider.serving.speculator import Speculator
 from tests.serving.exported import serving, write_exported
 
@@ -78,8 +78,45 @@ def test_a_value_that_needs_quotes_is_refused() -> None:
         without_quotes([("--chat-template", "a b")])
 
 
-def test_another_scripts_text_is_refused(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("environment", "LD_PRELOAD", "/tmp/x.so"),
+        ("environment", "PYTHONPATH", "/tmp"),
+        ("environment", "VLLM_SERVER_DEV_MODE", "1"),
+        ("environment", "VLLM_PLUGINS", "theirs"),
+        ("environment", "VLLM_API_KEY", "s3cret"),
+        ("environment", "VLLM_USE_DEEP_GEMM", "1\nexport LD_PRELOAD=x"),
+        ("arguments", "trust_remote_code", True),
+        ("arguments", "middleware", "evil.Module"),
+        ("arguments", "worker_cls", "evil.Worker"),
+        ("arguments", "logits_processors", ["evil.Logits"]),
+        ("arguments", "hf_token", "s3cret"),
+        ("arguments", "dtype", "--middleware=evil.Module"),
+        ("arguments", "distributed_executor_backend", "evil.Executor"),
+        ("arguments", "compilation_config", {"backend": "evil.backend"}),
+        ("arguments", "hf_overrides", {"auto": {"trust_remote_code": True}}),
+        ("arguments", "model", "elsewhere"),
+        ("arguments", "speculative_config", {"model": "elsewhere"}),
+    ],
+)
+def test_a_bundle_sets_only_what_the_engine_computes_with(tmp_path, section, name, value) -> None:
     bundle = write_exported(tmp_path / "bundle")
-    (bundle / "serve.sh").write_text("#!/bin/sh\nvllm serve x\n")
-    with pytest.raises(OutriderError, match=r"not a serve\.sh that Outrider wrote"):
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["serve"][section][name] = value
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutriderError, match=name) as caught:
         read_serve_flags(bundle, HERE)
+    assert "s3cret" not in str(caught.value) and "evil" not in str(caught.value)
+
+
+def test_serve_sh_is_not_read(tmp_path) -> None:
+    bundle = write_exported(tmp_path / "bundle", model="nano_r1")
+    before = read_serve_flags(bundle, HERE)
+    (bundle / "serve.sh").write_text("#!/bin/sh\nvllm serve x --middleware evil.Module\n")
+    assert read_serve_flags(bundle, HERE) == before
+    command, environment = bundle_command(bundle)
+    assert command[3:5] == ["serve", str(TargetConfig().directory())]
+    assert "--middleware" not in command and "VLLM_SERVER_DEV_MODE" not in environment
+    speculative = json.loads(command[command.index("--speculative-config") + 1])
+    assert speculative["model"] == str(bundle)

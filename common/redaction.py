@@ -1,0 +1,73 @@
+"""Secrets by their names and forms: what looks like one is refused or written as `***`.
+
+    looks_secret("HF_TOKEN")                       # True; max_num_batched_tokens: False
+    redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
+    redacted_words(sys.argv)
+
+Names and forms are guesses: a password in a value with an innocent name stays. Secrets belong into
+the environment of the command or into a file that only its owner can read.
+"""
+
+import re
+from collections.abc import Sequence
+
+HIDDEN = "***"
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ALWAYS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"}
+_ALWAYS |= {"credential", "credentials", "authorization", "bearer"}
+_LAST = {"token", "key", "keys", "sig", "signature"}
+"""Secret as a name's last word. `token_ids`, `draft_tokens` and `key_value_heads` are none."""
+_KEY_ID = re.compile(r"(access|secret|api|private|signing|session).?(key|token)", re.IGNORECASE)
+_PLAIN = {"key", "keys", "stop token", "bos token", "eos token", "pad token"}
+_POINTERS = {"file", "path", "dir", "env", "name"}
+"""`api_key_file` names the place of a secret, not the secret."""
+
+_FORMS = re.compile(
+    r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|\bAKIA[0-9A-Z]{16}\b"
+)
+_USER = re.compile(r"(://)[^/@\s\"']+@")
+_QUERY = re.compile(r"(://[^?\s\"']+)\?[^\s\"']+")
+_FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)")
+_NAMED = re.compile(
+    r"(?<![\w.-])([\"']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\"']+)"
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable, flag or key of this name holds a secret."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] in _POINTERS or " ".join(words) in _PLAIN:
+        return False
+    return bool(_ALWAYS.intersection(words)) or words[-1] in _LAST or bool(_KEY_ID.search(name))
+
+
+def without_credentials(text: str) -> str:
+    """The text without user part and query of its URLs, which may contain keys."""
+    return _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+
+
+def redacted(text: str) -> str:
+    """The text with `***` for credentials in URLs, known forms of keys, and values of secrets."""
+    text = _FORMS.sub(HIDDEN, without_credentials(text))
+    text = _FLAG.sub(lambda found: _hidden(found, found[1], found[1] + found[2]), text)
+    return _NAMED.sub(
+        lambda found: _hidden(found, found[2], f"{found[1]}{found[2]}{found[1]}{found[3]}"), text
+    )
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """A command line, redacted; also where a secret is a word of its own after its flag."""
+    found: list[str] = []
+    secret = False
+    for word in words:
+        if word.startswith("-"):
+            secret = "=" not in word and looks_secret(word)
+            found.append(redacted(word))
+        else:
+            found.append(HIDDEN if secret else redacted(word))
+    return found
+
+
+def _hidden(found: re.Match[str], name: str, kept: str) -> str:
+    return kept + HIDDEN if looks_secret(name) else found[0]

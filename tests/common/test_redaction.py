@@ -1,0 +1,64 @@
+"""What looks like a secret is hidden; what only sounds like one is not."""
+
+import pytest
+
+from outrider.common.redaction import looks_secret, redacted, redacted_words
+
+SECRET = [
+    "HF_TOKEN", "VLLM_API_KEY", "--api-key", "hf_token", "AWS_SECRET_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "WANDB_API_KEY", "apiKey", "password",
+    "db_password", "DB_PASSWORD_1", "client_secret", "--ssl-keyfile-password", "X-Amz-Signature",
+    "MY_CREDENTIALS", "S3_ACCESS_KEY_ID", "Authorization",
+]  # fmt: skip
+PLAIN = [
+    "max_num_batched_tokens", "draft_tokens", "num_speculative_tokens", "tokenizer",
+    "tokenizer_mode", "token_ids", "eos_token", "eos_token_id", "stop_token_ids",
+    "min_tokens_per_step",
+    "num_key_value_heads", "key_file", "api_key_file", "row_tokens", "max_tokens", "keyed",
+    "TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "monkey", "kv_cache_dtype",
+    "dbo_decode_token_threshold", "answer_key_name",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_names_of_secrets(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_names_that_only_sound_like_secrets(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("vllm serve x --api-key s3 cret -tp 8", "vllm serve x --api-key *** -tp 8"),
+        ("vllm serve x --api-key=s3cret -tp 8", "vllm serve x --api-key=*** -tp 8"),
+        ("HF_TOKEN=s3cret vllm serve x", "HF_TOKEN=*** vllm serve x"),
+        ("{'api_key': 's3cret', 'seed': 0}", "{'api_key': ***, 'seed': 0}"),
+        ('{"hf_token": "s3 cret"}', '{"hf_token": ***}'),
+        ("serving.engine.extra_arguments.hf_token=s3cret", None),
+        ("traffic.path=ftp://a:b@host/x", "traffic.path=ftp://***@host/x"),
+        ("--to=https://host/x?sig=1&y=2", "--to=https://host/x?***"),
+        ("traffic.path=s3://bucket/logs", "traffic.path=s3://bucket/logs"),
+        ("with hf_abcdefghijklmnopqrst in it", "with *** in it"),
+        ("--max-num-batched-tokens 8K --tokenizer org/x", None),
+        ("eos_token: <end>, max_tokens=3", None),
+    ],
+)
+def test_texts(text: str, kept: str | None) -> None:
+    if kept is None:
+        kept = text.replace("s3cret", "***")
+    assert redacted(text) == kept
+
+
+def test_a_command_line_hides_the_words_after_a_secret_flag() -> None:
+    words = ["vllm", "serve", "x", "--api-key", "one", "two", "--port", "8000", "A_KEY=three"]
+    assert redacted_words(words) == [
+        "vllm", "serve", "x", "--api-key", "***", "***", "--port", "8000", "A_KEY=***",
+    ]  # fmt: skip
+    command = redacted_words(
+        ["--from-serve-command", "HF_TOKEN=s3cret vllm serve x --api-key s3cret"]
+    )
+    assert "s3cret" not in str(command) and "vllm serve x" in command[1]
