@@ -46,15 +46,15 @@ class GateConfig(BaseModel):
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
     max_unexplained_differences: float = Field(0.0, ge=0, le=1)
-    """Largest excess of the share of greedy responses that differ from those without speculation
-    without a near tie at the first difference, over the same share of responses without speculation
-    in other batches. The excess fails when its interval lies above this, and is undecided when only
-    its value does."""
+    """Largest share of greedy responses that differ from those without speculation without a near
+    tie at the first difference, in an engine that shows none in other batches without speculation;
+    beyond it the verdict is `undecided`. All differences together, near ties included, are tested
+    against those in other batches: significantly more fail."""
 
-    near_tie_nats: PositiveFloat = 0.5
+    near_tie_nats: PositiveFloat = 0.125
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at
     most this far apart (nats). bf16 engines that batch differently disagree about such tokens
-    without any speculation."""
+    without any speculation: their logits between 16 and 32 have steps of 0.125."""
 
     max_tail_excess: float = Field(0.01, ge=0, le=1)
     """Largest excess over no speculation of the share of sampled tokens whose probability under the
@@ -79,7 +79,8 @@ class GateConfig(BaseModel):
 
     replay_margin: float = Field(0.01, ge=0, lt=1)
     """The engine repeats some greedy responses in other batches. Where the difference between its
-    own steps plus this is larger than `max_replay_difference`, it is the limit."""
+    own steps plus this is larger than `max_replay_difference`, it is the limit, up to three times
+    that."""
 
 
 class CostConfig(BaseModel):

@@ -34,6 +34,10 @@ of the endpoint, so that what was measured with them will not be served. A templ
 temperature: both make the logged tokens less likely. Text that was edited, tokenized again or
 written by another revision is reported, and judged by the engine's own count."""
 
+LEAST_GREEDY_P = 0.01
+"""Least p-value of the test that speculation changes no more greedy responses than other batches
+do; an engine that changes nothing falls below it in at most 1 % of evaluations."""
+
 
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
@@ -139,31 +143,29 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
     )
 
 
-def _greedy(custom: Greedy, control: GreedyControl | None, gate: GateConfig) -> Check:
-    """Unexplained differences above those of no speculation in other batches."""
-    name = "greedy outputs with and without speculation"
-    seen = (
-        f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near tie "
-        f"on, {custom.unexplained} unexplained"
-    )
-    most = gate.max_unexplained_differences
-    if control is None:
-        passed = custom.unexplained / custom.responses <= most
-        demand = f"at most {most:.0%} may be unexplained"
-        return Check(name=name, outcome=_outcome(passed), seen=seen, demand=demand)
+def _greedy(custom: Greedy, control: GreedyControl, gate: GateConfig) -> Check:
+    """Differences above those of no speculation in other batches, near ties included.
+
+    Where the engine alone differs at near ties only, others are no noise of its own, but a few do
+    not show a fault either.
+    """
     alone, added = control.greedy, control.excess.custom
-    seen += (
-        f"; without speculation in other batches {alone.unexplained} of {alone.responses} "
-        f"unexplained; excess {added.value:+.1%} [{added.low:+.1%}, {added.high:+.1%}]"
+    most = gate.max_unexplained_differences
+    failed = added.p_value < LEAST_GREEDY_P
+    undecided = not alone.unexplained and custom.unexplained / custom.responses > most
+    demand = (
+        "differences must be as many as without speculation (one-sided sign test: p at least "
+        f"{LEAST_GREEDY_P:g}), and at most {most:.0%} unexplained where those have none"
     )
-    demand = f"the unexplained share may exceed that without speculation by at most {most:.0%}"
-    undecided = added.low <= most < added.value
-    if undecided:
+    if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"
     return Check(
-        name=name,
-        outcome="undecided" if undecided else _outcome(added.value <= most),
-        seen=seen,
+        name="greedy outputs with and without speculation",
+        outcome="failed" if failed else "undecided" if undecided else "passed",
+        seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
+        f"tie on, {custom.unexplained} unexplained; without speculation in other batches "
+        f"{alone.equal} of {alone.responses} equal, {alone.unexplained} unexplained; excess "
+        f"{added.value:+.1%}, p = {added.p_value:.2g}",
         demand=demand,
     )
 

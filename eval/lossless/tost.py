@@ -19,7 +19,6 @@ import numpy as np
 from scipy.stats import norm
 
 from outrider.eval.results.verification import Equivalence
-from outrider.eval.stats.intervals import LEVEL as INTERVAL
 
 LEVEL = 0.05
 """Level of each of the two tests."""
@@ -31,8 +30,11 @@ def equivalence(
     differences: Sequence[float], clusters: Sequence[str], margin: float
 ) -> Equivalence:
     """The mean difference with its 90 % interval, and the outcome of both tests."""
-    value, spread, groups = _mean_and_spread(differences, clusters)
-    n = len(differences)
+    difference_N, n = np.asarray(differences, np.float64), len(differences)
+    value = float(difference_N.mean())
+    _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
+    residual_G = np.bincount(cluster_N, difference_N - value)
+    spread = float((residual_G**2).sum())
     error = _error(spread, n)
     nearest = min(value + margin, margin - value)
     low, high = value - Z * error, value + Z * error
@@ -47,28 +49,8 @@ def equivalence(
         variance=spread / n,
         responses_needed=responses_needed(spread / n, margin),
         observations=n,
-        clusters=groups,
+        clusters=len(residual_G),
     )
-
-
-def difference_interval(
-    differences: Sequence[float], clusters: Sequence[str]
-) -> tuple[float, float, float]:
-    """The mean difference and its 95 % interval, with the same error over sessions."""
-    value, spread, _ = _mean_and_spread(differences, clusters)
-    margin = float(norm.isf((1 - INTERVAL) / 2)) * _error(spread, len(differences))
-    return value, value - margin, value + margin
-
-
-def _mean_and_spread(
-    differences: Sequence[float], clusters: Sequence[str]
-) -> tuple[float, float, int]:
-    """Mean difference, sum of squares of the clusters' residuals, and the number of clusters."""
-    difference_N = np.asarray(differences, np.float64)
-    value = float(difference_N.mean())
-    _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
-    residual_G = np.bincount(cluster_N, difference_N - value)
-    return value, float((residual_G**2).sum()), len(residual_G)
 
 
 def responses_needed(variance: float, margin: float) -> int:

@@ -212,12 +212,11 @@ def _control(
     """No speculation against itself in other batches, and what speculation adds."""
     repeated = outputs.control.token_ids
     control = _against_none(outputs, repeated, prompts, scores, near_tie_nats)
-    sessions = [prompt.session for prompt in prompts[: len(repeated)]]
     return GreedyControl(
         greedy=control,
         excess=Drafters[Excess](
-            base=excess(greedy.base, control, sessions),
-            custom=excess(greedy.custom, control, sessions),
+            base=excess(greedy.base, control),
+            custom=excess(greedy.custom, control),
         ),
     )
 

@@ -78,14 +78,13 @@ class Greedy(Part):
 
 
 class Excess(Part):
-    """Share of unexplained differences above the control's, paired by prompt."""
+    """Responses that differ, near ties included, above the control's; paired by prompt."""
 
     value: float
     """Share with speculation minus share of the control, over the control's prompts"""
-    low: float
-    """Low end of its 95 % interval, over sessions"""
-    high: float
-    """High end of its 95 % interval, over sessions"""
+    p_value: float
+    """Probability of so many more differences than the control's, or of so many more unexplained
+    ones, if speculation changed nothing"""
 
 
 class GreedyControl(Part):
@@ -230,9 +229,8 @@ class ReplayAgainstEngine(Drafters[float]):
 
     model_config = DOCUMENTED
 
-    control: float = 0.0
-    """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses; 0
-    in older results"""
+    control: float
+    """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses"""
     details: Regimes
     """By regime"""
 
@@ -244,8 +242,8 @@ class EngineFindings(Part):
     """Number of prompts"""
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
-    control: GreedyControl | None = None
-    """Greedy responses without speculation against themselves; null in older results"""
+    control: GreedyControl
+    """Greedy responses without speculation against themselves"""
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
     must reach; null without drafts"""

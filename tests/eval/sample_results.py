@@ -291,10 +291,9 @@ def sample_engine_findings() -> EngineFindings:
     )
     details = Drafters[StepsCompared](base=detail, custom=detail)
     greedy = compare_greedy(
-        [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.5
+        [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.125
     )
-    sessions = [str(number // 2) for number in range(24)]
-    added = excess(greedy, greedy, sessions)
+    added = excess(greedy, greedy)
     return EngineFindings(
         requests=24,
         greedy=Drafters(base=greedy, custom=greedy),
@@ -308,7 +307,10 @@ def sample_engine_findings() -> EngineFindings:
         ),
         parity=Drafters(base=sample_parity(), custom=sample_parity()),
         replay_vs_engine=ReplayAgainstEngine(
-            base=0.0021, custom=-0.003, details=Regimes(greedy=details, sampled=details)
+            base=0.0021,
+            custom=-0.003,
+            control=0.0,
+            details=Regimes(greedy=details, sampled=details),
         ),
     )
 

@@ -25,7 +25,7 @@ def test_only_differences_without_a_near_tie_are_unexplained():
         return {1: 0.02, 2: 3.0}[response]
 
     result = compare_greedy(
-        [[1, 2], [1, 2], [1, 2], [1]], [[1, 2], [1, 5], [7, 2], [1, 4]], gap, near_tie_nats=0.5
+        [[1, 2], [1, 2], [1, 2], [1]], [[1, 2], [1, 5], [7, 2], [1, 4]], gap, near_tie_nats=0.125
     )
     assert asked == [(1, 1, 2, 5), (2, 0, 1, 7)]
     assert (result.responses, result.equal, result.near_ties, result.unexplained) == (4, 1, 1, 2)
@@ -57,20 +57,26 @@ def test_task_accuracy_is_paired():
         assert (difference.value, difference.equivalent) == (value, equivalent)
 
 
-def greedy(responses, unexplained):
-    """Greedy responses of which some differ without a near tie."""
-    answered = [[1, 9] if index in unexplained else [1, 2] for index in range(responses)]
-    return compare_greedy([[1, 2]] * responses, answered, lambda *_: 3.0, 0.5)
+def greedy(responses, differing, gap=3.0):
+    """Greedy responses of which some differ, by so many nats."""
+    answered = [[1, 9] if index in differing else [1, 2] for index in range(responses)]
+    return compare_greedy([[1, 2]] * responses, answered, lambda *_: gap, 0.125)
 
 
-def test_an_excess_is_over_the_control_and_paired_by_prompt():
-    sessions = [str(index) for index in range(24)]
-    none, same = greedy(24, []), greedy(24, [3, 4])
-    assert excess(none, none, sessions).value == 0
-    assert excess(same, same, sessions).value == 0
-    assert excess(same, greedy(24, [4, 5]), sessions).value == 0
-    one, many = (excess(greedy(24, range(n)), none, sessions) for n in (1, 6))
-    assert one.value == pytest.approx(1 / 24) and one.low < 0  # one in 24 may be chance
-    assert many.value == pytest.approx(1 / 4) and many.low > 0
+@pytest.mark.parametrize("gap", [0.1, 3.0])
+def test_an_excess_is_over_the_control_and_paired_by_prompt(gap):
+    none, same = greedy(24, [], gap), greedy(24, [3, 4], gap)
+    assert excess(none, none).p_value == excess(same, same).p_value == 1.0
+    assert excess(same, greedy(24, [4, 5], gap)).value == 0
+    one, many = (excess(greedy(24, range(n), gap), none) for n in (1, 8))
+    assert one.value == pytest.approx(1 / 24) and one.p_value == 1.0  # one in 24 may be chance
+    assert many.value == pytest.approx(1 / 3) and many.p_value == pytest.approx(2 / 2**8)
+    # Fewer than the control's are no fault.
+    assert excess(none, greedy(24, range(8), gap)).p_value == 1.0
     # A control of the first four prompts says nothing of the others.
-    assert excess(greedy(24, [20]), greedy(4, []), sessions[:4]).value == 0
+    assert excess(greedy(24, [20], gap), greedy(4, [], gap)).value == 0
+
+
+def test_unexplained_differences_do_not_hide_behind_near_ties():
+    """As many responses differ as in the control, but not by near ties."""
+    assert excess(greedy(24, range(12)), greedy(24, range(12), 0.1)).p_value == 2 / 2**12

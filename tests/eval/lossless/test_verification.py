@@ -102,7 +102,7 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     assert found.control.greedy.differences == [difference]
     assert found.control.greedy.responses == 2
     added = found.control.excess
-    assert added.custom.value == 0.0 and added.base.value == (0.0 if difference.near_tie else -0.5)
+    assert added.custom.value == 0.0 and added.base.value == -0.5
     assert found.greedy_acceptance_length.base == pytest.approx(
         1 + 3 / outputs.greedy.base.counters.drafts
     )
