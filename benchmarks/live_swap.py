@@ -26,12 +26,11 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import file_digest
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.live.address import address_of
-from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest
+from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest, listing
 from outrider.serving.live.live_flags import live_environment
 from outrider.serving.live.replica import Cache, Replica, SwapResult, Watch
 from outrider.serving.server import Server
@@ -134,8 +133,7 @@ def release(directory: Path, folder: Path, k: int, noise: bool = False) -> Path:
     folder.mkdir(parents=True)
     shutil.copyfile(directory / "config.json", folder / "config.json")
     save_file(tensors, folder / "model.safetensors")
-    files = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
-    write_json(folder / MANIFEST, {"version": 1, "num_speculative_tokens": k, "files": files})
+    write_json(folder / MANIFEST, listing(folder) | {"num_speculative_tokens": k})
     return folder
 
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import file_digest
-from outrider.serving.bundle_places import MANIFEST, files_of, local_bundle, put_bundle
+from outrider.common.files import write_json
+from outrider.serving.bundle_places import local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
+from outrider.serving.live.live_flags import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
@@ -31,7 +32,6 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.kinds import KINDS, kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
-BUNDLE_VERSION = 1
 _HERE = Path("@HERE@")
 """Placeholder for the bundle's directory, which serve.sh replaces when it runs."""
 
@@ -76,7 +76,7 @@ def export_bundle(
             trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)
         schedule = [list(row) for row in k_per_batch_size or []]
         manifest = {
-            "version": BUNDLE_VERSION,
+            **listing(stage),
             "method": kind,
             "target": target.model_dump(),
             "num_speculative_tokens": k,
@@ -84,9 +84,6 @@ def export_bundle(
             "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
             "serve": serving_of(target, serving),
-            "files": {
-                file.relative_to(stage).as_posix(): file_digest(file) for file in files_of(stage)
-            },
             "evidence": evidence,
         }
         write_json(stage / MANIFEST, manifest)
@@ -114,7 +111,8 @@ def verify_bundle(
     larger difference, or a file that differs from bundle.json, raises an `OutriderError`.
     """
     with local_bundle(location) as directory:
-        manifest = _check_files(directory)
+        bundle_digest(directory)
+        manifest = read_manifest(directory)
         most, k_per_batch_size = (
             manifest["num_speculative_tokens"],
             manifest["num_speculative_tokens_per_batch_size"],
@@ -189,6 +187,7 @@ def serve_script(
         lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
     else:
         lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
+    environment |= HOOKED
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     if preloads:
         find = 'import pathlib, sys; print(pathlib.Path(sys.prefix) / "lib" / "libiomp5.so")'
@@ -212,19 +211,3 @@ def _flag_lines(words: Sequence[str]) -> list[str]:
         else:
             lines[-1] += f" {word}"
     return lines
-
-
-def _check_files(directory: Path) -> dict[str, Any]:
-    manifest = read_json(directory / MANIFEST)
-    if manifest.get("version") != BUNDLE_VERSION:
-        raise OutriderError(
-            f"{directory / MANIFEST}: version {manifest.get('version')}, but this Outrider reads "
-            f"version {BUNDLE_VERSION}; export again"
-        )
-    for name, digest in manifest["files"].items():
-        if not (directory / name).is_file() or file_digest(directory / name) != digest:
-            raise OutriderError(
-                f"{directory / name}: missing, or changed since {MANIFEST} was written; "
-                "export again"
-            )
-    return manifest

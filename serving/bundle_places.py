@@ -13,11 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json
-from outrider.serving.hub_bundle import download_from_hub, is_hub_address, upload_to_hub
+from outrider.common.files import publish
+from outrider.common.redaction import without_credentials
+from outrider.serving.hub_bundle import (
+    download_from_hub,
+    is_hub_address,
+    pinned_address,
+    upload_to_hub,
+)
+from outrider.serving.live.bundle_digest import (
+    MANIFEST,
+    MANIFEST_LIMIT,
+    check_files,
+    read_manifest,
+)
 from outrider.serving.oci_layout import is_oci_address, read_oci_layout, write_oci_layout
 
-MANIFEST = "bundle.json"
+_PIECE = 2**22
 
 
 def put_bundle(stage: Path, to: str | Path) -> None:
@@ -38,12 +50,27 @@ def put_bundle(stage: Path, to: str | Path) -> None:
             shutil.copytree(stage, temporary)
 
 
+def pinned(location: str | Path) -> str:
+    """The location; an address of the hub with the commit that its branch or tag has now."""
+    place = str(location)
+    return pinned_address(place) if is_hub_address(place) else place
+
+
 @contextlib.contextmanager
 def local_bundle(location: str | Path) -> Iterator[Path]:
-    """The bundle's directory; one at an address is downloaded for the time of the block."""
+    """The bundle's directory; one at an address is downloaded for the time of the block.
+
+    It has the files that bundle.json lists and no others (`check_files`). An address is refused
+    before anything is written where its list names another place, and a file is read up to the size
+    in the list.
+    """
     place = str(location)
+    if place.startswith(("file://", "local://")):
+        place = place.partition("://")[2]
     if "://" not in place and not is_oci_address(place):
-        yield Path(location).resolve()
+        directory = Path(place).resolve()
+        check_files(directory)
+        yield directory
         return
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         directory = Path(folder)
@@ -53,6 +80,7 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
             read_oci_layout(place, directory)
         else:
             _download(place, directory)
+        check_files(directory)
         yield directory
 
 
@@ -76,18 +104,32 @@ def _upload(stage: Path, url: str) -> None:
             filesystem.put_file(str(file), place)
     except OSError as error:
         raise OutriderError(
-            f"{url}: the bundle could not be written ({error}); it is incomplete"
-        ) from error
+            f"{without_credentials(url)}: the bundle could not be written"
+            f" ({without_credentials(str(error))}); it is incomplete"
+        ) from None
 
 
 def _download(url: str, directory: Path) -> None:
     import fsspec
 
     filesystem, root = fsspec.core.url_to_fs(url)
+
+    def fetch(name: str, limit: int) -> None:
+        place = directory / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with filesystem.open(f"{root}/{name}", "rb") as source, place.open("xb") as out:
+            left = limit
+            while piece := source.read(min(_PIECE, left + 1)):
+                if (left := left - len(piece)) < 0:
+                    raise OutriderError(f"{name} has more than {limit} bytes; export again")
+                out.write(piece)
+
     try:
-        filesystem.get_file(f"{root}/{MANIFEST}", f"{directory}/{MANIFEST}")
-        for name in read_json(directory / MANIFEST)["files"]:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(f"{root}/{name}", f"{directory}/{name}")
-    except OSError as error:
-        raise OutriderError(f"{url}: no complete bundle there ({error})") from error
+        fetch(MANIFEST, MANIFEST_LIMIT)
+        for name, size in read_manifest(directory)["sizes"].items():
+            fetch(name, size)
+    except (OSError, OutriderError) as error:
+        reason = str(error).replace(str(directory), "bundle")
+        raise OutriderError(
+            f"{without_credentials(url)}: no complete bundle there ({without_credentials(reason)})"
+        ) from None

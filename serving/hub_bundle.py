@@ -13,12 +13,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.common.errors import OutriderError
+from outrider.serving.live.bundle_digest import MANIFEST, MANIFEST_LIMIT, read_manifest
 from outrider.serving.model_card import model_card
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
 _ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubAddress(NamedTuple):
@@ -68,15 +73,46 @@ def upload_to_hub(stage: Path, address: str) -> None:
             )
 
 
+def pinned_address(address: str) -> str:
+    """The address with the commit that its branch or tag has now."""
+    repository, revision = HubAddress.parse(address)
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return address
+    return f"hf://{repository}@{_info(address).sha}"
+
+
 def download_from_hub(address: str, directory: Path) -> None:
-    """Downloads the repository's bundle into `directory`."""
-    from huggingface_hub import snapshot_download
+    """Downloads what bundle.json lists, of one commit; nothing if the list is refused."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    info = _info(address)
+    repository, commit = HubAddress.parse(address).repository, str(info.sha)
+    sizes = {each.rfilename: each.size for each in info.siblings or ()}
+    if MANIFEST not in sizes:
+        raise OutriderError(f"{address}: has no bundle.json; it is no bundle of Outrider")
+    if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:
+        raise OutriderError(f"{address}: bundle.json is larger than {MANIFEST_LIMIT} bytes")
+    with _answering(address):
+        hf_hub_download(repository, MANIFEST, revision=commit, local_dir=directory)
+    listed = read_manifest(directory)["sizes"]
+    for name, size in listed.items():
+        if sizes.get(name) != size:
+            raise OutriderError(
+                f"{address}: {name}: {sizes.get(name, 'no')} bytes, but bundle.json has {size};"
+                " export again"
+            )
+    with _answering(address):
+        snapshot_download(
+            repository, revision=commit, local_dir=directory, allow_patterns=list(listed)
+        )
+
+
+def _info(address: str) -> "ModelInfo":
+    from huggingface_hub import HfApi
 
     repository, revision = HubAddress.parse(address)
     with _answering(address):
-        snapshot_download(repository, revision=revision, local_dir=directory)
-    if not (directory / "bundle.json").is_file():
-        raise OutriderError(f"{address}: has no bundle.json; it is no bundle of Outrider")
+        return HfApi().model_info(repository, revision=revision, files_metadata=True)
 
 
 @contextlib.contextmanager

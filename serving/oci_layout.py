@@ -18,12 +18,18 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
+from outrider.serving.live.bundle_digest import (
+    FILES_LIMIT,
+    MANIFEST,
+    MANIFEST_LIMIT,
+    read_manifest,
+)
 
 ROOT = "models"
 """Folder of the files in the image."""
@@ -116,14 +122,20 @@ def read_oci_layout(address: str, directory: Path) -> None:
     manifest = _read_json_blob(folder, named[0], address)
     if manifest.get("mediaType") == INDEX_TYPE:
         manifest = _read_json_blob(folder, manifest["manifests"][0], address)
-    for layer in manifest["layers"]:
-        if layer["mediaType"] != LAYER_TYPE:
-            raise OutriderError(
-                f"{address}: a layer is {layer['mediaType']}; Outrider reads layouts that it wrote"
-            )
-        with _checked_blob(folder, layer, address) as stream, tarfile.open(fileobj=stream) as tar:
-            for member in tar:
-                _extract(tar, member, directory, address)
+    with contextlib.ExitStack() as stack:
+        members: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
+        for layer in manifest["layers"]:
+            if layer["mediaType"] != LAYER_TYPE:
+                raise OutriderError(
+                    f"{address}: a layer is {layer['mediaType']}; Outrider reads layouts that it"
+                    " wrote"
+                )
+            stream = stack.enter_context(_checked_blob(folder, layer, address))
+            tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
+            for name, member in _files_below(tar, address):
+                if members.setdefault(name, (tar, member)) != (tar, member):
+                    raise OutriderError(f"{address}: {name!r} is there twice; export again")
+        _write_listed(members, directory, address)
 
 
 def _layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
@@ -257,20 +269,47 @@ def _checked_blob(folder: Path, entry: dict[str, Any], address: str) -> Iterator
 
 def _read_json_blob(folder: Path, entry: dict[str, Any], address: str) -> dict[str, Any]:
     with _checked_blob(folder, entry, address) as stream:
-        value: dict[str, Any] = json.load(stream)
+        text = stream.read(MANIFEST_LIMIT + 1)
+    value = json.loads(text) if len(text) <= MANIFEST_LIMIT else None
+    if not isinstance(value, dict):
+        raise OutriderError(f"{address}: blob {entry['digest']} is no manifest; copy it again")
     return value
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:
-    """Writes one regular file below /models; anything else but a folder is refused."""
-    parts = PurePosixPath(member.name).parts
-    if member.isdir():
-        return
-    if not member.isreg() or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
-        raise OutriderError(f"{address}: {member.name!r} is no file below /{ROOT}")
-    place = directory.joinpath(*parts[1:])
+def _files_below(tar: tarfile.TarFile, address: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """The regular files below /models; anything else but a folder is refused."""
+    for number, member in enumerate(tar):
+        parts = PurePosixPath(member.name).parts
+        if number > 2 * FILES_LIMIT:
+            raise OutriderError(f"{address}: a layer has more than {number} members")
+        if member.isdir():
+            continue
+        if not member.isreg() or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
+            raise OutriderError(f"{address}: {member.name!r} is no file below /{ROOT}")
+        yield "/".join(parts[1:]), member
+
+
+def _write_listed(
+    members: Mapping[str, tuple[tarfile.TarFile, tarfile.TarInfo]], directory: Path, address: str
+) -> None:
+    """Writes bundle.json, then the files that it lists; nothing if there are others."""
+    if MANIFEST not in members or members[MANIFEST][1].size > MANIFEST_LIMIT:
+        raise OutriderError(f"{address}: no bundle.json below /{ROOT}; it is no bundle of Outrider")
+    _extract(*members[MANIFEST], directory / MANIFEST)
+    sizes = read_manifest(directory)["sizes"]
+    found = {name: member.size for name, (_, member) in members.items() if name != MANIFEST}
+    if wrong := sorted(name for name in sizes | found if sizes.get(name) != found.get(name)):
+        raise OutriderError(
+            f"{address}: {wrong[0]}: {found.get(wrong[0], 'no')} bytes, but bundle.json has"
+            f" {sizes.get(wrong[0], 'none')}; export again"
+        )
+    for name in sizes:
+        _extract(*members[name], directory / name)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     content = tar.extractfile(member)
     assert content is not None  # a regular file
-    with place.open("wb") as out:
+    with place.open("xb") as out:
         shutil.copyfileobj(content, out)

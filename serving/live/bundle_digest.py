@@ -1,6 +1,16 @@
-"""The digest of an export bundle: one SHA-256 for all files that bundle.json lists."""
+"""The files of an export bundle: which there may be, how large they are, and their one digest.
 
+    manifest = read_manifest(directory)
+    files = listed_files(manifest, directory)    # {name: SHA-256}, before anything is downloaded
+    check_files(directory)                       # plain files of the listed sizes, and no others
+    bundle_digest(directory)                     # and their content
+
+A bundle is data from outside. Every reader and every download checks the list with `listed_files`.
+"""
+
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +20,31 @@ from outrider.common.files import read_json
 from outrider.common.fingerprint import file_digest, value_digest
 
 MANIFEST = "bundle.json"
+VERSION = 2
+"""Of bundle.json."""
+
+MANIFEST_LIMIT = 2**24
+FILES_LIMIT = 4096
+TOTAL_LIMIT = 2**38
+"""Largest manifest, number of files and size of all files of a bundle, in bytes."""
+
+OF_THE_HUB = ("README.md", ".gitattributes", ".cache")
+"""What the Hugging Face Hub adds to a bundle; never read."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+
+
+def listing(directory: Path) -> dict[str, Any]:
+    """The entries of bundle.json for the files that are in the directory now."""
+    paths = sorted(path for path in Path(directory).rglob("*") if path.is_file())
+    names = {path.relative_to(directory).as_posix(): path for path in paths}
+    names.pop(MANIFEST, None)
+    return {
+        "version": VERSION,
+        "files": {name: file_digest(path) for name, path in names.items()},
+        "sizes": {name: path.stat().st_size for name, path in names.items()},
+    }
 
 
 def bundle_digest(directory: Path) -> str:
@@ -19,14 +53,10 @@ def bundle_digest(directory: Path) -> str:
     bundle.json itself has no part in it: the same speculator with other evidence has the same
     digest. An `OutriderError` names a file that is missing or differs.
     """
-    directory = Path(directory)
-    files = listed_files(read_json(directory / MANIFEST), directory)
+    files = check_files(directory)
     for name, digest in files.items():
-        path = directory / name
-        if not path.is_file() or file_digest(path) != digest:
-            raise OutriderError(
-                f"{path}: missing, or changed since {MANIFEST} was written; export again"
-            )
+        if file_digest(Path(directory) / name) != digest:
+            raise _changed(Path(directory) / name, "another SHA-256")
     return digest_of(files)
 
 
@@ -35,16 +65,94 @@ def digest_of(files: Mapping[str, str]) -> str:
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 
-def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
-    """{file name: SHA-256} of bundle.json; an `OutriderError` for names outside of the bundle."""
-    files = manifest.get("files") if isinstance(manifest, dict) else None
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """bundle.json of a directory; an `OutriderError` for another version."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise OutriderError(
+            f"{directory}: no such folder; give the bundle that export-speculator wrote"
+        )
     path = directory / MANIFEST
-    if not isinstance(files, dict) or not files:
+    if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
+        raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
+    manifest = read_json(path)
+    if isinstance(manifest, dict) and manifest.get("version") != VERSION:
+        raise OutriderError(
+            f"{path}: version {manifest.get('version')}, but this Outrider reads version"
+            f" {VERSION}; export again"
+        )
+    listed_files(manifest, directory)
+    return dict(manifest)
+
+
+def check_files(directory: Path) -> dict[str, str]:
+    """{file name: SHA-256} of a bundle; content is not read.
+
+    An `OutriderError` for a file that is missing, a link, no regular file, of another size, or not
+    in bundle.json: vLLM would load it.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    for name, size in manifest["sizes"].items():
+        if (found := _size(directory, name)) != size:
+            raise _changed(directory / name, f"{found} bytes, not {size}")
+    for folder, folders, names in os.walk(directory):
+        inside = Path(folder).relative_to(directory)
+        for name in names + [each for each in folders if (Path(folder) / each).is_symlink()]:
+            path = (inside / name).as_posix()
+            known = path in manifest["files"] or path == MANIFEST
+            if not known and path.split("/")[0] not in OF_THE_HUB:
+                raise OutriderError(
+                    f"{directory / path}: {MANIFEST} does not list it; delete it, or export again"
+                )
+    files: dict[str, str] = manifest["files"]
+    return files
+
+
+def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
+    """{file name: SHA-256} of bundle.json; an `OutriderError` for names outside of the bundle.
+
+    Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
+    their sum is below `TOTAL_LIMIT`.
+    """
+    manifest = manifest if isinstance(manifest, dict) else {}
+    files, sizes = manifest.get("files"), manifest.get("sizes")
+    path = directory / MANIFEST
+    if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
         raise OutriderError(f"{path}: files: expected the SHA-256 of each file; export again")
     for name, digest in files.items():
         parts = name.split("/")
-        if name.startswith("/") or "\\" in name or not {"", ".", ".."}.isdisjoint(parts):
+        if not all(map(_PART.fullmatch, parts)) or not {".", ".."}.isdisjoint(parts):
             raise OutriderError(f"{path}: files: {name!r} is not inside of the bundle")
+        if name == MANIFEST or any("/".join(parts[:n]) in files for n in range(1, len(parts))):
+            raise OutriderError(f"{path}: files: {name!r} cannot be a file of the bundle")
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise OutriderError(f"{path}: files: {name}: {digest!r} is not a SHA-256")
+    if not isinstance(sizes, dict) or sizes.keys() != files.keys():
+        raise OutriderError(f"{path}: sizes: expected the bytes of each file; export again")
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise OutriderError(f"{path}: sizes: {name}: {size!r} is not a number of bytes")
+    if sum(sizes.values()) > TOTAL_LIMIT:
+        raise OutriderError(f"{path}: sizes: {sum(sizes.values())} bytes, above {TOTAL_LIMIT}")
     return dict(files)
+
+
+def _size(directory: Path, name: str) -> int:
+    """Size of a plain file that is reached without a link."""
+    path = directory
+    try:
+        for part in name.split("/"):
+            path = path / part
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                raise OutriderError(f"{path}: a link; a bundle has files only, export it again")
+    except OSError as error:
+        raise OutriderError(f"{path}: {error.strerror}; export the bundle again") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise OutriderError(f"{path}: not a regular file; export the bundle again")
+    return status.st_size
+
+
+def _changed(path: Path, how: str) -> OutriderError:
+    return OutriderError(f"{path}: changed since {MANIFEST} was written ({how}); export again")

@@ -23,7 +23,13 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
-from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest, digest_of, listed_files
+from outrider.serving.live.bundle_digest import (
+    MANIFEST,
+    bundle_digest,
+    check_files,
+    digest_of,
+    listed_files,
+)
 
 _FACTS = "release.json"
 _NAME_LENGTH = 12
@@ -71,11 +77,7 @@ class Releases:
         full disk leaves nothing behind.
         """
         bundle = Path(bundle)
-        if not bundle.is_dir():
-            raise OutriderError(
-                f"{bundle}: no such folder; give the bundle that export-speculator wrote"
-            )
-        files = listed_files(read_json(bundle / MANIFEST), bundle)
+        files = check_files(bundle)
         digest = digest_of(files)
         name = release_name(digest)
         folder = self.folder / name

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import write_json
-from outrider.common.fingerprint import file_digest
 from outrider.serving.bundle import serve_script
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.live.bundle_digest import listing
 from outrider.serving.serve_flags import serving_of
 
 R1 = "deepseek-ai/DeepSeek-R1"
@@ -63,9 +63,8 @@ def write_exported(
     script = serve_script(TargetConfig(), used, "mtp", k, schedule)
     (folder / "serve.sh").write_text(script)
     (folder / "serve.sh").chmod(0o755)
-    names = ("config.json", "model.safetensors", "sglang_nextn/model.safetensors", "serve.sh")
     manifest = {
-        "version": 1,
+        **listing(folder),
         "method": "mtp",
         "target": target.model_dump(),
         "num_speculative_tokens": k,
@@ -73,7 +72,6 @@ def write_exported(
         "draft_sample_method": used.draft_sample_method,
         "vllm": vllm,
         "serve": serving_of(TargetConfig(), used),
-        "files": {name: file_digest(folder / name) for name in names},
         "evidence": evidence,
     }
     write_json(folder / "bundle.json", manifest)

@@ -27,6 +27,8 @@ class Hub(ThreadingHTTPServer):
         self.branches: list[str] = []
         self.created: list[dict[str, Any]] = []
         self.cards: list[str] = []
+        self.read: list[tuple[str, str]] = []
+        """(file, revision) of each download."""
         self.refuse = False
 
     @property
@@ -107,10 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
                 ]
             )
         elif "/revision/" in path or re.fullmatch(r"/api/models/[^/]+/[^/]+", path):
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             self._json({"id": "acme/resume", "sha": SHA, "siblings": siblings, "tags": []})
-        elif found := re.search(r"/resolve/[^/]+/(.+)", path):
-            data = files[found[1]]
+        elif found := re.search(r"/resolve/([^/]+)/(.+)", path):
+            self.server.read.append((found[2], found[1]))
+            data = files[found[2]]
             self._send(data, ETag=f'"{_oid(data)}"', X_Repo_Commit=SHA)
         else:
             self._json({"error": path}, 404)

@@ -1,5 +1,6 @@
 """Bundles on the hub: the folder, its model card, and a commit over HTTP."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -10,12 +11,12 @@ from huggingface_hub import ModelCard, constants
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle_places import local_bundle, pinned, put_bundle
 from outrider.serving.hub_bundle import HubAddress, hub_folder
 from outrider.serving.live.bundle_digest import bundle_digest
 from outrider.serving.model_card import model_card
 from tests.serving.exported import R1, write_exported
-from tests.serving.hub_server import Hub, hub
+from tests.serving.hub_server import SHA, Hub, hub
 
 REPOSITORY = "acme/resume-speculator"
 
@@ -134,6 +135,8 @@ def test_a_bundle_is_one_commit_and_comes_back(server: Hub, tmp_path: Path, revi
     with local_bundle(f"hf://{REPOSITORY}{revision}") as directory:
         assert bundle_digest(directory) == bundle_digest(bundle)
         assert files(bundle).items() <= files(directory).items()
+    assert pinned(f"hf://{REPOSITORY}{revision}") == f"hf://{REPOSITORY}@{SHA}"
+    assert {revision for _, revision in server.read} == {SHA}
 
 
 def test_a_hub_that_refuses_is_one_message(server: Hub, tmp_path: Path) -> None:
@@ -143,6 +146,30 @@ def test_a_hub_that_refuses_is_one_message(server: Hub, tmp_path: Path) -> None:
         put_bundle(bundle, f"hf://{REPOSITORY}")
     assert "\n" not in str(caught.value)
     assert "hf_test" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["../outside", "larger", "unlisted"])
+def test_of_a_repository_only_listed_files_are_downloaded(
+    server: Hub, tmp_path: Path, change: str
+) -> None:
+    put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
+    if change == "larger":
+        server.files["model.safetensors"] += b"more"
+    elif change == "unlisted":
+        server.files["extra.safetensors"] = b"weights"
+    else:
+        server.files["bundle.json"] = server.files["bundle.json"].replace(
+            b"sglang_nextn/", b"../outside/"
+        )
+    refused = pytest.raises(OutriderError, match=r"outside|bytes, but")
+    with (
+        contextlib.nullcontext() if change == "unlisted" else refused,
+        local_bundle(f"hf://{REPOSITORY}") as directory,
+    ):
+        assert not (directory / "extra.safetensors").exists()
+    downloaded = {name for name, _ in server.read}
+    assert "extra.safetensors" not in downloaded
+    assert downloaded == {"bundle.json"} or change == "unlisted"
 
 
 def test_a_repository_without_a_bundle_is_named(server: Hub) -> None:

@@ -145,9 +145,8 @@ def test_a_blob_that_differs_is_found(tmp_path: Path) -> None:
         read(f"oci:{layout}", tmp_path / "again")
 
 
-@pytest.mark.parametrize("name", ["models/../../outside", "/etc/outside", "outside", "models/link"])
-def test_a_layer_cannot_write_outside_of_the_folder(tmp_path: Path, name: str) -> None:
-    layout = tmp_path / "image"
+def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str:
+    """A layout with one image of these members; returns its address."""
     (layout / "blobs" / "sha256").mkdir(parents=True)
 
     def put(data: bytes, media_type: str) -> dict[str, Any]:
@@ -157,17 +156,53 @@ def test_a_layer_cannot_write_outside_of_the_folder(tmp_path: Path, name: str) -
 
     made = BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
-        member = tarfile.TarInfo(name)
-        if name.endswith("link"):
-            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(member)
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, BytesIO(data))
     manifest = {"schemaVersion": 2, "layers": [put(made.getvalue(), LAYER_TYPE)]}
     entry = put(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
     named = entry | {"annotations": {"org.opencontainers.image.ref.name": "latest"}}
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
-    with pytest.raises(OutriderError, match="is no file below /models"):
-        read(f"oci:{layout}", tmp_path / "out")
-    assert not (tmp_path / "outside").exists()
+    return f"oci:{layout}"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("models/../../outside", tarfile.REGTYPE, "is no file below /models"),
+        ("/etc/outside", tarfile.REGTYPE, "is no file below /models"),
+        ("outside", tarfile.REGTYPE, "is no file below /models"),
+        ("models/link", tarfile.SYMTYPE, "is no file below /models"),
+        ("models/link", tarfile.LNKTYPE, "is no file below /models"),
+        ("models/pipe", tarfile.FIFOTYPE, "is no file below /models"),
+        ("models/extra.safetensors", tarfile.REGTYPE, "4 bytes, but bundle.json has none"),
+        ("models/config.json", tarfile.REGTYPE, "is there twice"),
+        ("models/./config.json", tarfile.REGTYPE, "is there twice"),
+    ],
+)
+def test_a_layer_has_listed_files_only(
+    tmp_path: Path, name: str, kind: bytes, message: str
+) -> None:
+    bundle = content(write_exported(tmp_path / "bundle"))
+    members = [(tarfile.TarInfo(f"models/{each}"), data) for each, data in bundle.items()]
+    bad = tarfile.TarInfo(name)
+    bad.type, bad.linkname = kind, "/etc/passwd"
+    address = put_image(tmp_path / "image", [*members, (bad, b"more" if kind == b"0" else b"")])
+    with pytest.raises(OutriderError, match=message):
+        read(address, tmp_path / "out")
+    assert set(content(tmp_path / "out")) <= {"bundle.json"}
+    assert content(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
+
+
+def test_a_layer_s_file_has_its_listed_size(tmp_path: Path) -> None:
+    bundle = content(write_exported(tmp_path / "bundle"))
+    bundle["model.safetensors"] += b"more"
+    members = [(tarfile.TarInfo(f"models/{each}"), data) for each, data in bundle.items()]
+    with pytest.raises(
+        OutriderError, match=r"model\.safetensors: 11 bytes, but bundle\.json has 7"
+    ):
+        read(put_image(tmp_path / "image", members), tmp_path / "out")
+    assert set(content(tmp_path / "out")) == {"bundle.json"}
 
 
 def test_addresses(tmp_path: Path) -> None:

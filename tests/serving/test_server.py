@@ -173,7 +173,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     assert result["drafts"] == counters.drafts
     with (out / "model.safetensors").open("ab") as weights:
         weights.write(b"x")
-    with pytest.raises(OutriderError, match=r"model\.safetensors: missing, or changed"):
+    with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
         verify_bundle(
             out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
         )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.common.fingerprint import file_digest
+from outrider.serving.live.bundle_digest import listing
 
 
 def write_bundle(folder: Path, weights: bytes, k: int = 3, **manifest: Any) -> Path:
@@ -16,12 +16,10 @@ def write_bundle(folder: Path, weights: bytes, k: int = 3, **manifest: Any) -> P
     (folder / "twin" / "config.json").write_text('{"twin": true}')
     (folder / "serve.sh").write_text("#!/bin/sh\n")
     (folder / "serve.sh").chmod(0o755)
-    names = ("config.json", "model.safetensors", "twin/config.json", "serve.sh")
     values = {
-        "version": 1,
+        **listing(folder),
         "method": "mtp",
         "num_speculative_tokens": k,
-        "files": {name: file_digest(folder / name) for name in names},
         "evidence": {},
     }
     (folder / "bundle.json").write_text(json.dumps(values | manifest))

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.common.fingerprint import file_digest
-from outrider.serving.live.bundle_digest import bundle_digest
+from outrider.serving.live.bundle_digest import bundle_digest, listing
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 
 WEIGHTS = "model.safetensors"
@@ -34,12 +33,7 @@ def release(target: Path, folder: Path, noise: float = 0.0, **manifest: Any) -> 
 
 def listed(folder: Path, **manifest: Any) -> str:
     """Writes bundle.json; returns the bundle's digest."""
-    files = {
-        str(path.relative_to(folder)): file_digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "bundle.json"
-    }
-    (folder / "bundle.json").write_text(json.dumps({"version": 1, "files": files} | manifest))
+    (folder / "bundle.json").write_text(json.dumps(listing(folder) | manifest))
     return bundle_digest(folder)
 
 
