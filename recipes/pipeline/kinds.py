@@ -1,4 +1,4 @@
-"""What target and engine decide of the `speculator` section: kinds, and the head's attention.
+"""What target and engine decide of a recipe: kinds, the head's attention, lengths, learning rate.
 
     recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
 
@@ -18,6 +18,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.pipeline.preflight import local_target
+from outrider.recipes.pipeline.target_defaults import left_out, with_target_defaults
 from outrider.serving.engine import runs_mla
 from outrider.speculators.base import supported_kinds
 from outrider.speculators.config import AUTO
@@ -26,12 +27,13 @@ from outrider.speculators.planned import planned
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """The recipe with `kind: auto` and `head.layer_type: auto` replaced; prints which kinds.
+    """The recipe with all that its target decides; prints the kinds of `kind: auto`.
 
     A kind that cannot be served is left out of `auto`, and an error where it is named.
+    target_defaults.py has the values of keys that the recipe leaves out.
     `target_dir` is a directory with the target's config.json, where it is known.
     """
-    if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
+    if not left_out(recipe):
         return recipe
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
@@ -50,6 +52,9 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
+    recipe = with_target_defaults(recipe, target_config)
+    if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
+        return recipe
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
     if head.layer_type == "auto":
