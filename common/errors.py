@@ -1,10 +1,16 @@
 """The base class of all errors that a user can fix."""
 
+from outrider.common.redaction import without_credentials
+
 
 class OutriderError(Exception):
     """A user's mistake or a limit of the machine, with a message that names the fix.
 
-    The commands print the message without a traceback and exit with `exit_code`.
+    The commands print the message without a traceback and exit with `exit_code`. Messages quote
+    addresses, and logs keep messages: credentials of URLs are left out here.
     """
 
     exit_code = 1
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*map(without_credentials, map(str, message)))

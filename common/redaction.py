@@ -26,8 +26,10 @@ _POINTERS = {"file", "path", "dir", "env", "name"}
 _FORMS = re.compile(
     r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|\bAKIA[0-9A-Z]{16}\b"
 )
-_USER = re.compile(r"(://)[^/@\s\"']+@")
-_QUERY = re.compile(r"(://[^?\s\"']+)\?[^\s\"']+")
+_USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/@\s\"']+@")
+"""The user part of a URL; Azure's stores have a container's name there."""
+_QUERY = re.compile(r"(://[^?\s\"']+)\?[\w.%~-]+=[^\s\"']*")
+_SIGNED = re.compile(r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@")
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)")
 _NAMED = re.compile(
     r"(?<![\w.-])([\"']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\"']+)"
@@ -42,14 +44,21 @@ def looks_secret(name: str) -> bool:
     return bool(_ALWAYS.intersection(words)) or words[-1] in _LAST or bool(_KEY_ID.search(name))
 
 
+def has_credentials(text: str) -> bool:
+    """Whether a URL in the text has a password or is signed, or the text has a known key."""
+    queries = [found[0].partition("?")[2] for found in _QUERY.finditer(text)]
+    names = [pair.partition("=")[0] for query in queries for pair in query.split("&")]
+    return bool(_SIGNED.search(text) or _FORMS.search(text)) or any(map(looks_secret, names))
+
+
 def without_credentials(text: str) -> str:
     """The text without user part and query of its URLs, which may contain keys."""
-    return _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+    return _FORMS.sub(HIDDEN, _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
 
 
 def redacted(text: str) -> str:
     """The text with `***` for credentials in URLs, known forms of keys, and values of secrets."""
-    text = _FORMS.sub(HIDDEN, without_credentials(text))
+    text = without_credentials(text)
     text = _FLAG.sub(lambda found: _hidden(found, found[1], found[1] + found[2]), text)
     return _NAMED.sub(
         lambda found: _hidden(found, found[2], f"{found[1]}{found[2]}{found[1]}{found[3]}"), text

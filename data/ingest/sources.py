@@ -23,6 +23,7 @@ from fsspec.core import url_to_fs
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
+from outrider.common.redaction import without_credentials
 from outrider.data.ingest.store_errors import answering
 
 # Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
@@ -193,9 +194,9 @@ def log_files(path: str | list[str]) -> list[LogFile]:
     entries = [path] if isinstance(path, str) else path
     if not entries:
         raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
-    found: dict[str, LogFile] = {}
+    found: dict[tuple[AbstractFileSystem, str], LogFile] = {}
     for entry in entries:
-        found |= {file.name: file for file in _files_of(entry)}
+        found |= {(file.filesystem, file.path): file for file in _files_of(entry)}
     return list(found.values())
 
 
@@ -217,7 +218,11 @@ def _files_of(entry: str) -> list[LogFile]:
     if not paths:
         raise OutriderError(f"{what}: {nothing}")
     return [
-        LogFile(filesystem.unstrip_protocol(path).removeprefix("file://"), filesystem, path)
+        LogFile(
+            without_credentials(filesystem.unstrip_protocol(path).removeprefix("file://")),
+            filesystem,
+            path,
+        )
         for path in sorted(paths)
     ]
 

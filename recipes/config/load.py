@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
+from outrider.common.redaction import redacted
 from outrider.common.yaml_tree import Origins, read_value, read_yaml
 from outrider.recipes.config.moved_keys import moved_key
 from outrider.recipes.config.recipe import Recipe
@@ -85,7 +86,7 @@ def _checked(
     values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]
 ) -> LoadedRecipe:
     for keys, value, text in parse_overrides(overrides):
-        _set(values, origins, keys, value, f"command line, {text}")
+        _set(values, origins, keys, value, f"command line, {redacted(text)}")
         _resolve_paths(values, Path.cwd(), only=keys)
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
@@ -124,7 +125,7 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
         written = word
         keys = tuple(key.split("."))
         if option and len(keys) == 1 and key not in Recipe.model_fields:
-            raise OutriderError(_no_such_option(word))
+            raise OutriderError(_no_such_option(redacted(word)))
         if not equals:
             if not option:
                 raise OutriderError(
@@ -202,7 +203,8 @@ def _override_value(text: str, written: str) -> Any:
         return read_value(text)
     except yaml.YAMLError as error:
         raise OutriderError(
-            f"{written}: {text!r} is not a YAML value; quote it for the shell: {error}"
+            f"{redacted(written)}: not a YAML value; quote it for the shell"
+            f" ({getattr(error, 'problem', None)})"
         ) from None
 
 

@@ -7,11 +7,13 @@ of them are checked. docs/recipes.md is generated from the docstrings (`make ref
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from outrider.common.cluster.config import ClusterConfig
+from outrider.common.redaction import has_credentials
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
 from outrider.recipes.live.adapt_config import AdaptConfig
@@ -121,6 +123,17 @@ class Recipe(BaseModel):
         return name
 
     @model_validator(mode="after")
+    def _has_no_credentials(self) -> "Recipe":
+        for key, text in _texts(self.model_dump()):
+            if has_credentials(text):
+                raise ValueError(
+                    f"{key}: a password or a signed URL, which the run directory would keep; give"
+                    " the store's credentials in its own files or variables (AWS_..., HF_TOKEN,"
+                    " ~/.config/fsspec), or download the file"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _drafts_what_it_was_trained_for(self) -> "Recipe":
         if isinstance(self.eval.k, int) and self.eval.k > self.speculator.depth:
             raise ValueError(
@@ -167,3 +180,15 @@ class Recipe(BaseModel):
                 "privacy.retention of keep or delete_features"
             )
         return self
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a section with its dotted key."""
+    if isinstance(value, str):
+        yield key.removeprefix("."), value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)

@@ -7,7 +7,6 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 
 from outrider.common.fingerprint import file_digest
+from outrider.common.redaction import redacted_words
 
 DISTRIBUTIONS = (
     "outrider",
@@ -49,7 +49,7 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
     """Everything that is needed to repeat the run."""
     return {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command_line": [without_credentials(word) for word in command_line],
+        "command_line": redacted_words(command_line),
         "directory": str(Path.cwd()),
         "recipe_files": {str(path): file_digest(path) for path in recipe_files},
         "python": sys.version.split()[0],
@@ -89,12 +89,6 @@ def hardware() -> dict[str, Any]:
         "gpus": gpus,
         "system": platform.platform(),
     }
-
-
-def without_credentials(text: str) -> str:
-    """The text without user part and query of its URLs, which may contain keys."""
-    text = re.sub(r"(://)[^/@\s]+@", r"\1***@", text)
-    return re.sub(r"(://[^?\s]+)\?\S+", r"\1?***", text)
 
 
 def _processor() -> str:

@@ -85,6 +85,33 @@ def test_a_connection_that_breaks_within_a_file_names_the_file():
         server.server_close()
 
 
+class Whole(Breaks):
+    """Sends all of it."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "11")
+        self.end_headers()
+        self.wfile.write(b'{"row": 1}\n')
+
+
+def test_names_of_files_have_no_credentials():
+    server = http.server.HTTPServer(("127.0.0.1", 0), Whole)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host = f"127.0.0.1:{server.server_port}"
+    try:
+        one, two = log_files(
+            [f"http://user:s3cret@{host}/log.jsonl?part={part}&sig=s3cret" for part in (1, 2)]
+        )
+        assert one.path != two.path
+        assert one.name == two.name == f"http://***@{host}/log.jsonl?***"
+        assert list(two.lines()) == [(1, b'{"row": 1}')]
+        assert "s3cret" not in str(one.identity())
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 class NoCredentialsError(Exception):
     """Like botocore's: neither an OSError nor with a base that s3fs would translate."""
 

@@ -241,12 +241,40 @@ def test_a_mistake_is_reported_with_file_line_key_and_fix(write, text, message):
         (["training.epochs"], r"training.epochs: not an override; write section.key=value"),
         (["--training.epochs"], r"--training.epochs: needs a value"),
         (["training.epochs.deep=1"], r"training.epochs is a value, not a section"),
-        (["training.epochs=[1"], r"'\[1' is not a YAML value"),
+        (["training.epochs=[1"], r"training.epochs=\[1: not a YAML value"),
     ],
 )
 def test_a_mistaken_override_is_reported(words, message):
     with pytest.raises(OutriderError, match=message):
         load_recipe("resume_screening", words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "traffic.path=https://user:s3cret@host/log.jsonl",
+        "traffic.path=[a, 'https://host/log.jsonl?X-Amz-Date=1&X-Amz-Signature=s3cret']",
+        "export.to=https://s3cret@host/x",
+        "target.model=https://user:s3cret@host/x",
+        "serving.engine.environment.HF_TOKEN=s3cret",
+        "serving.engine.extra_arguments.hf_token=s3cret",
+        "serving.engine.extra_arguments.api_key=[s3cret",
+        "serving.engine.api_key=s3cret",
+        "--api-key=s3cret",
+    ],
+)
+def test_a_recipe_with_a_secret_is_refused_without_showing_it(word):
+    with pytest.raises(OutriderError) as caught:
+        load_recipe("resume_screening", [word])
+    assert "s3cret" not in str(caught.value)
+
+
+def test_addresses_without_credentials_load():
+    for path in (
+        "abfs://container@account.dfs.core.windows.net/x",
+        "hf://datasets/a/b@main/x.jsonl",
+    ):
+        assert load_recipe("resume_screening", [f"traffic.path={path}"]).recipe.traffic.path == path
 
 
 def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
