@@ -10,7 +10,7 @@ by a person, or because it does not answer or ends no request.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.eval.live.decision import Decision
@@ -64,19 +64,24 @@ class CanaryTest:
         journal: Journal,
         new: Release,
         old: str,
+        directories: Mapping[str, str],
         decide: Decide,
         clock: Clock,
         events: Events,
         say: Callable[[str], None],
         request: Callable[[], Request | None],
     ) -> None:
-        """`old`: name of the stable release. `request` returns what a person asks for, if any."""
+        """`old`: name of the stable release. `directories`: what servers may be started with.
+
+        `request` returns what a person asks for, if any.
+        """
         self._endpoint, self._policy, self._fleet = endpoint, endpoint.policy, fleet
         self._router, self._journal, self._decide = router, journal, decide
         self._clock, self._events, self._say, self._request = clock, events, say, request
         self._new = new
         roles: dict[str, Role] = {each.name: each.role for each in endpoint.replicas}
-        self._traffic = Traffic(fleet.replicas, router, roles, {"stable": old, "canary": new.name})
+        releases: dict[Role, str] = {"stable": old, "canary": new.name}
+        self._traffic = Traffic(fleet.replicas, router, roles, releases, directories)
         self._silent_since: dict[str, float] = {}
         self._counted: set[tuple[float, str]] = set()
         self._canary_requests, self._canary_ended = 0, False
@@ -145,6 +150,9 @@ class CanaryTest:
                     return Verdict("roll_back", f"{name} does not answer", "controller")
                 continue
             self._silent_since.pop(name, None)
+            if status.broken:
+                reason = f"{name} drafts wrongly until it is started again: {status.broken}"
+                return Verdict("roll_back", reason, "controller")
             if status.reverted == self._new.name:
                 return Verdict("roll_back", str(self._fleet.reverted(name, status)), "watch")
             if release_name(status.digest) != self._new.name:

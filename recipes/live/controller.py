@@ -7,11 +7,12 @@
 
 Every change is in the journal before it is made (state.py lists the entries). `recover` reads the
 journal, asks the replicas what they serve, and brings all of them to one release: without a verdict
-the old one, after a verdict the one that it names. It may itself be interrupted and started again.
+the old one, after a verdict the one that it names. A release that a replica took back since is
+replaced by the one before it. `recover` may itself be interrupted and started again.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
@@ -38,7 +39,12 @@ from outrider.recipes.live.state import Deployment, Mode, State, fold
 from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.journal import Journal
 from outrider.serving.live.releases import Release, Releases
-from outrider.serving.live.replica import ReplicaUnreachable, SwapRefused
+from outrider.serving.live.replica import (
+    ReplicaStatus,
+    ReplicaUnreachable,
+    SwapFailed,
+    SwapRefused,
+)
 from outrider.serving.live.router import RouterUnavailable
 
 
@@ -99,12 +105,16 @@ class Controller:
                 reason = "the controller ended before there was a verdict"
                 self._decided(Verdict("roll_back", reason, "controller"))
             self._finish()
+        elif state.serving and state.previous and (why := self._taken_back(state.serving)):
+            verdict = Verdict("promote", why, "watch")
+            self._run(state.previous, state.serving, "rollback", verdict)
         else:
+            behind: list[str] = []
             names = [each.name for each in self.endpoint.replicas]
             if state.serving and any(self._serves(name) != state.serving for name in names):
                 release = self.parts.releases.verified(state.serving)
-                self._fleet.bring(names, release, self._directories())
-            self._share(fair_share(self.endpoint))
+                behind = self._fleet.bring(names, release, self._directories())
+            self._settle_share(behind)
         return self.state
 
     def deploy(self, bundle: Path, in_place: bool = False) -> Deployment:
@@ -121,7 +131,8 @@ class Controller:
             self.parts.journal.append("refused", reason=str(error))
             raise
         mode: Mode = "in_place" if in_place or not self.endpoint.canary else "canary"
-        return self._run(new, state.serving, mode)
+        in_place_verdict = Verdict("promote", "in place, without a canary", "controller")
+        return self._run(new, state.serving, mode, in_place_verdict if mode == "in_place" else None)
 
     def roll_back(self) -> Deployment:
         """Goes back to the release before the one in use, on all replicas."""
@@ -132,7 +143,8 @@ class Controller:
                 f" ({state.serving or 'none was deployed'}); nothing was changed"
             )
         self.parts.releases.verified(state.previous)
-        return self._run(state.previous, state.serving, "rollback")
+        verdict = Verdict("promote", "by request", "operator")
+        return self._run(state.previous, state.serving, "rollback", verdict)
 
     def promote(self) -> Deployment:
         """Finishes a deployment that nobody is at any more by promoting it."""
@@ -149,7 +161,7 @@ class Controller:
     def _adopted(self) -> State:
         """The state, with what the replicas serve now as a release if there is none yet."""
         if self.state.serving is None:
-            statuses = [self.parts.replicas[each.name].status() for each in self.endpoint.replicas]
+            statuses = [self._sound(each.name) for each in self.endpoint.replicas]
             directory = one_directory(statuses)
             release = adopt(self.parts.releases, directory, statuses[0].k)
             self.parts.journal.append("adopt", release=release.name, directory=str(directory))
@@ -169,7 +181,7 @@ class Controller:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
         self.parts.releases.verified(new.name)
         for each in self.endpoint.replicas:
-            status = self.parts.replicas[each.name].status()
+            status = self._sound(each.name)
             for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
                 if has != needs:
                     raise OutriderError(
@@ -179,19 +191,23 @@ class Controller:
                     )
         return new.name
 
-    def _run(self, new: str, old: str, mode: Mode) -> Deployment:
+    def _sound(self, name: str) -> ReplicaStatus:
+        """A replica's status; an `OutriderError` where nothing can be exchanged there."""
+        status = self.parts.replicas[name].status()
+        if status.broken:
+            raise OutriderError(
+                f"{name} drafts wrongly until it is started again: {status.broken}; start it again,"
+                " then run this command again"
+            )
+        return status
+
+    def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None = None) -> Deployment:
+        """A deployment from its first journal entry to its last; without `verdict`, a canary's."""
         clear_request(self.endpoint.state_dir)
         self.parts.journal.append("begin", new=new, old=old, mode=mode)
         self.parts.events.deployment_started()
         self.parts.say(f"deployment of release {new}, in place of {old} ({mode})")
-        match mode:
-            case "canary":
-                verdict = self._canary(self.parts.releases.get(new), old)
-            case "in_place":
-                verdict = Verdict("promote", "in place, without a canary", "controller")
-            case "rollback":
-                verdict = Verdict("promote", "by request", "operator")
-        self._decided(verdict)
+        self._decided(verdict or self._canary(self.parts.releases.get(new), old))
         return self._finish()
 
     def _canary(self, new: Release, old: str) -> Verdict:
@@ -200,8 +216,9 @@ class Controller:
         try:
             self._share(0)
             for each in self.endpoint.canary:
-                self._fleet.exchange(each.name, new, watched=True)
-        except (SwapRefused, ReplicaUnreachable) as error:
+                status = self.parts.replicas[each.name].status()
+                self._fleet.exchange(each.name, status, new, watched=True)
+        except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error), "controller")
         return CanaryTest(
             self.endpoint,
@@ -210,6 +227,7 @@ class Controller:
             self.parts.journal,
             new,
             old,
+            self._directories(),
             self.parts.decide,
             self.parts.clock,
             self.parts.events,
@@ -222,16 +240,17 @@ class Controller:
         deployment = self.state.open
         assert deployment is not None
         behind: list[str] | None = None
-        if deployment.verdict == "promote":
+        if deployment.verdict == "promote" and deployment.mode != "rollback":
             self.parts.events.state("promoting")
             behind = self._promote(deployment)
-        outcome = "promoted"
         if behind is None:
             self.parts.events.state("rolling_back")
-            outcome, behind = "rolled_back", self._take_back(deployment)
-        if not set(behind) & {each.name for each in self.endpoint.canary}:
-            self._share(fair_share(self.endpoint))
-        serving = deployment.new if outcome == "promoted" else deployment.old
+            behind = self._go_back()
+        self._settle_share(behind)
+        deployment = self.state.open
+        assert deployment is not None
+        serving = deployment.wanted
+        outcome = "promoted" if deployment.verdict == "promote" else "rolled_back"
         self.parts.journal.append("end", outcome=outcome, serving=serving, behind=behind)
         clear_request(self.endpoint.state_dir)
         state = self.state
@@ -244,41 +263,60 @@ class Controller:
 
     def _promote(self, deployment: Deployment) -> list[str] | None:
         """Replicas left behind; None if the new release was refused or taken back instead."""
-        new = deployment.new
-        canary_first = sorted(self.endpoint.replicas, key=lambda each: each.role != "canary")
+        self._share(fair_share(self.endpoint))  # a watch needs requests
         try:
-            return self._fleet.bring(
-                [each.name for each in canary_first],
-                self.parts.releases.verified(new),
+            return self._fleet.promote(
+                self._canary_first(),
+                self.parts.releases.verified(deployment.new),
                 self._directories(),
-                # A release that a person goes back to is not judged again.
-                watched=deployment.mode != "rollback",
-                tried=deployment.exchanged,
-                before_each=self._stop_if_asked,
+                deployment.exchanged,
+                self._look,
             )
         except _Stopped as stopped:
             self._decided(Verdict("roll_back", "by request", stopped.by))
         except Reverted as error:
             self._decided(Verdict("roll_back", str(error), "watch"))
-        except OutriderError as error:  # refused, or the release is gone
+        except OutriderError as error:  # refused, undecided, or the release is gone
             self._decided(Verdict("roll_back", str(error), "controller"))
         return None
 
-    def _stop_if_asked(self) -> None:
+    def _look(self, undecided_s: float) -> bool:
+        """True where a person promotes what a replica's watch cannot decide in time."""
         request = take_request(self.endpoint.state_dir)
         if request is not None and request.action == "roll_back":
             raise _Stopped(request.by)
+        policy = self.endpoint.policy
+        if undecided_s <= policy.max_seconds:
+            return False
+        if policy.on_undecided == "roll_back":
+            raise OutriderError(
+                f"undecided after {undecided_s:.0f} s: a replica had fewer than"
+                f" {policy.watch_requests} requests that its watch can compare"
+            )
+        return request is not None
 
-    def _take_back(self, deployment: Deployment) -> list[str]:
-        """Brings every replica to the old release, the canary first; those left behind."""
-        if self.endpoint.canary:
-            self._share(0)
-        canary_first = sorted(self.endpoint.replicas, key=lambda each: each.role != "canary")
-        return self._fleet.bring(
-            [each.name for each in canary_first],
-            self.parts.releases.verified(deployment.old),
-            self._directories(),
-        )
+    def _go_back(self) -> list[str]:
+        """Brings every replica to the release of the verdict, the canary first; those left behind.
+
+        Unwatched: it served before, and there is none to take it back to.
+        """
+        deployment = self.state.open
+        assert deployment is not None
+        self._share(0)
+        release = self.parts.releases.verified(deployment.wanted)
+        return self._fleet.bring(self._canary_first(), release, self._directories())
+
+    def _canary_first(self) -> list[str]:
+        replicas = sorted(self.endpoint.replicas, key=lambda each: each.role != "canary")
+        return [each.name for each in replicas]
+
+    def _taken_back(self, serving: str) -> str | None:
+        """Why the release in use must go: a replica took it back after its promotion."""
+        for name in self.parts.replicas:
+            status = self._fleet.status(name)
+            if status is not None and status.reverted == serving:
+                return str(self._fleet.reverted(name, status))
+        return None
 
     def _decided(self, verdict: Verdict) -> None:
         self.parts.journal.append(
@@ -289,6 +327,11 @@ class Controller:
             figures=verdict.figures,
         )
         self.parts.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
+
+    def _settle_share(self, behind: Collection[str]) -> None:
+        """The canary's share between deployments: none where a canary was left behind."""
+        is_behind = any(each.name in behind for each in self.endpoint.canary)
+        self._share(0 if is_behind else fair_share(self.endpoint))
 
     def _share(self, percent: float) -> None:
         """Sets the canary's share; a router that is down gets it at the next start."""

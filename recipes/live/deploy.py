@@ -92,11 +92,10 @@ def end_deployment(
         with controlled(endpoint, say) as live:
             if action == "promote":
                 return live.promote()
-            interrupted = live.state.open
-            state = live.recover()
-            undone = state.last if interrupted is not None else None
-            if undone is not None and undone.outcome == "rolled_back":
-                return undone
+            before = live.state.last
+            ended = live.recover().last
+            if ended is not None and ended != before and ended.went_back:
+                return ended
             return live.roll_back()
     except InControl as busy:
         return _asked(endpoint, action, by, say, busy)
@@ -114,8 +113,8 @@ def journal_path(endpoint: Endpoint) -> Path:
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     """A client for each replica, by name."""
-    key = endpoint.api_key()
-    return {each.name: Replica(each.admin_address, each.data, key) for each in endpoint.replicas}
+    token = endpoint.admin_token()
+    return {each.name: Replica(each.admin, each.data, token) for each in endpoint.replicas}
 
 
 def _asked(endpoint: Endpoint, action: Action, by: str, say: Say, busy: InControl) -> Deployment:

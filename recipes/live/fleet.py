@@ -1,15 +1,15 @@
 """The replicas of an endpoint: which release each serves, and exchanging it.
 
     fleet = Fleet(replicas, releases, journal, policy, watch_of, clock, events, say)
-    fleet.serves("b", directories)                 # a release's name; None: something else
-    fleet.exchange("b", release, watched=True)      # journalled first
+    status = fleet.status("b")
+    served_by(status, directories)                  # a release's name; None: something else
+    fleet.exchange("b", status, release, watched=True)      # journalled first
     behind = fleet.bring(["a", "b"], release, directories)
 
 A server that was started again serves what its command names. Its directory tells which release
 that is (`known_directories`).
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -19,14 +19,15 @@ from outrider.recipes.live.state import State
 from outrider.serving.live.endpoint_file import CanaryPolicy
 from outrider.serving.live.journal import Journal
 from outrider.serving.live.releases import Release, Releases, release_name
-from outrider.serving.live.replica import ReplicaStatus, ReplicaUnreachable, SwapRefused
+from outrider.serving.live.replica import (
+    ReplicaStatus,
+    ReplicaUnreachable,
+    SwapFailed,
+    SwapRefused,
+)
 
 PATIENCE_S = 30.0
 """How long a replica that does not answer is tried again before it is left behind, in seconds."""
-
-WATCH_WAIT_S = 60.0
-"""How long a promotion waits for a replica's watch before it goes on to the next one, in seconds.
-The watch itself goes on."""
 
 LOOK_S = 0.5
 """Time between two looks, in seconds."""
@@ -34,6 +35,15 @@ LOOK_S = 0.5
 
 class Reverted(OutriderError):
     """A replica took an exchange back."""
+
+
+class Stuck(OutriderError):
+    """A replica cannot be brought to a release."""
+
+
+Look = Callable[[float], bool]
+"""Called before each look at a replica, with the seconds that its watch has been undecided for.
+True goes on without the watch's verdict; it may raise, to stop."""
 
 
 class Fleet:
@@ -61,20 +71,23 @@ class Fleet:
         except OutriderError:
             return None
 
-    def statuses(self) -> dict[str, ReplicaStatus | None]:
-        """The status of each replica."""
-        return {name: self.status(name) for name in self.replicas}
-
-    def exchange(self, name: str, release: Release, watched: bool) -> None:
+    def exchange(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Exchanges one replica's speculator, journalled first.
 
-        `SwapRefused` leaves the old one. `ReplicaUnreachable` where it does not answer.
+        `SwapRefused` leaves the old one, and is raised too where the replica drafts with another
+        one than in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, its status has
+        which one serves.
         """
         watch = self._watch_of(release, self._policy) if watched else None
         self._journal.append("swap", replica=name, release=release.name)
         try:
             done = self.replicas[name].swap(
-                release.directory, release.name, release.digest, self._policy.cache, watch
+                release.directory,
+                release.name,
+                release.digest,
+                self._policy.cache,
+                watch,
+                expected=seen.digest,
             )
         except SwapRefused:
             self._events.swap_refused(name)
@@ -87,76 +100,108 @@ class Fleet:
         )
 
     def bring(
+        self, names: Iterable[str], release: Release, directories: Mapping[str, str]
+    ) -> list[str]:
+        """Has the replicas serve `release`, one after another; returns those left behind.
+
+        One that serves it already is left alone. One that does not answer, refuses, took this
+        release back or is broken is left behind, and the others are exchanged all the same.
+        """
+        behind = []
+        for name in names:
+            try:
+                answers = self._bring_one(name, release, directories)
+            except (Stuck, SwapRefused, SwapFailed) as error:
+                answers = False
+                self._say(f"{error}; left behind")
+            if not answers:
+                behind.append(name)
+        return behind
+
+    def promote(
         self,
         names: Iterable[str],
         release: Release,
         directories: Mapping[str, str],
-        watched: bool = False,
-        tried: Collection[str] = (),
-        before_each: Callable[[], None] = lambda: None,
+        tried: Collection[str],
+        look: Look,
     ) -> list[str]:
-        """Has the replicas serve `release`, one after another; returns those that do not answer.
+        """As `bring`, and waits for the verdict of each replica's watch.
 
-        One that serves it already is left alone. `Reverted` where a watched exchange was taken
-        back, also an earlier one of the replicas in `tried`. `before_each` may raise, to stop.
+        Only replicas that do not answer are left behind. `Reverted` where a watch took the release
+        back, also earlier on one of the replicas in `tried`; another `OutriderError` where a
+        replica refuses it or is broken.
         """
-        behind = []
-        for name in names:
-            is_new = name not in tried
-            if not self._bring_one(name, release, directories, watched, is_new, before_each):
-                behind.append(name)
-                self._say(
-                    f"{name}: no answer for {PATIENCE_S:.0f} s; left behind, until it answers and"
-                    " `deploy-speculator --recover` is run"
-                )
-        return behind
+        return [
+            name
+            for name in names
+            if not self._bring_one(name, release, directories, True, name in tried, look)
+        ]
 
     def _bring_one(
         self,
         name: str,
         release: Release,
         directories: Mapping[str, str],
-        watched: bool,
-        is_new: bool,
-        before_each: Callable[[], None],
+        watched: bool = False,
+        tried: bool = False,
+        look: Look = lambda undecided_s: False,
     ) -> bool:
+        """False where the replica does not answer."""
+        failed: SwapFailed | None = None
+        watch_began: float | None = None
         deadline = self._clock.time() + PATIENCE_S
         while True:
-            before_each()
+            now = self._clock.time()
+            goes_on = look(0.0 if watch_began is None else now - watch_began)
             status = self.status(name)
-            if status is not None:
-                if served_by(status, directories) == release.name:
+            if status is not None and status.broken:
+                raise Stuck(f"{name} drafts wrongly until it is started again: {status.broken}")
+            if status is not None and served_by(status, directories) == release.name:
+                if goes_on or not (watched and status.watching):
                     self._events.serving(name, release.name)
                     return True
-                if watched and not is_new and status.reverted == release.name:
-                    raise self.reverted(name, status)
-                with contextlib.suppress(ReplicaUnreachable):  # looked at again
-                    self.exchange(name, release, watched)
-                    if watched:
-                        self._wait_for_watch(name, before_each)
-                    return True
-            if self._clock.time() > deadline:
+                watch_began = now if watch_began is None else watch_began
+                deadline = now + PATIENCE_S
+            elif status is not None and status.reverted == release.name and (tried or not watched):
+                raise self.reverted(name, status) if watched else Stuck(_taken_back(name, status))
+            elif status is not None and failed is not None:
+                raise failed
+            elif now > deadline:
+                self._say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")
                 return False
+            elif status is not None:
+                tried = True
+                try:
+                    self.exchange(name, status, release, watched)
+                    deadline = self._clock.time() + PATIENCE_S
+                    continue
+                except SwapFailed as error:  # which one serves is in its status
+                    failed = error
+                except ReplicaUnreachable:
+                    pass  # looked at again
             self._clock.sleep(LOOK_S)
-
-    def _wait_for_watch(self, name: str, before_each: Callable[[], None]) -> None:
-        deadline = self._clock.time() + WATCH_WAIT_S
-        while (status := self.replicas[name].status()).watching:
-            if self._clock.time() > deadline:
-                return
-            before_each()
-            self._clock.sleep(LOOK_S)
-        if status.reverted is not None:
-            raise self.reverted(name, status)
 
     def reverted(self, name: str, status: ReplicaStatus) -> Reverted:
-        """The error of a replica that took its exchange back."""
+        """The error of a replica that took its exchange back; journalled."""
         self._events.swap_reverted(name)
-        return Reverted(f"{name} took release {status.reverted} back: {status.reverted_because}")
+        self._journal.append(
+            "reverted", replica=name, release=status.reverted, reason=status.reverted_because
+        )
+        return Reverted(_taken_back(name, status))
+
+
+def _taken_back(name: str, status: ReplicaStatus) -> str:
+    return f"{name} took release {status.reverted} back: {status.reverted_because}"
 
 
 def served_by(status: ReplicaStatus, directories: Mapping[str, str]) -> str | None:
-    """Name of the release that a replica serves; None where it is none that is known."""
+    """Name of the release that a replica serves; None where it is none that is known.
+
+    A broken replica serves none.
+    """
+    if status.broken:
+        return None
     if status.digest:
         return release_name(status.digest)
     return directories.get(str(Path(status.directory).resolve()))

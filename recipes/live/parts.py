@@ -29,9 +29,10 @@ class ReplicaClient(Protocol):
         digest: str,
         cache: Cache,
         watch: Watch | None = None,
+        expected: str | None = None,
         timeout_s: float = 600,
     ) -> SwapResult:
-        """Exchanges it; `SwapRefused` leaves the old one, `ReplicaUnreachable` may not."""
+        """Exchanges it where it drafts with `expected`; only `SwapRefused` leaves the old one."""
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Finished requests from an index on, and the next index."""

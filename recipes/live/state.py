@@ -9,6 +9,7 @@
 | `begin` | the first exchange | deployment, new, old, mode: canary, in_place or rollback |
 | `share` | the router is set | percent |
 | `swap` | a replica is exchanged | replica, release |
+| `reverted` | a release that a replica took back is replaced | replica, release, reason |
 | `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
 | `refused` | nothing | reason: nothing was begun |
@@ -56,6 +57,13 @@ class Deployment:
     def wanted(self) -> str:
         """The release that every replica has in the end."""
         return self.new if self.verdict == "promote" else self.old
+
+    @property
+    def went_back(self) -> bool:
+        """Whether it ended with the older one of its two releases."""
+        return self.outcome is not None and (
+            (self.outcome == "rolled_back") != (self.mode == "rollback")
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +134,14 @@ class State:
         before = dict(self.before)
         if outcome == "promoted" and ended.mode != "rollback":
             before[ended.new] = ended.old
-        by_hand = ended.mode == "rollback"
         return dataclasses.replace(
             self,
             serving=entry.facts["serving"],
             before=before,
             open=None,
             last=ended,
-            promoted=self.promoted + (outcome == "promoted" and not by_hand),
-            # A rollback by hand that succeeded is a promotion of the release before.
-            rolled_back=self.rolled_back + ((outcome == "rolled_back") != by_hand),
+            promoted=self.promoted + (outcome == "promoted" and ended.mode != "rollback"),
+            rolled_back=self.rolled_back + ended.went_back,
         )
 
 

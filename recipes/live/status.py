@@ -109,6 +109,7 @@ def _replica(replica: ReplicaClient, directories: Mapping[str, str]) -> dict[str
         "swaps": status.swaps,
         "watching": status.watching,
         "reverted": status.reverted,
+        "broken": status.broken,
         "directory": status.directory,
         "draft_digest": status.draft_digest,
     }
@@ -126,11 +127,16 @@ def _problems(
     state: State, replicas: Mapping[str, dict[str, Any]], share: float | None, endpoint: Endpoint
 ) -> list[str]:
     found = [f"{name}: no answer" for name, each in replicas.items() if not each["answers"]]
+    broken = {name: each["broken"] for name, each in replicas.items() if each.get("broken")}
+    found += [
+        f"{name} drafts wrongly ({why}): start the replica again, then run --recover"
+        for name, why in broken.items()
+    ]
     if state.open is None and state.serving is not None:
         found += [
             f"{name} serves {each['release'] or each['directory']}: run --recover"
             for name, each in replicas.items()
-            if each["answers"] and each["release"] != state.serving
+            if each["answers"] and name not in broken and each["release"] != state.serving
         ]
         if share is not None and state.share is not None and share != state.share:
             found.append(f"the canary gets {share:g} %, not {state.share:g} %: run --recover")
@@ -142,6 +148,8 @@ def _problems(
 def _in_words(replica: Mapping[str, Any]) -> str:
     if not replica["answers"]:
         return f"{replica['role']}, no answer"
+    if replica["broken"]:
+        return f"{replica['role']}, broken"
     release = replica["release"] or f"no known release ({replica['directory']})"
     words = f"{replica['role']}, {release}, {replica['kind']}, {replica['k']} drafts per step"
     if replica["watching"]:

@@ -1,11 +1,13 @@
 """The requests of a canary's test: collected from the replicas and the router's log.
 
-    traffic = Traffic(replicas, router, roles, old="0c5e7d91aa02", new="4f1d0c2a9b77")
+    traffic = Traffic(replicas, router, roles, {"stable": old, "canary": new}, directories)
     traffic.begin(clock.time())
     stable, canary = traffic.collect()      # all so far
 
 Requests that began before `begin` are left out, as are those that another release drafted a part
-of. A replica that was started again counts from 0, and is read from there.
+of. A replica that still has the speculator that it was started with reports no release: its
+requests count while that is the role's. One that was started again counts from 0, and is read from
+there.
 """
 
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from typing import Literal
 
 from outrider.common.errors import OutriderError
 from outrider.eval.live.observations import Observation, observations
+from outrider.recipes.live.fleet import served_by
 from outrider.recipes.live.parts import ReplicaClient, RouterClient
 from outrider.serving.live.access_log import RoutedRequest
 from outrider.serving.live.replica import LiveRequest
@@ -29,10 +32,11 @@ class Traffic:
         router: RouterClient,
         roles: Mapping[str, Role],
         releases: Mapping[Role, str],
+        directories: Mapping[str, str],
     ) -> None:
-        """`releases`: name of the release of each role."""
+        """`releases`: name of the release of each role. `directories`: those that are known."""
         self._replicas, self._router = replicas, router
-        self._roles, self._releases = roles, releases
+        self._roles, self._releases, self._directories = roles, releases, directories
         self._after: dict[str, int] = {}
         self._finished: list[LiveRequest] = []
         self._routed: list[RoutedRequest] = []
@@ -55,22 +59,25 @@ class Traffic:
         for name, replica in self._replicas.items():
             try:
                 finished, after = replica.requests(self._after.get(name, 0))
+                if after < self._after.get(name, 0):  # started again
+                    finished, after = replica.requests(0)
+                status = replica.status()
             except OutriderError:  # the controller looks at its status
                 continue
-            if after < self._after.get(name, 0):  # started again
-                finished, after = replica.requests(0)
             self._after[name] = after
-            role = self._roles[name]
-            self._finished += [each for each in finished if self._counts(each, role)]
+            # Requests without a release had the speculator that the server was started with.
+            started_with = served_by(status, self._directories) if status.version is None else None
+            wanted = self._releases[self._roles[name]]
+            self._finished += [
+                each
+                for each in finished
+                if each.finished_at - each.e2e_s >= self._began
+                and not each.mixed
+                and (each.version or started_with) == wanted
+            ]
         while True:
             routed, offset = self._router.requests(self._offset)
             self._routed += [each for each in routed if each.started_at >= self._began]
             if offset == self._offset:
                 return
             self._offset = offset
-
-    def _counts(self, request: LiveRequest, role: Role) -> bool:
-        # None: the stable replicas may never have been exchanged since their start.
-        drafted_by = {self._releases[role], None if role == "stable" else self._releases[role]}
-        began = request.finished_at - request.e2e_s
-        return began >= self._began and not request.mixed and request.version in drafted_by

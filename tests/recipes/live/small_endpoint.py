@@ -64,6 +64,14 @@ class SmallReplica:
             self.alive = False
         if fault == "refuse":
             return 409, {"error": "refused on purpose"}
+        if fault == "break":
+            self.status = dataclasses.replace(self.status, broken="neither could be loaded")
+            return 500, {"error": "failed on purpose"}
+        if fault == "fail_after":  # it was exchanged, and the answer does not tell so
+            self.swap(body)
+            return 500, {"error": "failed on purpose"}
+        if body["expected"] != self.status.digest:
+            return 409, {"error": f"drafts with {self.status.digest}"}
         directory = Path(body["directory"])
         try:
             if bundle_digest(directory) != body["digest"]:
@@ -80,6 +88,7 @@ class SmallReplica:
             watching=body["watch"] is not None,
             reverted=None,
             reverted_because=None,
+            broken=None,
         )
         self.watch = Watch.of(body["watch"]) if body["watch"] else None
         if fault == "die_after":
@@ -156,7 +165,9 @@ class SmallServer:
             rows = [dataclasses.asdict(each) for each in replica.finished[after:]]
             return 200, {"requests": rows, "next": len(replica.finished)}
         assert route == "/v1/admin/speculator"
-        return (200, dataclasses.asdict(replica.status)) if body is None else replica.swap(body)
+        if body is not None:
+            return replica.swap(body)
+        return 503 if replica.status.broken else 200, dataclasses.asdict(replica.status)
 
     def _router(self, path: str) -> tuple[int, Any]:
         route, _, query = path.partition("?")
@@ -182,8 +193,13 @@ class SmallServer:
                 self.replicas[body["replica"]].sick = True
             case "/test/hang":
                 self.replicas[body["replica"]].hangs = True
+            case "/test/break":
+                each = self.replicas[body["replica"]]
+                each.status = dataclasses.replace(each.status, broken="not restored")
             case "/test/start":
-                self.replicas[body["replica"]].start()
+                each = self.replicas[body["replica"]]
+                each.started_with = Path(body.get("directory", each.started_with))
+                each.start()
             case "/test/fault":
                 self.replicas[body["replica"]].fault = body["fault"]
             case "/test/router":
@@ -211,6 +227,9 @@ class SmallServer:
                 alive = [each for each in pools if self.replicas[each.name].alive]
                 if not alive:
                     continue
+                if alive[0].role == role:  # in turn
+                    peers = [each for each in alive if each.role == role]
+                    alive = peers[self.sent % len(peers) :]
                 if self.replicas[alive[0].name].hangs:
                     self.replicas[alive[0].name].unanswered += 1
                     continue
@@ -282,8 +301,14 @@ class SmallEndpoint:
             {
                 "name": "small",
                 "state_dir": state_dir or self.folder / "state",
+                "admin_token_file": self.folder / "token",
                 "replicas": [
-                    {"name": name, "role": role, "data": f"unix:{self.folder}/{name}"}
+                    {
+                        "name": name,
+                        "role": role,
+                        "data": f"unix:{self.folder}/{name}",
+                        "admin": f"unix:{self.folder}/{name}.admin",
+                    }
                     for name, role in names
                 ],
                 "router": {
@@ -305,7 +330,8 @@ class SmallEndpoint:
 
     def start(self) -> None:
         """Starts the process."""
-        servers = [*((each.name, each.data) for each in self.endpoint.replicas)]
+        servers = [(each.name, each.data) for each in self.endpoint.replicas]
+        servers += [(each.name, each.admin) for each in self.endpoint.replicas]
         servers += [("router", self.endpoint.router.admin), ("test", f"unix:{self.folder}/test")]
         for _, address in servers:
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.recipes.live.control import ask
 from outrider.recipes.live.deploy import read_state
+from outrider.serving.live.replica import SwapRefused
 from tests.recipes.live.rig import Rig, TestClock
 from tests.recipes.live.small_endpoint import SmallEndpoint
 from tests.serving.live.bundles import write_bundle
@@ -115,6 +116,65 @@ def test_in_place_only_the_watch_decides(small: SmallEndpoint) -> None:
         everywhere(small, "worse")
 
 
+def watched_bundle(small: SmallEndpoint, weights: bytes, floor: float):
+    small.bundles["watched"] = write_bundle(
+        small.folder / "watched" / "bundle", weights, evidence={"floor": floor}
+    )
+    return small.bundles["watched"]
+
+
+def test_a_promotion_waits_for_a_watch_whose_requests_take_minutes(small: SmallEndpoint) -> None:
+    vain, rig = watched_bundle(small, b"1.9", floor=3.5), Rig(small)
+    rig.clock.requests = 0
+
+    def later(now: float) -> None:
+        rig.clock.requests = 8 if now > 1400 else 0
+
+    rig.clock.then = later
+    with rig as controller:
+        done = controller.deploy(vain, in_place=True)
+    assert (done.outcome, done.by) == ("rolled_back", "watch")
+    assert done.exchanged == {"canary"} and rig.clock.now > 1400
+    everywhere(small, "first")
+    (reverted,) = [e.facts for e in rig.journal.entries if e.event == "reverted"]
+    assert reverted["release"] == done.new and "1.9 tokens" in reverted["reason"]
+
+
+def test_a_watch_that_decides_nothing_in_time_takes_the_release_back() -> None:
+    with SmallEndpoint(stable=1, max_seconds=200) as small:
+        rig = Rig(small)
+        rig.clock.requests = 0
+        with rig as controller:
+            done = controller.deploy(watched_bundle(small, b"4.0", floor=3.5), in_place=True)
+        assert (done.outcome, done.by) == ("rolled_back", "controller")
+        assert "undecided after 201 s: a replica had fewer than 32 requests" in done.reason
+        assert set(small.served().values()) == {"first"}
+
+
+def test_a_release_that_is_taken_back_after_its_promotion_is_replaced() -> None:
+    """A person promotes what the watch has not decided; `recover` sees what became of it."""
+    with SmallEndpoint(stable=1, max_seconds=50, on_undecided="hold") as small:
+        rig = Rig(small)
+        with rig as controller:
+            controller.deploy(small.bundles["better"])
+            rig.clock.requests = 0
+            rig.clock.then = lambda now: ask(small.endpoint.state_dir, "promote", "tester")
+            done = controller.deploy(watched_bundle(small, b"1.9", floor=3.5), in_place=True)
+            assert done.outcome == "promoted"
+            assert small.served() == dict.fromkeys(("canary", "stable0"), "watched")
+            small.test("/test/traffic", at=rig.clock.now, requests=4)  # and the watch decides
+            controller.recover()
+            assert small.served() == dict.fromkeys(("canary", "stable0"), "better")
+            last = read_state(small.endpoint).last
+            assert (last.mode, last.by, last.old) == ("rollback", "watch", done.new)
+            assert "took release" in last.reason and "reverted" in {
+                e.event for e in rig.journal.entries
+            }
+            swaps = len(rig.journal.entries)
+            controller.recover()
+            assert len(rig.journal.entries) == swaps, "it is settled"
+
+
 def test_without_a_canary_replicas_are_exchanged_in_place() -> None:
     with SmallEndpoint(stable=2, canary=0) as small, Rig(small) as controller:
         done = controller.deploy(small.bundles["better"])
@@ -138,6 +198,92 @@ def test_a_canary_that_dies_is_rolled_back_and_recovered_when_it_is_back(small, 
         rig.clock.then = lambda now: None
         controller.recover()
         everywhere(small, "first")
+
+
+def test_a_canary_whose_drafts_are_wrong_gets_no_requests_until_it_is_started_again(small) -> None:
+    for breaks in ("in its exchange", "while it is tested"):
+        small.restart()
+        rig = Rig(small)
+        if breaks == "in its exchange":
+            small.test("/test/fault", replica="canary", fault="break")
+        else:
+            rig.clock.requests = 1
+            rig.clock.then = lambda now: small.test("/test/break", replica="canary")
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+            assert (done.outcome, done.by) == ("rolled_back", "controller"), breaks
+            assert done.behind == ("canary",) and small.share() == 0
+            controller.recover()
+            assert small.share() == 0 and small.served()["stable0"] == "first"
+            assert any("canary drafts wrongly until it is started again" in t for t in rig.said)
+            small.test("/test/start", replica="canary")
+            controller.recover()
+        everywhere(small, "first")
+
+
+def test_a_stable_replica_that_breaks_in_a_promotion_ends_it(small: SmallEndpoint) -> None:
+    small.test("/test/fault", replica="stable0", fault="break")
+    with Rig(small) as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert (done.outcome, done.behind) == ("rolled_back", ("stable0",))
+    assert "stable0 drafts wrongly" in done.reason
+    assert (small.served()["canary"], small.served()["stable1"]) == ("first", "first")
+    assert small.share() == 33.33
+
+
+def test_an_answer_that_tells_of_no_exchange_is_not_believed(small: SmallEndpoint) -> None:
+    small.test("/test/fault", replica="stable0", fault="fail_after")
+    with Rig(small) as controller:
+        assert controller.deploy(small.bundles["better"]).outcome == "promoted"
+    everywhere(small, "better")
+
+
+def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+
+    def refusing(now: float) -> None:
+        opened = read_state(small.endpoint).open
+        if opened is not None and "stable0" in opened.exchanged:  # and its watch goes on
+            small.test("/test/fault", replica="canary", fault="refuse")
+            small.test("/test/fault", replica="stable1", fault="refuse")
+
+    rig.clock.then = refusing
+    with rig as controller:
+        done = controller.deploy(watched_bundle(small, b"4.0", floor=1.0))
+        assert (done.outcome, done.behind) == ("rolled_back", ("canary",))
+        assert small.share() == 0
+        assert small.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
+        rig.clock.then = lambda now: None
+        controller.recover()
+    everywhere(small, "first")
+
+
+def test_a_replica_that_somebody_else_exchanged_is_left_alone(small: SmallEndpoint) -> None:
+    with Rig(small) as controller:
+        controller.deploy(small.bundles["better"])
+        seen = controller._fleet.status("canary")
+        worse = controller.parts.releases.add(small.bundles["worse"], None)
+        controller._fleet.exchange("canary", seen, worse, watched=False)
+        better = controller.parts.releases.get(read_state(small.endpoint).serving)
+        with pytest.raises(SwapRefused, match="drafts with"):
+            controller._fleet.exchange("canary", seen, better, watched=False)
+    assert small.served()["canary"] == "worse"
+
+
+def test_requests_of_a_stable_replica_with_another_speculator_are_no_baseline() -> None:
+    with SmallEndpoint(stable=1, max_seconds=20) as small:
+        equal = write_bundle(small.folder / "equal" / "bundle", b"2.00")
+        worse = str(small.bundles["worse"])
+
+        def restart(now: float) -> None:
+            if now == 1001:
+                small.test("/test/start", replica="stable0", directory=worse)
+
+        rig = Rig(small)
+        rig.clock.then, rig.clock.requests = restart, 2
+        with rig as controller:
+            done = controller.deploy(equal)
+        assert done.outcome == "rolled_back" and "undecided" in done.reason
 
 
 def test_a_canary_that_hangs_is_rolled_back() -> None:
@@ -245,7 +391,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) 
     rig = Rig(small)
 
     def ask_later(now: float) -> None:
-        if read_state(small.endpoint).open.verdict == "promote":  # and a watch goes on
+        if "stable0" in read_state(small.endpoint).open.exchanged:  # and its watch goes on
             ask(small.endpoint.state_dir, "roll_back", "tester")
 
     rig.clock.then = ask_later

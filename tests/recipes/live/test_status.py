@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.recipes.live.control import InControl, controller, controlling
 from outrider.recipes.live.deploy import read_state
@@ -64,6 +65,20 @@ def test_a_status_names_what_is_not_as_it_should_be(small: SmallEndpoint) -> Non
     assert "stable1: stable, no answer" in lines and "router: no answer" in lines
 
 
+def test_a_broken_replica_is_a_problem_with_its_fix(small: SmallEndpoint) -> None:
+    with Rig(small) as control:
+        control.deploy(small.bundles["better"])
+        small.test("/test/break", replica="stable1")
+        status = endpoint_status(small.endpoint)
+        assert not status["everywhere"] and status["replicas"]["stable1"]["release"] is None
+        assert status["problems"] == [
+            "stable1 drafts wrongly (not restored): start the replica again, then run --recover"
+        ]
+        assert "stable1: stable, broken" in status_lines(status)
+        with pytest.raises(OutriderError, match="stable1 drafts wrongly until it is started again"):
+            control.deploy(small.bundles["worse"])
+
+
 def test_the_commands_on_an_endpoint(small: SmallEndpoint, tmp_path) -> None:
     with Rig(small) as control:
         control.deploy(small.bundles["better"])
@@ -93,7 +108,8 @@ def test_an_interrupted_deployment_is_promoted_or_taken_back(small: SmallEndpoin
             old = control._adopted().serving
             new = control.parts.releases.add(small.bundles["better"], old)
             control.parts.journal.append("begin", new=new.name, old=old, mode="canary")
-            control._fleet.exchange("canary", new, watched=False)
+            seen = control._fleet.status("canary")
+            control._fleet.exchange("canary", seen, new, watched=False)
         told = run("deploy-speculator", word, *to, cwd=tmp_path)
         assert told.returncode == 0, told.stderr
         assert set(small.served().values()) == {reached}
