@@ -5,7 +5,7 @@
     replica.swap(release.directory, release.name, release.digest, "keep")
 
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
-    releases/4f1d0c2a9b77/release.json    digest, parent, when it was added
+    releases/4f1d0c2a9b77/release.json    digest, parent, address, when it was added
 
 A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
 has been added. Bytes are hashed while they are copied, so what is checked is what is kept.
@@ -23,6 +23,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
+from outrider.common.redaction import without_credentials
 from outrider.serving.live.bundle_digest import (
     MANIFEST,
     bundle_digest,
@@ -70,8 +71,10 @@ class Releases:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder, self._clock = Path(folder), clock
 
-    def add(self, bundle: Path, parent: str | None) -> Release:
+    def add(self, bundle: Path, parent: str | None, source: str | None = None) -> Release:
         """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.
+
+        `source` is the address it came from, with the commit of a hub's repository.
 
         An `OutriderError` names a file that is missing, differs from bundle.json, or is a link. A
         full disk leaves nothing behind.
@@ -85,8 +88,9 @@ class Releases:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with publish(folder) as temporary:
                 self._copy(bundle, temporary / "bundle", files)
-                facts = {"digest": digest, "parent": parent, "added_at": self._clock()}
-                write_json(temporary / _FACTS, facts)
+                source = without_credentials(source or str(bundle))
+                facts = {"digest": digest, "parent": parent, "source": source}
+                write_json(temporary / _FACTS, facts | {"added_at": self._clock()})
                 _make_read_only(temporary)
         else:
             bundle_digest(bundle)  # a changed file is an error here too

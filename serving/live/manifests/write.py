@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from outrider.serving.bundle_places import local_bundle
+from outrider.serving.bundle_places import local_bundle, pinned
 from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.manifests.argo import argo_notes, argo_objects
 from outrider.serving.live.manifests.kserve import kserve_notes, kserve_objects
@@ -26,9 +26,10 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     `bundle`: a folder or an address that `export-speculator --to` wrote; its files are checked
     against bundle.json. A missing setting is an `OutriderError` that names its key.
     """
-    source = str(bundle) if "://" in str(bundle) else None
+    place = pinned(bundle)
+    source = place if "://" in place else None
     with contextlib.ExitStack() as stack:
-        parts = parts_of(stack.enter_context(local_bundle(bundle)), endpoint, source)
+        parts = parts_of(stack.enter_context(local_bundle(place)), endpoint, source)
     objects: list[dict[str, Any]]
     if kind == "kserve":
         objects, notes = kserve_objects(parts), kserve_notes(parts)

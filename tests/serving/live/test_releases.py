@@ -1,6 +1,7 @@
 """Releases are checked copies: what happens to the bundle afterwards does not matter."""
 
 import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -21,7 +22,10 @@ def releases(tmp_path: Path) -> Releases:
 
 def test_a_release_is_a_read_only_copy_with_its_parent(releases: Releases, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", b"weights", k=4)
-    release = releases.add(bundle, parent="0c5e7d91aa02")
+    address = f"hf://acme/x@{'c' * 40}"
+    release = releases.add(bundle, "0c5e7d91aa02", address)
+    facts = json.loads((release.directory.parent / "release.json").read_text())
+    assert facts["source"] == address
     digest = bundle_digest(bundle)
     assert (release.name, release.digest, release.parent) == (digest[:12], digest, "0c5e7d91aa02")
     assert (release.kind, release.k, release.added_at) == ("mtp", 4, 1.0)
