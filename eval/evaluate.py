@@ -11,7 +11,7 @@ so an interrupted evaluation resumes; intervals, verdict and report are computed
 every time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +100,11 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         measured = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
-    served = served_stage(context, k, measured, noise)
-    everything = [one for blocks in measured.blocks.values() for one in counted_passes(blocks)]
-    everything += verification_passes(measured.outputs, requests.verification)
+    sessions = [prompt.session for prompt in requests.timed]
+    served = served_stage(context, k, measured, noise, sessions)
+    everything = verification_passes(measured.outputs, requests.verification)
+    for blocks in measured.blocks.values():
+        everything += counted_passes(blocks, sessions)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,
@@ -129,7 +131,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         interpolation=replayed.mixtures,
         slices=replayed.slices,
         counted=counted_acceptance(everything, context.speculators, k),
-        counted_same_k=counted_at_same_k(context, k, measured),
+        counted_same_k=counted_at_same_k(context, k, measured, sessions),
         served=served,
         rates=rates_stage(context, requests, noise),
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
@@ -250,28 +252,36 @@ def replay_stage(
 
 
 def served_stage(
-    context: EvaluationContext, k: Drafters[int], measured: Measured, noise: Noise
+    context: EvaluationContext,
+    k: Drafters[int],
+    measured: Measured,
+    noise: Noise,
+    sessions: Sequence[str],
 ) -> dict[str, Served]:
-    """Speed and counted acceptance of the timed blocks, by engine mode."""
+    """Speed and counted acceptance of the timed blocks, by engine mode.
+
+    `sessions` are those of the timed prompts.
+    """
     settings, speculators = context.settings, context.speculators
     same_k = same_k_variant(k, settings.current_k)
     return {
         mode: Served(
             speed=summarise(blocks, settings, noise, same_k),
             repeats=repeats_of(blocks),
-            acceptance=counted_acceptance(counted_passes(blocks), speculators, k),
+            acceptance=counted_acceptance(counted_passes(blocks, sessions), speculators, k),
         )
         for mode, blocks in measured.blocks.items()
     }
 
 
 def counted_at_same_k(
-    context: EvaluationContext, k: Drafters[int], measured: Measured
+    context: EvaluationContext, k: Drafters[int], measured: Measured, sessions: Sequence[str]
 ) -> Counted | None:
     """Counted acceptance, base at custom's k too; None where that is base's own."""
     passes: list[CountedPass] = []
     for blocks in measured.blocks.values():
-        passes += counted_passes(blocks, same_k_variant(k, context.settings.current_k))
+        base = same_k_variant(k, context.settings.current_k)
+        passes += counted_passes(blocks, sessions, base)
     if k.base == k.custom or not passes:
         return None
     alike = Drafters[int](base=k.custom, custom=k.custom)

@@ -42,8 +42,7 @@ do; an engine that changes nothing falls below it in at most 1 % of evaluations.
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    acceptance, *at_same_k = _acceptances(findings, gate)
-    checks = [acceptance, *speed_checks(findings, gate), *at_same_k]
+    checks = [_acceptance(findings, gate), *speed_checks(findings, gate)]
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:
@@ -89,20 +88,11 @@ def _outcome(passed: bool) -> Outcome:
     return "passed" if passed else "failed"
 
 
-def _acceptances(findings: Findings, gate: GateConfig) -> list[Check]:
-    """Each speculator at its own K, and both at custom's where those differ."""
-    own, same_k = findings.counted.ratio, findings.counted_same_k
-    alike = same_k.ratio if same_k else None
-    over = "groups of prompts, counted by the engine"
-    if findings.replay:
-        own, over = findings.replay.ratio, "held-out sessions"
-        alike = findings.replay.same_k.ratio if findings.replay.same_k else None
-    least = gate.min_acceptance_ratio
-    checks = [_over_sessions("acceptance length, custom / base", own, least, over)]
-    if alike:
-        name = f"acceptance length, custom / base, both at K = {findings.k.custom}"
-        checks.append(_over_sessions(name, alike, least, over))
-    return checks
+def _acceptance(findings: Findings, gate: GateConfig) -> Check:
+    """Both at custom's K, by exact replay; else by the engine's counters."""
+    name = f"acceptance length, custom / base, {findings.at_k}"
+    over = "held-out sessions" if findings.replay else "sessions, counted by the engine"
+    return _over_sessions(name, findings.acceptance_ratio, gate.min_acceptance_ratio, over)
 
 
 def _on_policy(found: OnPolicy) -> Check:

@@ -8,7 +8,6 @@ from typing import Any
 from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.prediction.cost import money
-from outrider.eval.results.acceptance import Counted
 from outrider.eval.results.parts import DRAFTERS, VARIANTS
 from outrider.eval.results.report import Findings, Results
 from outrider.eval.results.speed import Served
@@ -31,7 +30,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
 
 def summary(results: Results) -> dict[str, Any]:
     """The line that scripts read; the caller adds `report` and `bundle`."""
-    counted, against = results.counted, results.verification.replay_vs_engine
+    against = results.verification.replay_vs_engine
     return {
         "recipe": results.recipe,
         "run_dir": results.run_dir,
@@ -39,11 +38,10 @@ def summary(results: Results) -> dict[str, Any]:
         "verdict": results.verdict.verdict,
         "reason": results.verdict.reason,
         "k": {name: results.k.of(name) for name in DRAFTERS},
-        "acceptance_length": _lengths(counted),
+        "acceptance_length": _lengths(results),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
         "same_k": {
             "k": results.k.custom,
-            "acceptance_length": _lengths(results.counted_same_k or counted),
             "tokens_per_s": {
                 mode: _same_k_speeds(served) for mode, served in results.served.items()
             },
@@ -52,12 +50,16 @@ def summary(results: Results) -> dict[str, Any]:
     }
 
 
-def _lengths(counted: Counted) -> dict[str, Any]:
+def _lengths(results: Results) -> dict[str, Any]:
+    """Acceptance on which the verdict rests: both at custom's K."""
+    replay, counted = results.replay, results.counted_same_k or results.counted
+    ratio = results.acceptance_ratio
     return {
-        "base": counted.base.acceptance_length,
-        "custom": counted.custom.acceptance_length,
-        "ratio": counted.ratio.value,
-        "ratio_ci95": [counted.ratio.low, counted.ratio.high],
+        "k": {name: results.acceptance_k.of(name) for name in DRAFTERS},
+        "base": replay.base.value if replay else counted.base.acceptance_length,
+        "custom": replay.custom.value if replay else counted.custom.acceptance_length,
+        "ratio": ratio.value,
+        "ratio_ci95": [ratio.low, ratio.high],
     }
 
 

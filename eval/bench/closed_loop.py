@@ -53,14 +53,14 @@ def measure(
 ) -> list[Record]:
     """Timed blocks, one per repeat, concurrency and variant.
 
-    `prompts` are rendered text. A record's `alternated` is true where variants of one engine
-    alternated by request.
+    `prompts` are rendered text; a record's `prompts` are their indices, and its `alternated` is
+    true where variants of one engine alternated by request.
 
     Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
     """
     sampling = replace(sampling, seed=None)
-    supply = itertools.cycle(prompts)
+    supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []
     begin = time.monotonic()
     for repeat in range(evaluation.repeats):
@@ -77,9 +77,10 @@ def measure(
                     warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
             names = ", ".join(variants)
             say(f"repeat {repeat + 1}, concurrency {concurrency}, {names}")
-            texts = chosen[concurrency]
+            place = {"repeat": repeat, "concurrency": concurrency, "prompts": chosen[concurrency]}
+            texts = [prompts[index] for index in chosen[concurrency]]
             timed = _blocks(fleet, load, variants, texts, concurrency, sampling, evaluation, repeat)
-            blocks += [{"repeat": repeat, "concurrency": concurrency, **block} for block in timed]
+            blocks += [{**place, **block} for block in timed]
         if reason := _end(blocks, repeat + 1, time.monotonic() - begin, evaluation):
             say(reason)
             break
@@ -175,8 +176,7 @@ def _blocks(
     """A block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next. Where loading weights takes long, they alternate by several requests. `turns` of a record
-    has the counters of each turn.
+    next. Where loading weights takes long, they alternate by several requests.
     """
     alternated = len(variants) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
@@ -201,10 +201,6 @@ def _blocks(
             "variant": variant,
             "alternated": alternated,
             **joined(records[variant]),
-            "turns": [
-                {"request_tokens": one["request_tokens"], "counters": one["counters"]}
-                for one in records[variant]
-            ],
             "steps": tally(steps[variant]),
         }
         for variant in variants

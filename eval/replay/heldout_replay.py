@@ -26,7 +26,7 @@ from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.formatting import number
-from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, ReplaySameK, Slice
+from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
 from outrider.speculators.checkpoints.interpolate import interpolate
 
@@ -123,15 +123,10 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """The report's figures of exact replay, each speculator at its own k."""
+    """The report's figures of exact replay: lengths at custom's k, positions at each one's own."""
     base, custom = replays["base"], replays["custom"]
-    same_k = None
-    if k.base != k.custom:
-        alike = _compared(base, custom, k.custom)
-        same_k = ReplaySameK(base=alike["base"], ratio=alike["ratio"])
     return Replay(
-        **_compared(base, custom, k.custom, k.base),
-        same_k=same_k,
+        **_compared(base, custom, k.custom),
         sequences=len(base.sequence_ids),
         sessions=len(set(base.sessions)),
         tokens=int(base.tokens_R.sum()),
@@ -203,10 +198,8 @@ def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
     return OnPolicy(**judge(evidence).as_dict(), sequences=len(evidence))
 
 
-def _compared(
-    base: ReplaySums, custom: ReplaySums, k: int, base_k: int | None = None
-) -> dict[str, ClusteredEstimate]:
-    found = compare(base, custom, k, base_k)
+def _compared(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
+    found = compare(base, custom, k)
     return {name: ClusteredEstimate.of(estimate) for name, estimate in found.items()}
 
 

@@ -186,17 +186,14 @@ def replay(
     )
 
 
-def compare(
-    base: ReplaySums, custom: ReplaySums, k: int, base_k: int | None = None
-) -> dict[str, ClusteredEstimate]:
-    """Acceptance lengths of base and custom and their ratio at k, base's at `base_k` if given.
+def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
+    """Acceptance lengths of base and custom and their ratio, both at k.
 
     Intervals are over sessions, paired by response.
     """
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
-    base_steps_R = base.steps_RK[:, (base_k or k) - 1]
-    sums_RM = np.stack([base.tokens_R, base_steps_R, custom.steps_RK[:, k - 1]], axis=1)
+    sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
     statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],

@@ -1,18 +1,19 @@
-"""What tables and comparisons read of a report.json, of this version or an older one.
+"""What tables and comparisons read of a report.json.
 
     PastRun.read(Path("runs/march")).replay.ratio
 
-Reports change between versions; the keys here have not. All other keys are ignored.
+All other keys are ignored.
 """
 
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.eval.results.parts import Variant
+from outrider.eval.results.report import VERSION
 
 
 class _Past(BaseModel):
@@ -143,12 +144,6 @@ class PastRun(_Past):
     slices: dict[str, list[PastSlice]] = {}
     rates: dict[str, dict[str, dict[str, PastRateRow]]] | None = None
 
-    @field_validator("k", mode="before")
-    @classmethod
-    def _one_k(cls, value: Any) -> Any:
-        """Before version 9 base and custom drafted the same number."""
-        return {"base": value, "custom": value} if isinstance(value, int) else value
-
     @classmethod
     def read(cls, run: Path) -> "PastRun":
         """The report of a run directory, or of a report.json itself."""
@@ -164,5 +159,10 @@ class PastRun(_Past):
             raise OutriderError(
                 f"{path}: no {', '.join(missing)} in it; it is no report of an evaluation with "
                 "exact replay"
+            )
+        if report.get("version") != VERSION:
+            raise OutriderError(
+                f"{path}: version {report.get('version')}, but version {VERSION} is compared, whose"
+                " acceptance lengths are at equal K; run evaluate-speculator again"
             )
         return cls.model_validate(report)

@@ -107,8 +107,9 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
 
 def headline(results: Results) -> list[Tile]:
     """The figures at the top of the page."""
-    ratio = results.replay.ratio if results.replay else results.counted.ratio
-    tiles = [_tile("acceptance length, custom / base", ratio)]
+    label = f"acceptance length, custom / base, {results.at_k}"
+    tiles = [_tile(label, results.acceptance_ratio)]
+    own_k = "" if results.k.base == results.k.custom else ", each at its own K"
     for mode, measured in results.served.items():
         main = str(results.main_concurrency)
         row = measured.speed[main]
@@ -116,7 +117,7 @@ def headline(results: Results) -> list[Tile]:
             ("base", row.custom_over_base),
             ("no speculation", row.custom_over_none),
         ):
-            label = f"tokens/s, custom / {versus}, {mode}, concurrency {main}"
+            label = f"tokens/s, custom / {versus}, {mode}, concurrency {main}{own_k}"
             tiles.append(_tile(label, speedup))
     return tiles
 

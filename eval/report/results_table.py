@@ -10,7 +10,7 @@ from rich.table import Table
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report.formatting import Interval, interval, number
 from outrider.eval.report.k_section import k_words
-from outrider.eval.results.parts import VARIANTS
+from outrider.eval.results.parts import VARIANTS, k_list
 from outrider.eval.results.report import Results
 
 COLORS = {SHIP: "green", DO_NOT_SHIP: "red", UNDECIDED: "yellow"}
@@ -22,20 +22,18 @@ HEAD = ("", "none", "base", "custom", "custom / base", "custom / none")
 def table_rows(results: Results) -> list[list[str]]:
     """Acceptance lengths, then tokens/s by engine mode and concurrency; under HEAD.
 
-    A row of the same K, or of base at `eval.current_k`, follows the row that it belongs to.
+    Acceptance lengths are at custom's K for both, except for a row of each at its own. A row of the
+    same K, or of base at `eval.current_k`, follows the tokens/s of each at its own.
     """
-    counted = results.counted
-    base, custom = counted.base.acceptance_length, counted.custom.acceptance_length
-    rows = [_acceptance("acceptance, engine", base, custom, counted.ratio)]
-    if same := results.counted_same_k:
-        lengths = same.base.acceptance_length, same.custom.acceptance_length
-        rows.append(_acceptance(_alike(results), *lengths, same.ratio))
+    k, rows = results.k, []
     for name, replay in (("replay", results.replay), ("general", results.general)):
         if replay:
-            label, custom = f"acceptance, {name}", replay.custom.value
-            rows.append(_acceptance(label, replay.base.value, custom, replay.ratio))
-            if alike := replay.same_k:
-                rows.append(_acceptance(_alike(results), alike.base.value, custom, alike.ratio))
+            label = f"acceptance, {name}, K = {k.custom}"
+            rows.append(_acceptance(label, replay.base.value, replay.custom.value, replay.ratio))
+    for each, counted in ((k.custom, results.counted_same_k), (k_list(k), results.counted)):
+        if counted:
+            lengths = counted.base.acceptance_length, counted.custom.acceptance_length
+            rows.append(_acceptance(f"acceptance, engine, K = {each}", *lengths, counted.ratio))
     for mode, measured in results.served.items():
         for concurrency, row in measured.speed.items():
             rows.append(

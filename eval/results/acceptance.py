@@ -22,26 +22,18 @@ class OnPolicy(Part):
     """Number of sequences checked"""
 
 
-class ReplaySameK(Part):
-    """Base at custom's K, by exact replay."""
-
-    base: ClusteredEstimate
-    """Acceptance length of base at custom's K"""
-    ratio: ClusteredEstimate
-    """custom / base, both at custom's K"""
-
-
 class Replay(Part):
-    """Exact replay of held-out responses, each speculator at its own K."""
+    """Exact replay of held-out responses.
+
+    Acceptance lengths are at custom's K for both: one of more drafts can only be larger.
+    """
 
     base: ClusteredEstimate
-    """Acceptance length of base: delivered tokens over expected steps"""
+    """Acceptance length of base at custom's K: delivered tokens over expected steps"""
     custom: ClusteredEstimate
-    """Acceptance length of custom"""
+    """Acceptance length of custom at its K"""
     ratio: ClusteredEstimate
     """custom / base, paired by response, over sessions"""
-    same_k: ReplaySameK | None = None
-    """Both at custom's K; null where that is base's own"""
     sequences: int
     """Number of responses"""
     sessions: int
@@ -51,9 +43,9 @@ class Replay(Part):
     by_k: Drafters[list[float]]
     """Acceptance length for k = 1..depth"""
     cumulative: Drafters[list[float]]
-    """By position j: share of steps whose drafts 1..j were all accepted"""
+    """By position j, each at its own K: share of steps whose drafts 1..j were all accepted"""
     conditional: Drafters[list[float]]
-    """By position j: share of drafts at j accepted, where all earlier ones were"""
+    """The same: share of drafts at j accepted, where all earlier ones were"""
 
 
 class MixturePart(Part):
@@ -122,4 +114,4 @@ class Counted(Drafters[CountedDrafter]):
     model_config = DOCUMENTED
 
     ratio: ClusteredEstimate
-    """custom / base, over groups of prompts"""
+    """custom / base, over sessions"""

@@ -68,12 +68,12 @@ class SliceEstimate(Part):
 
 
 class ClusteredEstimate(SliceEstimate):
-    """A figure over sessions or groups of prompts; its interval is null where they are few."""
+    """A figure over sessions; its interval is null where they are few."""
 
     observations: int
-    """Number of responses or passes"""
+    """Number of responses"""
     clusters: int
-    """Number of sessions or groups of prompts"""
+    """Number of sessions"""
 
     @classmethod
     def of(cls, estimate: cluster_statistics.ClusteredEstimate) -> "ClusteredEstimate":
@@ -111,6 +111,11 @@ class Drafters(Part, Generic[T]):
     def of(self, drafter: Drafter) -> T:
         """The value of one of DRAFTERS."""
         return self.base if drafter == "base" else self.custom
+
+
+def k_list(k: Drafters[int]) -> str:
+    """The numbers of drafts of base and custom: "5", or "2 / 5"."""
+    return str(k.custom) if k.base == k.custom else f"{k.base} / {k.custom}"
 
 
 class Variants(Part, Generic[T]):

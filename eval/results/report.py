@@ -16,17 +16,14 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.kinds import Kinds
-from outrider.eval.results.parts import DOCUMENTED, Drafters, Part
+from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
 from outrider.eval.results.prediction import Choice, Cost, PredictedRow
 from outrider.eval.results.speed import RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
-VERSION = 9
+VERSION = 10
 """Version of the measurements and of results.json. Raise it when the same settings measure
 something else, or when the shape of results.json changes."""
-
-CONVERTED = (7, 8)
-"""Older versions, which `Results.read` converts."""
 
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -206,7 +203,8 @@ class Findings(Part):
     own_text: OnPolicy | None
     """Whether the held-out text is on-policy; null where capture kept no evidence"""
     replay: Replay | None
-    """Acceptance by exact replay, on whose ratio the verdict rests; null where not measured"""
+    """Acceptance by exact replay at custom's K, on whose ratio the verdict rests; null where not
+    measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
     interpolation: list[Mixture]
@@ -235,6 +233,26 @@ class Findings(Part):
 
 
 class Results(Findings):
+    @property
+    def acceptance_ratio(self) -> ClusteredEstimate:
+        """custom / base at equal K: by exact replay, else by vLLM's counters.
+
+        Where base's engine drafts another number than custom's and no other, each at its own.
+        """
+        return (self.replay or self.counted_same_k or self.counted).ratio
+
+    @property
+    def acceptance_k(self) -> Drafters[int]:
+        """The numbers of drafts of `acceptance_ratio`."""
+        alike = self.replay or self.counted_same_k
+        return Drafters[int](base=self.k.custom, custom=self.k.custom) if alike else self.k
+
+    @property
+    def at_k(self) -> str:
+        """The same in words."""
+        k = self.acceptance_k
+        return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
+
     """results.json: what was measured, its price, and the verdict."""
 
     cost: dict[str, dict[str, Cost]] | None
@@ -246,18 +264,16 @@ class Results(Findings):
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """Loads a results.json. An older version is an `OutriderError` that names it."""
+        """Loads a results.json, or a report.json as a `Report`; raises for another version."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
-        if version not in (VERSION, *CONVERTED):
+        if version != VERSION:
             raise OutriderError(
-                f"{path}: version {version}, but this Outrider reads {CONVERTED[0]} to {VERSION}; "
-                "run evaluate-speculator again"
+                f"{path}: version {version}, but this Outrider reads {VERSION}; run "
+                "evaluate-speculator again"
             )
-        if version == 7:
-            value = _from_7(value)
         try:
-            return cls.model_validate(_from_8(value) if version in CONVERTED else value)
+            return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -279,47 +295,3 @@ class Report(Results):
     """The capture's on-policy check (docs/traffic.md); null where nothing was captured"""
     provenance: dict[str, Any]
     """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""
-
-
-def _from_7(value: dict[str, Any]) -> dict[str, Any]:
-    """A results.json of version 7 in the shape of version 8."""
-    verification = value["verification"]
-    against = verification["replay_vs_engine"]
-    lengths = {"base": None, "custom": None}
-    if against:
-        greedy = against["details"]["greedy"]
-        lengths = {name: greedy[name]["acceptance_length_counters"] for name in lengths}
-    verification = verification | {
-        "parity": verification["parity"] or None,
-        "greedy_acceptance_length": lengths,
-    }
-    return value | {"verification": verification}
-
-
-def _from_8(value: dict[str, Any]) -> dict[str, Any]:
-    """A results.json of version 8 in the present shape."""
-    verdict = value["verdict"]
-    checks = [
-        {
-            "name": check["name"],
-            "outcome": "passed" if check["passed"] else "failed",
-            "seen": check["seen"],
-            "demand": check["demand"],
-        }
-        for check in verdict["checks"]
-    ]
-    choice, k = value["choice"], value["k"]
-    # Only custom's acceptance was replayed on the validation part.
-    of_custom = {
-        name: choice[name] and {"base": None, "custom": choice[name]}
-        for name in ("k_per_batch_size", "acceptance_length", "tokens_per_s")
-    }
-    alike = {"base": k, "custom": k}
-    first = next(iter(value["served"].values()))
-    return value | {
-        "version": VERSION,
-        "k": alike,
-        "choice": choice | of_custom | {"k": alike},
-        "main_concurrency": min(map(int, first["speed"])),
-        "verdict": verdict | {"checks": checks},
-    }

@@ -33,7 +33,7 @@ from outrider.common.sample_size import LEAST_SESSIONS
 from outrider.eval.stats.intervals import LEVEL
 
 LEAST_CLUSTERS = LEAST_SESSIONS
-"""Fewest sessions, or groups of prompts, that an interval is given for. The variance of fewer has
+"""Fewest sessions that an interval is given for. The variance of fewer has
 so few degrees of freedom that the interval would decide nothing."""
 
 Array = NDArray[np.float64]

@@ -65,6 +65,8 @@ BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
 COUNTERS = ("drafts", "accepted_tokens", "accepted_per_position")
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
+SESSIONS = [f"s{number}" for number in range(6)]
+"""Of the timed prompts."""
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
 TIMES = StepTimes(
@@ -96,6 +98,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "repeat": repeat,
                     "concurrency": concurrency,
                     "variant": variant,
+                    "prompts": [(repeat + place) % len(SESSIONS) for place in range(n)],
                     "alternated": False,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
@@ -379,8 +382,10 @@ def _findings(custom_speed: float) -> Findings:
     replays = {"base": base, "custom": custom}
     speeds = {"eager": 1.0, "compiled": 2.3}
     blocks = {mode: with_same_k(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
-    passes = {mode: counted_passes(measured) for mode, measured in blocks.items()}
-    same_k = [one for measured in blocks.values() for one in counted_passes(measured, SAME_K)]
+    passes = {mode: counted_passes(measured, SESSIONS) for mode, measured in blocks.items()}
+    same_k = [
+        one for measured in blocks.values() for one in counted_passes(measured, SESSIONS, SAME_K)
+    ]
     served = {
         mode: Served(
             speed=summarise(measured, EVALUATION, noise_of(blocks)),

@@ -3,11 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.eval.bench.counted import CountedPass, counted_acceptance
+from outrider.eval.bench.counted import (
+    CountedPass,
+    _by_response,
+    counted_acceptance,
+    counted_passes,
+)
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
@@ -16,11 +22,12 @@ from outrider.eval.context import (
     EvaluationFolders,
 )
 from outrider.eval.evaluate import evaluate
-from outrider.eval.results.parts import Drafters
+from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import Report, Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
+from tests.eval.recycled_prompts import recycled_blocks
 from tests.eval.sample_results import EVALUATION, sample_blocks, served_measurements
 from tests.tiny import write_tiny_target
 
@@ -46,7 +53,7 @@ def simulated(script):
 def test_steps_without_a_draft_are_steps():
     def counted(kind, custom):
         passes = [
-            CountedPass(f"{n}", 1, {"base": simulated([1, 0, 2]), "custom": custom})
+            CountedPass([f"{n}"], {"base": simulated([1, 0, 2]), "custom": custom})
             for n in range(2)
         ]
         speculators = {"base": Speculator("mtp"), "custom": Speculator(kind)}
@@ -60,6 +67,38 @@ def test_steps_without_a_draft_are_steps():
     assert found.custom.cumulative == pytest.approx([3 / 8, 2 / 8])
     found = counted("none", counters(9))
     assert found.custom.acceptance_length == 1.0 and found.custom.cumulative == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("custom", ["mtp", "ngram"])
+def test_prompts_that_are_used_again_are_no_further_evidence(custom):
+    """Five sessions whose acceptance differs by 10 %, forty requests at one and 64 at four."""
+    random, k = np.random.default_rng(0), Drafters[int](base=4, custom=4)
+    speculators = {"base": Speculator("mtp"), "custom": Speculator(custom)}
+    wrong, trials = 0, 400
+    for _ in range(trials):
+        blocks, sessions = recycled_blocks(random, 5, 0.1)
+        found = counted_acceptance(counted_passes(blocks, sessions), speculators, k).ratio
+        assert (found.clusters, found.observations) == (5, 8 * (5 + 8))
+        wrong += found.low > 1
+    assert wrong / trials < 0.06  # 2.5 % are expected; 13 to 20 % with turns as clusters
+    few, sessions = recycled_blocks(random, 4, 0.1)
+    found = counted_acceptance(counted_passes(few, sessions), speculators, k).ratio
+    assert found.low is None and "4 sessions, at least 5" in found.undecided("sessions")
+
+
+def test_a_response_s_share_of_a_block_is_its_share_of_the_deliveries():
+    """The session with the longer acceptance length is told from the other in one block."""
+    block = counters(32 + 2, drafts=16, accepted=(10, 6))
+    one = CountedPass(
+        ["a", "b"], dict.fromkeys(DRAFTERS, block), {name: [(25, 8), (9, 8)] for name in DRAFTERS}
+    )
+    found = _by_response(one, "custom", Speculator("mtp"), delivered=True)
+    assert found.tolist() == [[24, 8], [8, 8]]
+    # Where nothing was streamed, the responses share alike.
+    one = CountedPass(
+        ["a", "b"], dict.fromkeys(DRAFTERS, block), {name: [(1, 0), (1, 0)] for name in DRAFTERS}
+    )
+    assert _by_response(one, "custom", Speculator("mtp"), True).tolist() == [[16, 8], [16, 8]]
 
 
 @pytest.fixture
@@ -122,7 +161,7 @@ def served(kind, speed):
         ("eagle3", 1.4, "ship", "counted by the engine; tokens/s"),
         ("eagle3", 0.8, "do not ship", "tokens/s, custom / base, eager"),
         ("ngram", 1.4, "ship", "counted by the engine"),
-        ("none", 1.4, "do not ship", "acceptance length, custom / base: 0."),
+        ("none", 1.4, "do not ship", "acceptance length, custom / base, both at K = 3: 0."),
     ],
 )
 def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(

@@ -239,7 +239,7 @@ def test_the_base_under_another_name_is_refused(bench, nano_r1):
     assert ratio.value == ratio.low == ratio.high == 1.0
     assert results.verdict.verdict == "do not ship"
     assert results.verdict.reason.startswith(
-        "acceptance length, custom / base: 1.000 [1.000, 1.000]"
+        f"acceptance length, custom / base, {results.at_k}: 1.000 [1.000, 1.000]"
     )
 
 
@@ -260,7 +260,9 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     torch.manual_seed(0)
     results = bench.judged(published(nano_r1, bench.home / corrupt.__name__, corrupt))
     assert results.verdict.verdict == "do not ship"
-    assert results.verdict.reason.startswith("acceptance length, custom / base: 0.")
+    assert results.verdict.reason.startswith(
+        f"acceptance length, custom / base, {results.at_k}: 0."
+    )
     assert results.counted.ratio.value < 0.9
     assert (
         results.verification.greedy.custom.unexplained == 0

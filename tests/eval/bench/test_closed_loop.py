@@ -140,11 +140,11 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
-    # Turns of one prompt each are passes; other blocks are one pass each.
-    passes = [one.prompts for one in counted_passes(measured)]
-    assert sum("concurrency 1," in name for name in passes) == 2 * 3
-    assert sum("concurrency 2," in name for name in passes) == 2
-    assert len(set(passes)) == len(passes)
+    assert [prompts[index] for index in base["prompts"]] == ["a", "bb", "ccc"]
+    # Each session has its own responses, however the variants took turns.
+    passes = counted_passes(measured, [f"s{number}" for number in range(6)])
+    assert [len(one.sessions) for one in passes] == [3, 4, 3, 4]
+    assert {session for one in passes for session in one.sessions} == {f"s{n}" for n in range(6)}
 
 
 def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(

@@ -8,7 +8,7 @@ from outrider.eval.bench.counted import CountedPass, counted_acceptance, counted
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.results.parts import Drafters
 from outrider.eval.stats.speed_ratio import BlockNoise
-from tests.eval.sample_results import EVALUATION, SPECULATORS, K, sample_blocks
+from tests.eval.sample_results import EVALUATION, SESSIONS, SPECULATORS, K, sample_blocks
 
 BOTH = Drafters[int](base=2, custom=2)
 
@@ -108,8 +108,8 @@ def test_counters_are_pooled_before_they_are_divided():
         }
 
     passes = [
-        CountedPass("a", 1, {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
-        CountedPass("b", 1, {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
+        CountedPass(["a"], {"base": counters(100, 50, 10), "custom": counters(80, 60, 40)}),
+        CountedPass(["b"], {"base": counters(300, 240, 120), "custom": counters(200, 180, 90)}),
     ]
     counted = counted_acceptance(passes, SPECULATORS, BOTH)
     assert counted.base.acceptance_length == pytest.approx(1 + 420 / 400)
@@ -117,18 +117,18 @@ def test_counters_are_pooled_before_they_are_divided():
     assert counted.base.conditional == pytest.approx([290 / 400, 130 / 290])
     assert counted.ratio.value == pytest.approx((1 + 370 / 280) / (1 + 420 / 400))
     assert counted.ratio.clusters == 2 and counted.ratio.low is None
-    found = counted.ratio.undecided("groups of prompts")
-    assert found == "undecided: 2 groups of prompts, at least 5 needed"
+    assert counted.ratio.undecided("sessions") == "undecided: 2 sessions, at least 5 needed"
 
 
 def test_an_engine_that_drafted_nothing_is_an_error():
     nothing = {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
-        passes = [CountedPass("a", 1, {"base": nothing, "custom": nothing})]
+        passes = [CountedPass(["a"], {"base": nothing, "custom": nothing})]
         counted_acceptance(passes, SPECULATORS, BOTH)
 
 
 def test_blocks_of_the_same_prompts_are_one_pass():
-    passes = counted_passes(sample_blocks())
+    blocks = sample_blocks()
+    passes = counted_passes(blocks, SESSIONS)
     assert len(passes) == 9 and all(set(one.counters) == {"base", "custom"} for one in passes)
-    assert len(np.unique([one.prompts for one in passes])) == 9
+    assert passes[0].sessions == [SESSIONS[index] for index in blocks[0]["prompts"]]

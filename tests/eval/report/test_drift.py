@@ -41,7 +41,7 @@ def test_a_speculator_is_followed_in_time_whatever_the_order():
 
 
 def test_what_was_measured_otherwise_is_not_compared():
-    first, second = report(0, 2.0, 3.0), report(1, 2.0, 2.0, k=2)
+    first, second = report(0, 2.0, 3.0), report(1, 2.0, 2.0, k={"base": 2, "custom": 2})
     (series,) = history(["a", "b"], parsed(first, second))
     assert series.points[1].change is None
     assert series.points[1].reading == "not comparable, another k"

@@ -14,11 +14,11 @@ from outrider.eval.config import CostConfig
 from outrider.eval.prediction.cost import money
 from outrider.eval.report.formatting import interval
 from outrider.eval.report.k_section import k_reasons
-from outrider.eval.report.report import write_report
-from outrider.eval.report.results_table import print_table
+from outrider.eval.report.report import headline, write_report
+from outrider.eval.report.results_table import print_table, table_rows
 from outrider.eval.results.parts import Drafters
 from outrider.eval.summary import summary
-from tests.eval.sample_results import sample_results
+from tests.eval.sample_results import sample_replay, sample_results
 from tests.eval.sample_run import sample_traffic
 
 
@@ -213,7 +213,7 @@ def test_the_traffic_is_a_section_where_the_ingest_left_its_summary(run, results
 
 def test_the_line_for_scripts_keeps_its_contract(results):
     line = summary(results)
-    assert set(line["acceptance_length"]) == {"base", "custom", "ratio", "ratio_ci95"}
+    assert set(line["acceptance_length"]) == {"k", "base", "custom", "ratio", "ratio_ci95"}
     assert line["k"] == {"base": 2, "custom": 3}
     assert set(line["tokens_per_s"]) == {"eager", "compiled"}
     assert set(line["tokens_per_s"]["eager"]["8"]) == {
@@ -225,6 +225,32 @@ def test_the_line_for_scripts_keeps_its_contract(results):
     }
     assert set(line["replay_vs_engine"]) == {"base", "custom"}
     assert line["verdict"] == "ship" and line["recipe"] == "resume_screening" and line["run_dir"]
+
+
+def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own(run, results):
+    """Base's own K is 2: at 3 it delivers more tokens per step, and slower."""
+    base = sample_replay(0.6).acceptance_length()[2]
+    line, speed = summary(results), results.served["eager"].speed["1"]
+    acceptance = line["acceptance_length"]
+    assert acceptance["k"] == {"base": 3, "custom": 3} and acceptance["base"] == pytest.approx(base)
+    assert acceptance["ratio"] == pytest.approx(acceptance["custom"] / base)
+    assert line["tokens_per_s"]["eager"]["1"]["base"] == speed.base.tokens_per_s
+    tiles = headline(results)
+    assert tiles[0].label == "acceptance length, custom / base, both at K = 3"
+    assert tiles[0].value == f"{acceptance['ratio']:.2f}×"
+    assert tiles[1].label.endswith("concurrency 1, each at its own K")
+    for form in ((run / "report.html").read_text(), (run / "report.md").read_text()):
+        assert "acceptance length, custom / base, both at K = 3" in form
+    rows = {row[0]: row for row in table_rows(results)}
+    assert rows["acceptance, replay, K = 3"][2] == f"{base:.3f}"
+    assert {"acceptance, engine, K = 3", "acceptance, engine, K = 2 / 3"} <= set(rows)
+
+
+def test_where_base_drafts_another_number_only_the_headline_names_both(results):
+    found = results.model_copy(update={"replay": None, "counted_same_k": None})
+    assert headline(found)[0].label == "acceptance length, custom / base, at K = 2 / 3"
+    assert summary(found)["acceptance_length"]["k"] == {"base": 2, "custom": 3}
+    assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 
 
 def test_each_k_and_its_reason_are_shown_and_both_at_the_same_k(run, results):
@@ -252,7 +278,6 @@ def test_each_k_and_its_reason_are_shown_and_both_at_the_same_k(run, results):
     assert "not decided against 3 when the timing ended, the estimate was taken" in base
     line = summary(results)["same_k"]
     assert line["k"] == 3 and line["tokens_per_s"]["eager"]["1"]["custom_over_base"] == alike.value
-    assert line["acceptance_length"]["ratio"] == results.counted_same_k.ratio.value
     assert (
         line["tokens_per_s"]["eager"]["1"]["base"]
         != results.served["eager"].speed["1"].base.tokens_per_s
