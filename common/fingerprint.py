@@ -57,19 +57,21 @@ def path_digest(path: Path) -> str:
     return value_digest({str(file.relative_to(path)): _content_or_status(file) for file in files})
 
 
-def sampled_digest(paths: Iterable[Path]) -> str:
+def sampled_digest(paths: Iterable[Path], sampled: int | None = None) -> str:
     """Digest of each file's name, size and both ends: for weights, which are copied but not edited.
+
+    `sampled` is in bytes; None: SAMPLED_BYTES.
 
     Unlike `path_digest` it does not change when a terabyte of weights is copied or touched.
     """
-    digest = hashlib.sha256()
+    digest, piece = hashlib.sha256(), SAMPLED_BYTES if sampled is None else sampled
     for path in paths:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            digest.update(file.read(SAMPLED_BYTES))
-            file.seek(max(size - SAMPLED_BYTES, 0))
-            digest.update(file.read(SAMPLED_BYTES))
+            digest.update(file.read(piece))
+            file.seek(max(size - piece, 0))
+            digest.update(file.read(piece))
     return digest.hexdigest()
 
 

@@ -29,6 +29,11 @@ from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
+from outrider.speculators.checkpoints.target_fingerprint import (
+    KEY,
+    check_target,
+    target_fingerprint,
+)
 from outrider.speculators.kinds import KINDS, kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
@@ -79,6 +84,7 @@ def export_bundle(
             **listing(stage),
             "method": kind,
             "target": target.model_dump(),
+            KEY: target_fingerprint(target.directory()),
             "num_speculative_tokens": k,
             "num_speculative_tokens_per_batch_size": schedule or None,
             "draft_sample_method": serving.draft_sample_method,
@@ -113,6 +119,7 @@ def verify_bundle(
     with local_bundle(location) as directory:
         bundle_digest(directory)
         manifest = read_manifest(directory)
+        check_target(manifest, location, target.directory())
         most, k_per_batch_size = (
             manifest["num_speculative_tokens"],
             manifest["num_speculative_tokens_per_batch_size"],

@@ -26,9 +26,11 @@ from outrider.serving.config import (
     TargetConfig,
 )
 from outrider.serving.engine import engine_arguments, engine_environment, flags_of
+from outrider.serving.live.live_flags import HOOKED
 from outrider.serving.speculator import Speculator
+from outrider.speculators.checkpoints.target_fingerprint import check_target
 
-OF_THIS_MACHINE = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM")
+OF_THIS_MACHINE = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
 """Variables that have a meaning only where Outrider starts the server."""
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -124,7 +126,9 @@ def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
     """The command that serves a bundle's target here, and its variables; runs nothing of it."""
     bundle = Path(bundle)
     flags = read_serve_flags(bundle, str(bundle.resolve()))
-    target = TargetConfig.model_validate(read_json(bundle / "bundle.json")["target"])
+    manifest = read_json(bundle / "bundle.json")
+    target = TargetConfig.model_validate(manifest["target"])
+    check_target(manifest, bundle, target.directory())
     command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve"]
     command += [str(target.directory()), *flags.words]
     command += ["--served-model-name", Path(target.model).name]

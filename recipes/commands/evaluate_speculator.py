@@ -80,12 +80,15 @@ def evaluate_speculator(
 def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     """The speculator that `--speculator` names, checked against the target before anything runs."""
     from outrider.common.fingerprint import path_digest
+    from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest
     from outrider.serving.speculator import Speculator
     from outrider.speculators.checkpoints.compatibility import check_speculator
 
     directory = Speculator.named(name).directory
     if directory is None:
         return {"speculator": name, "weights": None}
+    if (directory / MANIFEST).exists():
+        bundle_digest(directory)  # its files are those that it lists
     check_speculator(directory, recipe.target.training_directory())
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 

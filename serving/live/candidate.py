@@ -15,6 +15,7 @@ from outrider.serving.live.held_files import HeldFiles, hold_directory
 from outrider.speculators.checkpoints.checks import check_finite, first_names
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
@@ -80,6 +81,7 @@ def checked(
         headers = tensor_headers(new.directory)  # by the same names: those of the files
         check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
+            check_target(held.manifest, held.source, target_dir)
             new.kind.check(new.directory, read_layout(target_dir))
     except OutriderError as error:
         held.close()

@@ -14,6 +14,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.live.bundle_digest import bundle_digest
 from outrider.serving.live.candidate import Candidate, checked, in_service
 from outrider.serving.live.held_files import hold_directory, hold_release
+from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 from tests.eagle3_head import write_eagle3_head
 from tests.serving.live.releases import WEIGHTS, edited, listed, release, truncated, with_header
@@ -281,3 +282,13 @@ def test_a_refused_speculator_leaves_no_open_files(
     with pytest.raises(OutriderError, match="no such file"):
         hold_directory(good / "nowhere")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_release_of_another_target_with_the_same_shapes_is_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    listed(good, target={"model": "R1-0528"}, target_fingerprint="ab" * 32)
+    with pytest.raises(OutriderError, match="made for target R1-0528"):
+        load(good, current, nano_r1)
+    listed(good, target_fingerprint=target_fingerprint(nano_r1))
+    load(good, current, nano_r1).close()

@@ -1,0 +1,63 @@
+"""The identity of a target: DeepSeek-R1 and R1-0528 have the same shapes and other weights.
+
+    target_fingerprint(target_dir)                    # None: not a whole target's checkpoint
+    check_target(manifest, bundle, target_dir)        # an OutriderError for another target
+
+It covers config.json, tokenizer.json, and of every weight file its name, its size and 64 KiB at
+each end: 21 MB of R1's 671 GB. It does not notice weights that changed only inside of the files, or
+another chat template. The same weights in other files (sharded or quantized again) are another
+target.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.common.fingerprint import path_digest, sampled_digest, value_digest
+from outrider.speculators.checkpoints.layout import read_layout
+
+KEY = "target_fingerprint"
+"""In bundle.json; null where the target was not at hand."""
+
+_VOLATILE = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version")
+_SAMPLED = 2**16
+
+
+@functools.lru_cache
+def target_fingerprint(directory: Path) -> str | None:
+    """SHA-256 of what is read; None for a part of a checkpoint, or a speculator's directory."""
+    layout = read_layout(directory)
+    files = [directory / name for name in sorted(set(layout.weight_map.values()))]
+    last = f"model.layers.{int(layout.config.get('num_hidden_layers', 1)) - 1}."
+    whole = layout.ends[0] in layout.weight_map and any(
+        name.startswith(last) for name in layout.weight_map
+    )
+    if not whole or not all(file.is_file() for file in files):
+        return None
+    config = read_json(directory / "config.json")
+    return value_digest(
+        {
+            "config": {key: value for key, value in config.items() if key not in _VOLATILE},
+            "tokenizer": path_digest(directory / "tokenizer.json"),
+            "weights": sampled_digest(files, _SAMPLED),
+        }
+    )
+
+
+def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
+    """An `OutriderError` where bundle.json is of another target than `target_dir`.
+
+    Nothing is compared where either is unknown.
+    """
+    expected, found = manifest.get(KEY), target_fingerprint(target_dir)
+    if expected is None or found is None or expected == found:
+        return
+    name = (manifest.get("target") or {}).get("model")
+    raise OutriderError(
+        f"{bundle}: made for target {name} ({str(expected)[:12]}), but {target_dir} is another one"
+        f" ({found[:12]}): its config.json, tokenizer.json or weights differ; serve the target that"
+        " the bundle was made for, or train and export again with target.model set to this one"
+    )
