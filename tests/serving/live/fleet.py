@@ -21,6 +21,8 @@ import yaml
 
 from outrider.serving.live.address import Address
 from outrider.serving.live.endpoint_file import Endpoint, load_endpoint
+from outrider.serving.live.envoy_config import POOLS
+from outrider.serving.live.router import Router
 
 BACKEND = Path(__file__).with_name("backend.py")
 PATIENCE_S = 240.0
@@ -108,6 +110,22 @@ class Fleet:
             answers = list(pool.map(lambda _: self.ask(**arguments), range(count)))
         assert [answer for answer in answers if answer.status != 200] == []
         return [answer.name for answer in answers]
+
+
+def counts(router: Router, role: str) -> dict[str, int]:
+    """Envoy's statistics of a role's cluster and of its pool, by their last word."""
+    clusters = (role, POOLS[role])
+    found = [router.stats(f"^cluster.{each}.[a-z0-9_]+$") for each in clusters]
+    return {
+        f"{prefix}{key.rsplit('.', 1)[1]}": value
+        for prefix, stats in zip(("", "pool_"), found, strict=True)
+        for key, value in stats.items()
+    }
+
+
+def healthy(router: Router, role: str) -> int:
+    """Replicas of a role that get requests now."""
+    return counts(router, role)["pool_membership_healthy"]
 
 
 class Load:

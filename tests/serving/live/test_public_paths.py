@@ -54,7 +54,7 @@ def routes() -> set[tuple[str, str]]:
 
 def public(path: str) -> bool:
     below = path.startswith("/v1/") and path not in BELOW_V1
-    return below or path in ("/health", "/metrics")
+    return below or path == "/health"
 
 
 def test_customers_reach_the_public_routes_of_vllm_and_no_others(fleet, routes) -> None:
@@ -197,9 +197,3 @@ def test_the_refusal_is_openai_s_kind_of_error(fleet) -> None:
     assert answer.body["error"]["code"] == 404
     # The name of a model or a response may have these characters.
     assert fleet.ask(path="/v1/models/org/model-1.5@a:b_c", method="GET").status == 200
-
-
-def test_metrics_can_be_kept_private() -> None:
-    with Fleet(metrics=False) as fleet, Router(fleet.endpoint):
-        assert fleet.ask(path="/metrics", method="GET").status == 404
-        assert fleet.ask(path="/health", method="GET").status == 200
