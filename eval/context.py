@@ -125,6 +125,8 @@ class HeldoutRequests:
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
     """Requests of each scenario of the open loop; empty where no rate is measured."""
+    unsent: str = ""
+    """Held-out prompts that are too long to be sent, in words."""
 
     @property
     def timed_texts(self) -> list[str]:

@@ -27,7 +27,12 @@ from outrider.eval.bench.counted import (
 from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_variant, summarise
 from outrider.eval.bench.open_loop import summarise_rates
-from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.bench.prompts import (
+    customers_sampling,
+    evaluation_prompts,
+    prompt_room,
+    unsent_text,
+)
 from outrider.eval.bench.scenarios import select
 from outrider.eval.bench.server_pool import DraftPlan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
@@ -125,6 +130,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         sampling=RequestSampling(temperature=sampling.temperature, top_p=sampling.top_p),
         draft_sample_method=context.serving.draft_sample_method,
         not_measured=not_measured(context),
+        lost_ends=(requests.unsent,) if requests.unsent else (),
         own_text=replayed.on_policy,
         replay=replayed.heldout,
         general=replayed.general,
@@ -227,7 +233,11 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
     custom = context.speculators["custom"]
     comparable = custom.drafts_every_step or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
-    return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic)
+    room, starts = prompt_room(settings, serving), heldout["completion_start"]
+    unsent = unsent_text(sum(start > room for start in starts), len(starts))
+    if unsent:
+        context.say(unsent)
+    return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic, unsent)
 
 
 def replay_stage(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.lost_ends import LostEnds, lost_ends
 
 WINDOW = 1024
 """Sequences that are packed together: enough to fill rows, few enough to keep the order random."""
@@ -67,6 +68,13 @@ def make_samples(
         else:
             left_out[sequence_id] = "its completion is shorter than two tokens: nothing to draft"
     return samples, left_out
+
+
+def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
+    """What rows of that size cut from sequences of these lengths and completion starts."""
+    key = f"training.row_tokens = {row_tokens:,}"
+    # A row needs two tokens of a completion, or none is predicted.
+    return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
 
 
 def samples_of_part(

@@ -47,6 +47,7 @@ from outrider.training.metrics import Metrics, step_line, step_values, validatio
 from outrider.training.objective import Objective
 from outrider.training.packing import (
     Row,
+    cut_at_rows,
     padding_share,
     plan_epoch,
     plan_windows,
@@ -88,6 +89,10 @@ class Trainer:
             source.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
         self.steps = self._steps()
+        parts = {*spec.train, *spec.validation}
+        rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
+        lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
+        self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
         self.plan = Plan(self.steps, self.samples, self.config.rows_per_step)
         self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
@@ -175,6 +180,8 @@ class Trainer:
         )
         try:
             if state is None:
+        if cut := self.lost_ends.describe():
+            self._say(cut)
                 state = self._start()
                 self._save(0, state)
             else:
@@ -202,6 +209,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             with publish(self.spec.publish_dir) as temporary:
                 shutil.copytree(self._best(state["best_step"]), temporary)
+            "lost_ends": self.lost_ends._asdict(),
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result

@@ -28,12 +28,13 @@ from outrider.common.cluster.session import ClusterSession, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest, value_digest
+from outrider.common.lost_ends import LostEnds
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.features.layer_check import layer_check, norm_and_layers
 from outrider.data.features.layer_check import require as require_layers
-from outrider.data.features.lengths import Lengths, fit, longest
+from outrider.data.features.lengths import fit, longest
 from outrider.data.features.replica import ReplicaSetup
 from outrider.data.features.replicas import Replicas
 from outrider.data.features.self_check import Row, require, self_check
@@ -127,7 +128,7 @@ def capture_table(
     source: dict[str, Any],
     capture: CaptureConfig,
     out_dir: Path,
-    lengths: Lengths | None = None,
+    lengths: LostEnds | None = None,
     features: FeatureSpec = ONLY_FINAL,
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def capture_on_replicas(
     source: dict[str, Any],
     capture: CaptureConfig,
     out_dir: Path,
-    lengths: Lengths,
+    lengths: LostEnds,
     spec: FeatureSpec,
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def _summary(
     began: float,
     regenerated: int,
     checks: dict[str, Any],
-    lengths: Lengths | None,
+    lengths: LostEnds | None,
 ) -> dict[str, Any]:
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)

@@ -1,7 +1,7 @@
 """Sequences that are longer than the engine prefills: cut at their end, dropped, or an error.
 
     table, lengths = fit(table, EngineConfig().max_model_len, "cut")
-    print(lengths.describe())   # 3 of 720 sequences exceed 2,047 tokens: 2 cut by 512 tokens, ...
+    print(lengths.describe())   # ... of 720 responses 2 lose their end (512 tokens) ...
 
 A cut keeps the beginning: the prompt and the first tokens of the completion, whose states do not
 depend on what follows. Where the prompt alone reaches the limit nothing is left to train on, and
@@ -9,38 +9,12 @@ the sequence is dropped.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
+from outrider.common.lost_ends import LostEnds, lost_ends
 from outrider.data.config import TooLong
-
-
-class Lengths(NamedTuple):
-    """What `fit` did; all counts but `limit` are 0 where every sequence fits."""
-
-    limit: int
-    """Largest number of tokens that the engine prefills."""
-    sequences: int
-    cut: int
-    cut_tokens: int
-    """Tokens of the cut sequences that are not captured."""
-    dropped: int
-
-    def describe(self) -> str:
-        """One line for a person; empty where every sequence fits."""
-        if not self.cut + self.dropped:
-            return ""
-        done = []
-        if self.cut:
-            done.append(f"{self.cut:,} cut by {self.cut_tokens:,} tokens at the end")
-        if self.dropped:
-            done.append(f"{self.dropped:,} dropped")
-        return (
-            f"{self.cut + self.dropped:,} of {self.sequences:,} sequences exceed {self.limit:,}"
-            f" tokens (serving.engine.max_model_len): {' and '.join(done)} (capture.too_long)"
-        )
 
 
 def longest(max_model_len: int) -> int:
@@ -50,21 +24,16 @@ def longest(max_model_len: int) -> int:
 
 def lengths_of(
     lengths: Sequence[int], starts: Sequence[int], max_model_len: int, too_long: TooLong
-) -> tuple[Lengths, list[int]]:
+) -> tuple[LostEnds, list[int]]:
     """What happens to sequences of these lengths and completion starts; the rows that are kept."""
-    limit, kept, cut, cut_tokens = longest(max_model_len), [], 0, 0
-    for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
-        over = max(length - limit, 0)
-        if not over or (too_long == "cut" and start < limit):
-            kept.append(row)
-            cut, cut_tokens = cut + bool(over), cut_tokens + over
-    return Lengths(limit, len(lengths), cut, cut_tokens, len(lengths) - len(kept)), kept
+    key = f"serving.engine.max_model_len = {max_model_len:,}"
+    return lost_ends(lengths, starts, longest(max_model_len), key, too_long == "cut")
 
 
-def fit(table: Dataset, max_model_len: int, too_long: TooLong) -> tuple[Dataset, Lengths]:
+def fit(table: Dataset, max_model_len: int, too_long: TooLong) -> tuple[Dataset, LostEnds]:
     """The table without the dropped rows, and what happened.
 
-    Rows that are cut stay whole in the table: capture reads their first `Lengths.limit` tokens.
+    Rows that are cut stay whole in the table: capture reads their first `LostEnds.limit` tokens.
 
     Raises:
         OutriderError: a sequence does not fit and `too_long` is `fail`, or none is left.

@@ -22,9 +22,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.features.capture import SUMMARY
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.lengths import Lengths
 from outrider.data.on_policy.causes import Verdict, judge
 from outrider.data.on_policy.evidence import Z_EDGES, Evidence
 from outrider.data.on_policy.quarantine import write_quarantine
@@ -108,8 +106,6 @@ def examine(
     }
     for dimension, of_name in groups.items():
         report["slices"][dimension] = {name: described(rows_N) for name, rows_N in of_name.items()}
-    summary = store.directory / SUMMARY
-    report["too_long"] = read_json(summary).get("too_long") if summary.exists() else None
     write_json(store.directory / FILE, report, private=True)
     ids = table["sequence_id"][:]
     write_quarantine(
@@ -135,7 +131,7 @@ def require(report: Mapping[str, Any]) -> None:
 
 
 def two_lines(report: Mapping[str, Any]) -> list[str]:
-    """The result for a person, with a third line where sequences were too long."""
+    """The result for a person."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
@@ -147,8 +143,6 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"
     why = "" if verdict["own"] else f"Likely cause: {verdict['text']}. "
-    too_long = report.get("too_long")
-    longer = Lengths(**too_long).describe() if too_long else ""
     return [
         f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
         f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
@@ -156,7 +150,6 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
         f"z {everything['z']['pooled']:.1f}",
         f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
         f"{everything['own_share']['lowest']:.2f})",
-        *([longer] if longer else []),
     ]
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import EvalConfig, EvalSection
 from outrider.serving.client import Sampling
-from outrider.serving.config import ServingConfig
+from outrider.serving.config import ServingConfig, ServingSection
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,23 @@ def customers_sampling(heldout: Any) -> Sampling:
     return Sampling(temperature, top_p)
 
 
+def prompt_room(evaluation: EvalSection, serving: ServingSection) -> int:
+    """Tokens of the longest prompt that is sent: the longest response must fit behind it."""
+    longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
+    return serving.engine.max_model_len - longest - 1
+
+
+def unsent_text(unsent: int, prompts: int) -> str:
+    """Held-out prompts that are too long to be sent, in words; empty where all are sent."""
+    return (
+        f"serving.engine.max_model_len: of {prompts:,} held-out prompts {unsent:,} are not sent,"
+        " for want of room for a response; raise it, or lower eval.max_tokens and"
+        " eval.verification_max_tokens"
+        if unsent
+        else ""
+    )
+
+
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
@@ -43,8 +60,7 @@ def evaluation_prompts(
     The two do not overlap, unless there are fewer than twice `eval.verification_requests` prompts:
     then all of them are timed.
     """
-    longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
-    room = serving.engine.max_model_len - longest - 1
+    room = prompt_room(evaluation, serving)
     order = [*range(len(heldout))]
     random.Random(evaluation.seed).shuffle(order)
     prompts = [

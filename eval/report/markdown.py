@@ -43,6 +43,9 @@ def markdown(report: Report) -> str:
         lines += ["", *two_lines(report.on_policy)]
     if report.traffic:
         lines += ["", "## Traffic", "", *traffic_lines(report.traffic)]
+    lines += [f"- lost ends: {text}" for text in report.lost_ends]
+    if (task := report.verification.task) and task.errors:
+        lines.append(f"- the check raised on {task.errors} responses, first {task.first_error}")
     if report.privacy:
         lines += ["", privacy_line(report.privacy)]
     lines += ["", *(f"- {line}" for line in (*k_reasons(report.choice), *schedules(report)))]

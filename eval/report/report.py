@@ -52,7 +52,7 @@ def write_report(
     None: `run_dir`.
     """
     run_dir, report_dir = Path(run_dir), Path(report_dir)
-    report = load(run_dir, Results.read(Path(out_dir) / "results.json"))
+    report = load(run_dir, Results.read(Path(out_dir) / "results.json"), trained_dir)
     page = report_dir / "report.html"
     private = report.samples is not None  # customer text
     for path, text in (
@@ -97,7 +97,10 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
             privacy=privacy,
             privacy_line=privacy_line(privacy) if privacy else "",
             on_policy=on_policy_section(report.on_policy) if report.on_policy else None,
-            facts=facts(traffic) if traffic else [],
+            facts=[
+                *(facts(traffic) if traffic else []),
+                *(("lost ends", text) for text in report.lost_ends),
+            ],
             rejects=traffic["rejects"] if traffic else {},
             token_lengths=length_figures(traffic) if traffic else [],
         )

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import read_json
+from outrider.common.lost_ends import LostEnds
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.eval.results.report import Privacy, Report, Results
+
+CAPTURED = "summary.json"
+"""The capture's summary in features/; its module imports torch."""
 
 PROVENANCE = ("command_line", "started", "git", "hardware", "python", "versions")
 """Keys of provenance.json that the page shows; report.json has all of them."""
@@ -19,16 +23,24 @@ Metrics = Sequence[Mapping[str, Any]]
 """Lines of the training's metrics.jsonl."""
 
 
-def load(run_dir: Path, results: Results) -> Report:
+def load(run_dir: Path, results: Results, trained_dir: Path | None = None) -> Report:
     """The results with what the run's other stages left; absent files give null sections."""
     privacy = _read(run_dir / "traffic" / "privacy.json")
     return Report(
-        **dict(results),
+        **dict(results) | {"lost_ends": (*lost_ends(run_dir, trained_dir), *results.lost_ends)},
         traffic=traffic_summary(run_dir),
         privacy=Privacy.model_validate(privacy) if privacy else None,
         on_policy=_read(run_dir / "features" / ON_POLICY),
         provenance=_read(run_dir / "provenance.json") or {},
     )
+
+
+def lost_ends(run_dir: Path, trained_dir: Path | None) -> list[str]:
+    """What capture and training have cut, in words."""
+    captured = (_read(run_dir / "features" / CAPTURED) or {}).get("too_long")
+    trained = _read((trained_dir or run_dir) / "training" / "result.json") or {}
+    found = [captured, trained.get("lost_ends")]
+    return [text for each in found if each and (text := LostEnds(**each).describe())]
 
 
 def traffic_summary(run_dir: Path) -> dict[str, Any] | None:

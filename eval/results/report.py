@@ -200,6 +200,8 @@ class Findings(Part):
     """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """Figure -> why this kind of speculator has none"""
+    lost_ends: tuple[str, ...] = ()
+    """What length limits cut from responses or keep from being sent, with the key to raise"""
     own_text: OnPolicy | None
     """Whether the held-out text is on-policy; null where capture kept no evidence"""
     replay: Replay | None

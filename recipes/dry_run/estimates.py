@@ -112,25 +112,42 @@ def traffic_tokens(run: RunDirectory, recipe: Recipe) -> tuple[int, bool]:
     return size // LOG_BYTES_PER_TOKEN, False
 
 
-def too_long_text(run: RunDirectory, recipe: Recipe) -> str:
-    """Sequences that exceed the engine's length, once the split is known; else empty."""
-    if not (run.split / "parts.json").exists() or run.result_of("split") is None:
+def lost_ends_text(stage: str, run: RunDirectory, recipe: Recipe) -> str:
+    """What a stage would cut or not send, once the split is known; else empty."""
+    if not (run.split / "parts.json").exists() or not run.result_of("split"):
         return ""
     from outrider.data.features.lengths import lengths_of
-    from outrider.data.sequences import load_sequences
     from outrider.data.split.split import ids_of
+    from outrider.eval.bench.prompts import prompt_room, unsent_text
+    from outrider.training.packing import cut_at_rows
 
-    table = load_sequences(run.tables, ids_of(read_json(run.split / "parts.json")))
-    counts = [len(token_ids) for token_ids in table["token_ids"]]
-    found, _ = lengths_of(
-        counts,
-        table["completion_start"][:],
-        recipe.serving.engine.max_model_len,
-        recipe.capture.too_long,
-    )
-    if recipe.capture.too_long == "fail" and found.dropped:
+    parts, engine = read_json(run.split / "parts.json"), recipe.serving.engine
+    if stage == "evaluate":
+        _, starts = _lengths(run, parts["heldout"])
+        room = prompt_room(recipe.eval, recipe.serving)
+        text = unsent_text(sum(start > room for start in starts), len(starts))
+        return f"; {text}" if text else ""
+    ids = ids_of(parts) if stage == "capture" else [*parts["train"], *parts["validation"]]
+    lengths, starts = _lengths(run, ids)
+    found, kept = lengths_of(lengths, starts, engine.max_model_len, recipe.capture.too_long)
+    if stage == "train":
+        captured = [min(lengths[row], found.limit) for row in kept]
+        found = cut_at_rows(captured, [starts[row] for row in kept], recipe.training.row_tokens)
+    elif recipe.capture.too_long == "fail" and found.dropped:
         return f"; {found.dropped:,} sequences exceed {found.limit:,} tokens: the run would stop"
     return f"; {found.describe()}" if found.describe() else ""
+
+
+def _lengths(run: RunDirectory, ids: list[str]) -> tuple[list[int], list[int]]:
+    """Tokens and completion starts of sequences."""
+    import pyarrow.compute as pc
+
+    from outrider.data.sequences import load_sequences
+
+    columns = ["token_ids", "completion_start"]
+    table = load_sequences(run.tables, ids).select_columns(columns).with_format("arrow")[:]
+    lengths = pc.list_value_length(table.column("token_ids"))
+    return lengths.to_pylist(), table.column("completion_start").to_pylist()
 
 
 def bytes_text(count: float) -> str:

@@ -13,8 +13,8 @@ from outrider.common.files import read_json
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.dry_run.estimates import (
     capture_cost,
+    lost_ends_text,
     time_text,
-    too_long_text,
     traffic_tokens,
     training_cost,
 )
@@ -90,13 +90,14 @@ def _cost(stage: str, run: RunDirectory, recipe: Recipe, target: Path | None) ->
         if not tokens or not target:
             return "tokens x hidden size x 2 bytes of states"
         cost = capture_cost(tokens, recipe, read_json(target / "config.json"))
-        return f"{about}{cost}{too_long_text(run, recipe)}"
+        return f"{about}{cost}{lost_ends_text(stage, run, recipe)}"
     if stage == "train":
-        return _training_text(tokens, recipe, read_json(target / "config.json") if target else None)
+        config = read_json(target / "config.json") if target else None
+        return _training_text(tokens, recipe, config) + lost_ends_text(stage, run, recipe)
     if stage == "choose_kind":
         return _choice_text(recipe)
     if stage == "evaluate":
-        return _evaluation_text(recipe)
+        return _evaluation_text(recipe) + lost_ends_text(stage, run, recipe)
     if stage == "export":
         return "one engine start to verify the bundle" if recipe.export.verify else "unverified"
     return ""
@@ -111,11 +112,11 @@ def _training_text(tokens: int, recipe: Recipe, target_config: dict[str, Any] | 
         return f"one after another: {'; '.join(texts)}"
     cost = training_cost(tokens, recipe, target_config)
     text = f"{cost.epochs} epoch{'s' if cost.epochs > 1 else ''}"
-    text += f" at depth {recipe.speculator.depth}"
-    if warms_up(recipe.speculator, target_config):
-        text = f"one engine start for parity, {text}"
-    else:
-        text = f"from scratch, {text}"
+    warm = warms_up(recipe.speculator, target_config)
+    rate = recipe.training.started(warm).learning_rate
+    text += f" at depth {recipe.speculator.depth}, learning rate {rate:g}, rows of"
+    text += f" {recipe.training.row_tokens:,} tokens"
+    text = f"one engine start for parity, {text}" if warm else f"from scratch, {text}"
     return text + (time_text(cost.seconds, cost.tokens_per_s) if tokens else "")
 
 

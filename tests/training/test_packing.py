@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.training.packing import _best_filling, make_samples, pack, padding_share, plan_epoch
+from outrider.training.packing import (
+    _best_filling,
+    cut_at_rows,
+    make_samples,
+    pack,
+    padding_share,
+    plan_epoch,
+)
 from tests.fuzzing import examples
 from tests.shipped_traffic import token_ids, with_token_ids
 
@@ -34,6 +41,19 @@ def test_anchors_start_at_the_state_before_the_first_completion_token() -> None:
     assert [samples[0].targets(s) for s in range(7)] == [5, 4, 3, 2, 1, 0, 0]
     assert "shorter than two tokens" in left_out["c"]
     assert "fills a row" in left_out["d"]
+
+
+def test_responses_that_lose_their_end_are_counted_as_the_samples_are_cut() -> None:
+    rows = [("a", 10, 4), ("b", 300, 5), ("c", 150, 98), ("d", 300, 99), ("e", 101, 20)]
+    samples, left_out = make_samples(rows, row_tokens=100)
+    found = cut_at_rows([row[1] for row in rows], [row[2] for row in rows], row_tokens=100)
+    assert found.cut == sum(100 == sample.length for sample in samples) == 3
+    assert (found.cut_tokens, found.dropped) == (200 + 50 + 1, len(left_out))
+    assert found.describe() == (
+        "training.row_tokens = 100: of 5 responses 3 lose their end (251 tokens) and 1 are left"
+        " out; raise it by 200 to keep all"
+    )
+    assert cut_at_rows([100], [20], row_tokens=100).describe() == ""
 
 
 def test_the_plan_is_a_function_of_seed_and_epoch() -> None:

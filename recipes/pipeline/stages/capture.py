@@ -61,7 +61,7 @@ def _reads(recipe: Recipe) -> dict[str, Any]:
 
 CAPTURE = Stage(
     name="capture",
-    version=2,
+    version=3,
     needs=("ingest", "split"),
     settings=lambda recipe: {
         "target": section(recipe.target),

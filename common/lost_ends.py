@@ -1,0 +1,59 @@
+"""Responses that lose their end at a length limit, counted for plan, progress and report.
+
+    found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
+    print(found.describe())     # 2 of 720 responses lose their end (512 tokens) ...
+
+A cut keeps the beginning: the prompt and the first tokens of the response.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LostEnds(NamedTuple):
+    """What a limit cuts; all counts are 0 where every sequence fits."""
+
+    key: str
+    """The recipe's key with its value."""
+    limit: int
+    """Largest number of tokens of a prompt and its response."""
+    longest: int
+    """Tokens of the longest sequence."""
+    sequences: int
+    cut: int
+    cut_tokens: int
+    """Tokens that the cut responses lose."""
+    dropped: int
+    """Sequences that are left out."""
+
+    def describe(self) -> str:
+        """One line for a person; empty where every sequence fits."""
+        done = []
+        if self.cut:
+            done.append(f"{self.cut:,} lose their end ({self.cut_tokens:,} tokens)")
+        if self.dropped:
+            done.append(f"{self.dropped:,} are left out")
+        if not done:
+            return ""
+        return (
+            f"{self.key}: of {self.sequences:,} responses {' and '.join(done)}; raise it by"
+            f" {self.longest - self.limit:,} to keep all"
+        )
+
+
+def lost_ends(
+    lengths: Sequence[int], starts: Sequence[int], limit: int, key: str, cut: bool = True
+) -> tuple[LostEnds, list[int]]:
+    """What happens to sequences of these lengths and response starts; the rows that are kept.
+
+    A sequence is left out where its prompt alone reaches the limit, or any excess does so: `cut` is
+    false.
+    """
+    kept, count, tokens = [], 0, 0
+    for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+        over = max(length - limit, 0)
+        if not over or (cut and start < limit):
+            kept.append(row)
+            count, tokens = count + bool(over), tokens + over
+    dropped = len(lengths) - len(kept)
+    return LostEnds(key, limit, max(lengths, default=0), len(lengths), count, tokens, dropped), kept
