@@ -88,11 +88,11 @@ class Trainer:
         validation_samples, _ = samples_of_part(
             source.manifest, spec.validation, row_tokens, "validation", spec.features_dir
         )
-        self.steps = self._steps()
         parts = {*spec.train, *spec.validation}
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
+        self.steps = self._steps()
         self.plan = Plan(self.steps, self.samples, self.config.rows_per_step)
         self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
@@ -169,6 +169,8 @@ class Trainer:
         first_step = state["step"] if state else 0
         if drafts := self._draft_vocabulary():
             self._say(vocabulary_line(drafts["draft_vocabulary"]))
+        if cut := self.lost_ends.describe():
+            self._say(cut)
         self.guard = Guard(self.config)
         self.rollbacks = Rollbacks(self.spec.out_dir / "rollbacks.json", self.digest, self.config)
         self.metrics = Metrics(
@@ -180,8 +182,6 @@ class Trainer:
         )
         try:
             if state is None:
-        if cut := self.lost_ends.describe():
-            self._say(cut)
                 state = self._start()
                 self._save(0, state)
             else:
@@ -198,6 +198,7 @@ class Trainer:
             "seconds": round(time.perf_counter() - began, 1),
             "train_sequences": len(self.samples),
             "left_out": self.left_out,
+            "lost_ends": self.lost_ends._asdict(),
             "padding_share": round(self.padding, 4),
             "base": state["base"],
             "best": state["best"],
@@ -209,7 +210,6 @@ class Trainer:
         if self.accelerator.is_main_process:
             with publish(self.spec.publish_dir) as temporary:
                 shutil.copytree(self._best(state["best_step"]), temporary)
-            "lost_ends": self.lost_ends._asdict(),
             write_json(self.spec.out_dir / "result.json", result)
         self.accelerator.wait_for_everyone()
         return result

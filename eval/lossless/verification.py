@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.child_process import in_child
+from outrider.common.errors import OutriderError
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
@@ -30,7 +31,7 @@ from outrider.eval.lossless.greedy_match import (
     text_statistics,
 )
 from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded, Regime
-from outrider.eval.lossless.task_accuracy import task_of
+from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_of
 from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.replay.draft_parity import Recording, by_engine, compare_each, record_each
 from outrider.eval.replay.replay import StatesByToken, replay
@@ -72,7 +73,7 @@ def verify(
     return Verification(
         **dict(found),
         same_text=same_text(outputs, context.settings),
-        task=judge_tasks(outputs, prompts, context.target, context.settings),
+        task=judge_tasks(outputs, prompts, context.target, context.settings, context.show_samples),
     )
 
 
@@ -249,11 +250,18 @@ def _sampled_text(
 
 
 def judge_tasks(
-    outputs: Outputs, prompts: Sequence[Prompt], target: TargetConfig, settings: EvalConfig
+    outputs: Outputs,
+    prompts: Sequence[Prompt],
+    target: TargetConfig,
+    settings: EvalConfig,
+    quoting: bool = False,
 ) -> Task | None:
     """Task accuracy over greedy and sampled responses; None without a task.
 
-    A prompt without a known answer is left out.
+    A prompt without a known answer is left out, and so is one on which the check raises.
+
+    Raises:
+        OutriderError: the check raises on every prompt.
     """
     task = task_of(settings)
     if task is None:
@@ -263,21 +271,32 @@ def judge_tasks(
     tokenizer = AutoTokenizer.from_pretrained(target.directory())
     solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
     sessions: list[str] = []
+    errors: list[str] = []
     for regime in REGIMES:
         for index, prompt in enumerate(prompts):
             marks: dict[Variant, bool | None] = {}
             for variant in VARIANTS:
                 ids = outputs.of(regime).of(variant).token_ids[index]
-                ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-                marks[variant] = task(prompt.text, str(tokenizer.decode(ids)))
+                try:
+                    marks[variant] = task(prompt.text, response_text(tokenizer, ids))
+                except Exception as error:
+                    marks[variant] = None
+                    errors.append(raised_at(error, quoting))
             if None in marks.values():
                 continue
             sessions.append(prompt.session)
             for variant, mark in marks.items():
                 solved[variant].append(bool(mark))
+    if errors and not sessions:
+        raise OutriderError(
+            f"eval.task = {settings.task!r} raised on all responses, first {errors[0]}; correct it"
+            " or set eval.task: null, and rerun the command: measurements are kept"
+        )
     if not sessions:
         return None
-    return task_accuracy(solved, sessions, settings.gate.max_task_loss)
+    found = task_accuracy(solved, sessions, settings.gate.max_task_loss)
+    first = errors[0] if errors else None
+    return found.model_copy(update={"errors": len(errors), "first_error": first})
 
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:

@@ -176,6 +176,10 @@ class Task(Variants[TaskAccuracy]):
 
     custom_minus_none: Equivalence
     """Whether custom solves as many tasks as no speculation"""
+    errors: int = 0
+    """Number of responses on which the check raised; their prompts are left out"""
+    first_error: str | None = None
+    """The first of these errors"""
 
 
 class BothLengths(Part):

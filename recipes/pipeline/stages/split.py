@@ -13,21 +13,34 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 
     from outrider.common.files import read_json
     from outrider.data.ingest.advice import advise
+    from outrider.data.sequences import load_sequences
     from outrider.data.split.split import split
+    from outrider.eval.lossless.task_accuracy import try_task
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
     parts = split(run.sequences, recipe.split, run.split, general)
     ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
-    for text in advise(ingested, parts["summary"], recipe.split):
+    heldout = list(load_sequences(run.sequences, parts["heldout"]))
+    found = try_task(
+        recipe.evaluation(), heldout, recipe.target.training_directory(), recipe.report.samples
+    )
+    for text in [*advise(ingested, parts["summary"], recipe.split), *found]:
         console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The split's own section, and the check that is tried on its held-out part."""
+    tried = {"task": recipe.eval.task, "answers": recipe.eval.answers}
+    named = {key: value for key, value in tried.items() if value is not None}
+    return {"split": section(recipe.split), **({"eval": named} if named else {})}
 
 
 SPLIT = Stage(
     name="split",
     version=3,
     needs=("ingest",),
-    settings=lambda recipe: {"split": section(recipe.split)},
+    settings=_settings,
     sources=general_digests,
     work=_work,
     reads=lambda run: (run.sequences,),

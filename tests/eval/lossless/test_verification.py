@@ -220,3 +220,30 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
     assert (result.none.solved, result.custom.solved, result.none.responses) == (2, 1, 2)
     assert judge_tasks(outputs, prompts, target, EvalConfig()) is None
+
+
+def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_is_an_error(
+    monkeypatch,
+):
+    tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
+    same = Recorded(token_ids=[[5, 0], [7]], counted=[NOTHING] * 2)
+    every = Variants(none=same, base=same, custom=same)
+    outputs = Outputs(
+        samplings={"greedy": Sampling(), "sampled": Sampling()},
+        greedy=every,
+        sampled=every,
+        control=same,
+        repeated=same,
+    )
+    prompts = [Prompt("a", "s", [1], "5"), Prompt("b", "s", [1], "five")]
+    target = SimpleNamespace(directory=lambda: "nowhere")
+    settings = EvalConfig(task="a:b", bootstrap_samples=20)
+    check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731
+    monkeypatch.setattr(verification, "task_of", lambda _: check)
+    result = judge_tasks(outputs, prompts, target, settings)
+    assert (result.none.solved, result.none.responses) == (2, 2)
+    assert result.errors == 2 * 3 and result.first_error.startswith("ValueError at ")
+    assert "five" not in result.first_error
+    with pytest.raises(OutriderError, match=r"raised on all responses, first ValueError at .*kept"):
+        judge_tasks(outputs, prompts[1:], target, settings)
