@@ -8,9 +8,12 @@ import errno
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from outrider.common.errors import OutriderError
 
@@ -21,17 +24,21 @@ def publish(path: Path) -> Iterator[Path]:
 
     The content is synced to the disk before the rename. An existing file or directory at `path` is
     replaced. On failure the temporary is removed and `path` is unchanged. A full disk is an
-    `OutriderError` that names the path.
+    `OutriderError` that names the path. A directory's publication also removes what killed processes
+    of this machine left next to it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    own = f"{socket.gethostname()}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{own}.tmp")
     _remove(temporary)
     try:
         yield temporary
         _sync(temporary)
+        if temporary.is_dir():
+            _remove_leftovers(path.parent)
         if path.is_dir():
-            retired = path.with_name(f".{path.name}.{os.getpid()}.old")
+            retired = path.with_name(f".{path.name}.{own}.old")
             _remove(retired)
             path.rename(retired)
             temporary.rename(path)
@@ -74,6 +81,17 @@ def read_json(path: Path) -> Any:
         raise OutriderError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OutriderError(f"{path}: not valid JSON ({error})") from None
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes temporaries whose processes on this machine have ended."""
+    for left in folder.glob(f".*.{socket.gethostname()}.*"):
+        _, pid, ending = left.name.rsplit(".", 2)
+        if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)  # a release is read-only
+            else:
+                left.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

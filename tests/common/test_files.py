@@ -1,5 +1,7 @@
 """Publication: whole or not there, also on a disk that is full."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,28 @@ def test_another_error_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mine"), publish(tmp_path / "file"):
         raise RuntimeError("mine")
     assert not [*tmp_path.iterdir()]
+
+
+KILLED = """
+import os, signal, sys
+import subprocess
+import sys
+from pathlib import Path
+from outrider.common.files import publish
+with publish(Path(sys.argv[1])) as temporary:
+    temporary.mkdir()
+    (temporary / "weights").write_bytes(bytes(1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "bundle")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(".tmp")
+    with publish(tmp_path / "another") as mine:
+        mine.mkdir()
+        with publish(tmp_path / "third") as nested:  # of this process, which lives
+            nested.mkdir()
+        assert mine.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {"another", "third"}
