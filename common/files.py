@@ -24,7 +24,7 @@ def publish(path: Path) -> Iterator[Path]:
 
     The content is synced to the disk before the rename. An existing file or directory at `path` is
     replaced. On failure the temporary is removed and `path` is unchanged. A full disk is an
-    `OutriderError` that names the path. A directory's publication also removes what killed processes
+    `OutriderError` that names the path. Publishing a directory also removes what killed processes
     of this machine left next to it.
     """
     path = Path(path)
