@@ -27,7 +27,7 @@ from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.in_process import in_process
-from outrider.serving.live.live_flags import BACKEND
+from outrider.serving.live.live_flags import BACKEND, HOOKED
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
 from outrider.serving.vllm_hooks.exchange import exchange
@@ -68,7 +68,7 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
     """Environment variables of every vLLM process, in servers and in-process engines."""
-    environment = {
+    environment = HOOKED | {
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name

@@ -3,8 +3,8 @@
     with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
         ...      # customers' requests go to endpoint.router.listen
 
-Each replica is started by the release's own serve.sh, on a Unix socket and without vLLM's
-development mode, and gets its share of the cores. The first release is the target's own
+Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
+vLLM's development mode, and gets its share of the cores. The first release is the target's own
 speculator, with the bundle's K. All processes end with this one, also after kill -9.
 """
 
@@ -32,6 +32,7 @@ from outrider.serving.live.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.live.releases import Release, Releases
 from outrider.serving.live.replica import ReplicaUnreachable
 from outrider.serving.live.router import Router
+from outrider.serving.serve_flags import bundle_command
 from outrider.serving.vllm_hooks.process_start import server_forking
 
 START_S = 300.0
@@ -49,7 +50,6 @@ def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
     """Starts replicas and router, and brings the replicas to the release in use."""
-    endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_nobody_is_there(endpoint)
     release = started_release(endpoint, bundle)
     with contextlib.ExitStack() as stack:
@@ -58,9 +58,10 @@ def local_endpoint(
         processes = {}
         for each, cores in zip(endpoint.replicas, shares, strict=True):
             log = stack.enter_context(_log(endpoint, each).open("ab"))
+            command, environment = replica_command(endpoint, each, release)
             process = subprocess.Popen(
-                replica_command(each, release),
-                env=replica_environment(endpoint) | tree.environment,
+                command,
+                env=environment | tree.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -113,26 +114,22 @@ def base_release(
         return releases.add(out, parent=None)
 
 
-def replica_command(replica: EndpointReplica, release: Release) -> list[str]:
-    """The command of one server."""
-    if replica.command is not None:
-        return shlex.split(replica.command)
+def replica_command(
+    endpoint: Endpoint, replica: EndpointReplica, release: Release
+) -> tuple[list[str], dict[str, str]]:
+    """The command of one server, and its environment, without development mode."""
+    command, variables = bundle_command(release.directory)
     address = Address.parse(replica.data)
-    listen = (
-        ["--uds", address.path]
-        if address.path is not None
-        else ["--host", str(address.host), "--port", str(address.port)]
-    )
-    return [str(release.directory / "serve.sh"), *listen, *LIVE_FLAGS]
-
-
-def replica_environment(endpoint: Endpoint) -> dict[str, str]:
-    """The environment of every server, without development mode."""
+    if replica.command is not None:
+        command = shlex.split(replica.command)
+        variables = {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}  # for a serve.sh
+    elif address.path is not None:
+        command += ["--uds", address.path, *LIVE_FLAGS]
+    else:
+        command += ["--host", str(address.host), "--port", str(address.port), *LIVE_FLAGS]
     inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
-    own = {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
-    if (key := endpoint.api_key()) is not None:
-        own["VLLM_API_KEY"] = key  # not on a command line, which everybody may read
-    return server_forking() | inherited | live_environment(endpoint.roots) | own
+    live = live_environment(endpoint.roots, replica.admin, endpoint.admin_token_file)
+    return command, server_forking() | inherited | variables | live
 
 
 def core_shares(replicas: int) -> list[list[int]]:

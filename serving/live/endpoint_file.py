@@ -7,6 +7,7 @@ Relative paths are relative to the file's folder, those of sockets and logs to `
 """
 
 import re
+import stat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.yaml_tree import Origins, read_yaml
 from outrider.serving.live.address import Address
+from outrider.serving.live.live_flags import admin_token
 from outrider.serving.live.manifests.cluster import ClusterSettings
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[2] / "recipes" / "endpoints"
@@ -39,9 +41,9 @@ class EndpointReplica(Section):
     data: str
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
-    admin: str | None = None
-    """Address of the route that exchanges the speculator. It must be a Unix socket or on the
-    loopback interface. null: `data`."""
+    admin: str
+    """Address of the route that exchanges the speculator (OUTRIDER_ADMIN of the server): a Unix
+    socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
     role: Literal["stable", "canary"] = "stable"
     """`canary`: a new speculator is served here first."""
@@ -52,23 +54,18 @@ class EndpointReplica(Section):
 
     @field_validator("data", "admin")
     @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        return None if value is None else str(Address.parse(value))
+    def _is_an_address(cls, value: str) -> str:
+        return str(Address.parse(value))
 
-    @model_validator(mode="after")
-    def _admin_is_local(self) -> "EndpointReplica":
-        if not Address.parse(self.admin_address).local:
+    @field_validator("admin")
+    @classmethod
+    def _is_local(cls, value: str) -> str:
+        if not Address.parse(value).local:
             raise ValueError(
-                f"admin = {self.admin_address}: other machines can reach this address; exchange"
-                " speculators over a Unix socket or 127.0.0.1 (to another machine: ssh -L), and"
-                " set `admin`"
+                "other machines can reach this address; exchange speculators over a Unix socket or"
+                " 127.0.0.1 (to another machine: ssh -L)"
             )
-        return self
-
-    @property
-    def admin_address(self) -> str:
-        """`admin`, or else `data`."""
-        return self.admin or self.data
+        return value
 
 
 class RouterSettings(Section):
@@ -92,9 +89,6 @@ class RouterSettings(Section):
 
     threads: int = Field(default=2, ge=1)
     """Threads that pass requests on. One takes about 2,000 requests/s."""
-
-    metrics: bool = True
-    """Whether /metrics of a stable replica is public. It has counts, no text."""
 
     @field_validator("listen", "admin")
     @classmethod
@@ -207,8 +201,9 @@ class Endpoint(Section):
     state_dir: Path
     """Folder of the journal, the releases and the router's files; only this user may read it."""
 
-    api_key_file: Path | None = None
-    """File with the key that the replicas were started with (`--api-key`). null: they have none."""
+    admin_token_file: Path
+    """File of the token that the replicas' `admin` asks for (OUTRIDER_ADMIN_TOKEN_FILE of the
+    servers). Whoever comes first writes it. Default: `state_dir/admin.token`."""
 
     release_roots: list[Path] = []
     """Further folders that the replicas may load speculators from. `state_dir/releases` is always
@@ -231,16 +226,22 @@ class Endpoint(Section):
     def _are_different(cls, value: list[EndpointReplica]) -> list[EndpointReplica]:
         if not any(replica.role == "stable" for replica in value):
             raise ValueError("at least one replica has `role: stable`")
-        for what in ("name", "data", "admin_address"):
+        for what in ("name", "data", "admin"):
             seen = [getattr(replica, what) for replica in value]
             twice = sorted({each for each in seen if seen.count(each) > 1})
             if twice:
                 raise ValueError(f"two replicas have {what} {twice[0]}; each needs its own")
+        for replica in value:
+            if replica.admin in [each.data for each in value]:
+                raise ValueError(
+                    f"{replica.name}: admin = {replica.admin}: customers' requests go there; the"
+                    " route that exchanges speculators needs its own address"
+                )
         return value
 
     @model_validator(mode="after")
     def _router_has_its_own_addresses(self) -> "Endpoint":
-        addresses = {each.admin_address: each.name for each in self.replicas}
+        addresses = {each.admin: each.name for each in self.replicas}
         addresses |= {each.data: each.name for each in self.replicas}
         for key in ("listen", "admin"):
             if (address := getattr(self.router, key)) in addresses:
@@ -272,20 +273,16 @@ class Endpoint(Section):
         """Folders that the replicas may load speculators from (OUTRIDER_RELEASE_ROOTS)."""
         return [self.releases, *self.release_roots]
 
-    def api_key(self) -> str | None:
-        """The key of the replicas, from `api_key_file`."""
-        if self.api_key_file is None:
-            return None
-        try:
-            key = self.api_key_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
+    def admin_token(self) -> str:
+        """The token of the replicas' `admin`; it and `state_dir` are made where they are not."""
+        self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = stat.S_IMODE(self.state_dir.stat().st_mode)
+        if mode & 0o022:
             raise OutriderError(
-                f"api_key_file = {self.api_key_file}: cannot be read ({error.strerror}); write the"
-                " value of vLLM's --api-key into it"
-            ) from None
-        if not key or len(key.split()) != 1:
-            raise OutriderError(f"api_key_file = {self.api_key_file}: must have one key, one word")
-        return key
+                f"state_dir = {self.state_dir}: others may write there (mode {mode:o}), and who may"
+                f" controls the endpoint; run chmod 700 {self.state_dir}"
+            )
+        return admin_token(self.admin_token_file)
 
 
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
@@ -331,20 +328,20 @@ def _resolve(
         if isinstance(value, str) and value.startswith("unix:") and value != "unix:":
             section[key] = f"unix:{absolute(value.removeprefix('unix:'), state)}"
 
-    for key in ("state_dir", "api_key_file"):
+    for key in ("state_dir", "admin_token_file"):
         if key in values:
             values[key] = absolute(values[key], folder)
     if isinstance(values.get("release_roots"), list):
         values["release_roots"] = [absolute(each, folder) for each in values["release_roots"]]
     if state_dir is not None:
         values["state_dir"] = str(Path(state_dir).absolute())
-    if not isinstance(values.get("state_dir"), str):
-        return  # pydantic's message
-    state = Path(values["state_dir"])
+    given = values.get("state_dir")
+    state = Path(given) if isinstance(given, str) else folder  # else pydantic has the message
+    values.setdefault("admin_token_file", str(state / "admin.token"))
     for replica in values["replicas"] if isinstance(values.get("replicas"), list) else []:
         if isinstance(replica, dict):
             socket(replica, "data")
-            socket(replica, "admin")
+            socket(replica, "admin", f"unix:{replica.get('name')}.admin.sock")
     router = values.setdefault("router", {})
     if isinstance(router, dict):
         defaults = RouterSettings()

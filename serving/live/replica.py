@@ -1,6 +1,6 @@
 """A replica's admin route: which speculator it drafts with, exchange, and finished requests.
 
-    replica = Replica("unix:/run/outrider/a.sock", None, api_key)
+    replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
     replica.status().version
     replica.swap(Path("releases/4f1d0c2a9b77"), "4f1d0c2a9b77", digest, "keep", watch=None)
     finished, after = replica.requests(after=0)
@@ -140,10 +140,10 @@ class LiveRequest(_FromJson):
 class Replica:
     """One vLLM server with the admin route."""
 
-    def __init__(self, admin: str, data: str | None = None, api_key: str | None = None) -> None:
-        """`admin` and `data` are `unix:/path` or `http://127.0.0.1:PORT`; `data` None: the same."""
-        self.admin, self.data = address_of(admin), address_of(data or admin)
-        self._api_key = api_key
+    def __init__(self, admin: str, data: str, token: str) -> None:
+        """Addresses (`unix:/path`, `http://127.0.0.1:PORT`) of the route and of its requests."""
+        self.admin, self.data = address_of(admin), address_of(data)
+        self._token = token
 
     def status(self) -> ReplicaStatus:
         """The speculator in use; `ReplicaUnreachable` where there is no answer."""
@@ -208,7 +208,7 @@ class Replica:
 
     def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, Any]:
         try:
-            return self.admin.call(method, path, body, self._api_key, timeout_s)
+            return self.admin.call(method, path, body, self._token, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise ReplicaUnreachable(
                 f"{self.admin}: no answer ({error!r}); start the replica, or correct its address"

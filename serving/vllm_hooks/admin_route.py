@@ -1,33 +1,50 @@
-"""The route of a live server that exchanges its speculator: /v1/admin/speculator.
+"""The route of a live server that exchanges its speculator, on a listener of its own.
 
-vLLM's own routes for weights need its development mode, whose other routes run any method of a
-worker and are not guarded by --api-key. This one is an endpoint plugin below /v1, so the key guards
-it. It answers nothing on a server with neither a key nor a Unix socket, unless that is in
-development mode, where all is open.
+The address that customers reach has no such route. This one is a Unix socket of mode 0600 or on the
+loopback interface, and needs a token of its own. It runs in the API server's event loop.
 
-    VLLM_PLUGINS=outrider,outrider_speculator OUTRIDER_RELEASE_ROOTS=/srv/releases \\
-        vllm serve ... --api-key KEY --weight-transfer-config '{"backend": "safetensors"}'
+    OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
+        OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
+        vllm serve ... --weight-transfer-config '{"backend": "safetensors"}'
 
 The client is serving/live/replica.py. Bundles are safetensors below the release roots, nothing
 else is read.
 """
 
+import asyncio
+import contextlib
 import dataclasses
+import hmac
 import os
+import socket
 from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import FastAPI, Query
+import uvicorn
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from vllm.engine.protocol import EngineClient
 
 from outrider.common.errors import OutriderError
-from outrider.serving.live.live_flags import BACKEND, release_roots
+from outrider.serving.live.address import Address, address_of
+from outrider.serving.live.live_flags import (
+    ADMIN,
+    BACKEND,
+    TOKEN_FILE,
+    admin_token,
+    release_roots,
+)
 from outrider.serving.live.replica import REQUESTS, ROUTE, Watch
+from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator, SwapOrder
+from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
 
 
 class WatchBody(BaseModel):
@@ -50,15 +67,18 @@ class SwapBody(BaseModel):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     cache: Literal["clear", "keep"] = "clear"
     watch: WatchBody | None = None
+    expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
 
     def order(self) -> SwapOrder:
         """As the engine takes it."""
         watch = Watch(**self.watch.model_dump()) if self.watch is not None else None
-        return SwapOrder(self.directory, self.version, self.digest, self.cache, watch)
+        return SwapOrder(
+            self.directory, self.version, self.digest, self.cache, watch, self.expected
+        )
 
 
 class AdminRoute:
-    """Entry point of the group `vllm.endpoint_plugins`; loaded where VLLM_PLUGINS names it."""
+    """An endpoint plugin of vLLM (plugin.py) that adds nothing to vLLM's own application."""
 
     name = "outrider_speculator"
     required_tasks = ("generate",)
@@ -66,33 +86,76 @@ class AdminRoute:
     def __init__(self) -> None:
         self._live: LiveSpeculator | None = None
         self._requests: RequestLog | None = None
-        self._refusal = "the server is starting"
+        self._refusal: str | None = None
+        self._listener: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the three operations."""
+        """Adds nothing: customers reach this application."""
+
+    async def init_state(
+        self, engine_client: "EngineClient | None", state: Any, args: Namespace
+    ) -> None:
+        """Starts to listen. The route refuses, with the fix, if the server's flags are wrong.
+
+        An `OutriderError` for an address that others can reach, one in use, or a bad token file.
+        """
+        client: Any = engine_client
+        address = address_of(os.environ[ADMIN])
+        if not address.local:
+            raise OutriderError(
+                f"{ADMIN}={address}: other machines can reach this address; exchange speculators"
+                " over unix:PATH or http://127.0.0.1:PORT (from another machine: ssh -L)"
+            )
+        if TOKEN_FILE not in os.environ:
+            raise OutriderError(
+                f"{ADMIN} is set without {TOKEN_FILE}, the file of the route's token, which is"
+                " state_dir/admin.token of the endpoint"
+            )
+        if (getattr(args, "api_server_count", None) or 1) > 1:
+            raise OutriderError(
+                f"{ADMIN} needs --api-server-count 1: each of several has its own requests"
+            )
+        app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
+        self._refusal = _refusal(client)
+        if self._refusal is None:
+            self._requests = RequestLog(client.output_processor)
+            self._live = LiveSpeculator(client, self._requests, release_roots())
+        self._listener = asyncio.create_task(_listen(app, bound(address)))
+
+    def app(self, token: str) -> FastAPI:
+        """The three operations, for who has the token."""
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        expected = f"Bearer {token}".encode()
+
+        @app.middleware("http")
+        async def authenticated(
+            request: Request, call_next: Callable[[Request], Awaitable[Response]]
+        ) -> Response:
+            given = request.headers.get("Authorization", "").encode()
+            if not hmac.compare_digest(given, expected):
+                return _error(
+                    HTTPStatus.UNAUTHORIZED,
+                    f"another token than that of this server's {TOKEN_FILE}; set the endpoint's"
+                    " admin_token_file to the same file",
+                )
+            return await call_next(request)
+
         app.add_api_route(ROUTE, self.status, methods=["GET"])
         app.add_api_route(ROUTE, self.swap, methods=["POST"])
         app.add_api_route(REQUESTS, self.requests, methods=["GET"])
-
-    async def init_state(
-        self, engine_client: EngineClient | None, state: Any, args: Namespace
-    ) -> None:
-        """Connects the route to the engine, unless something is wrong with the server's flags."""
-        client: Any = engine_client
-        refusal = _refusal(client, args)
-        self._refusal = refusal or ""
-        if refusal is None:
-            self._requests = RequestLog(client.output_processor)
-            self._live = LiveSpeculator(client, self._requests, release_roots())
+        return app
 
     async def status(self) -> JSONResponse:
-        """GET: the speculator in use."""
+        """GET: the speculator in use; 503 where the drafts are wrong."""
         if self._live is None:
             return self._refused()
         try:
-            return JSONResponse(dataclasses.asdict(await self._live.status()))
-        except OutriderError as error:
+            status = await self._live.status()
+        except Exception as error:  # the engine's have no class of their own
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        broken = status.broken is not None
+        code = HTTPStatus.SERVICE_UNAVAILABLE if broken else HTTPStatus.OK
+        return JSONResponse(dataclasses.asdict(status), code)
 
     async def swap(self, body: SwapBody) -> JSONResponse:
         """POST: exchanges the speculator; 409 with the reason where the old one stays."""
@@ -100,9 +163,11 @@ class AdminRoute:
             return self._refused()
         try:
             return JSONResponse(dataclasses.asdict(await self._live.swap(body.order())))
+        except SpeculatorBroken as error:
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
         except OutriderError as error:
             return _error(HTTPStatus.CONFLICT, error)
-        except RuntimeError as error:  # of the engine: its message names the worker's log
+        except Exception as error:  # of the engine: its message names the worker's log
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
 
     async def requests(self, after: Annotated[int, Query(ge=0)] = 0) -> JSONResponse:
@@ -118,16 +183,43 @@ class AdminRoute:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
 
 
-def _refusal(client: Any, args: Namespace) -> str | None:
-    """What is wrong with a server's flags; None if nothing is."""
-    key = getattr(args, "api_key", None) or os.environ.get("VLLM_API_KEY")
-    guarded = key or getattr(args, "uds", None)
-    if not guarded and os.environ.get("VLLM_SERVER_DEV_MODE", "0") != "1":
-        return "start the server with --api-key, or with --uds and a folder of its own"
+def bound(address: Address) -> socket.socket:
+    """A socket that listens at a local address; only this user reaches a Unix socket."""
+    if address.path is None:
+        family = socket.AF_INET6 if ":" in (address.host or "") else socket.AF_INET
+        return socket.create_server((address.host or "", address.port or 0), family=family)
+    path = Path(address.path)
+    if path.is_socket():  # of a server that was killed, unless somebody answers
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+            if probe.connect_ex(address.path) == 0:
+                raise OutriderError(f"{ADMIN}={address}: another server listens there; end it")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address.path)
+    path.chmod(0o600)
+    listener.listen()
+    return listener
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to vLLM."""
+        yield
+
+
+async def _listen(app: FastAPI, listener: socket.socket) -> None:
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+    with contextlib.closing(listener):
+        await _Server(config).serve(sockets=[listener])
+
+
+def _refusal(client: Any) -> str | None:
+    """Why this server does not exchange speculators; None if it does."""
+    if untried := untried_version(vllm_version()):
+        return untried
     if client is None:
         return "this server has no engine"
-    if (getattr(args, "api_server_count", None) or 1) > 1:
-        return "start the server with --api-server-count 1: each of several has its own requests"
     transfer = client.vllm_config.weight_transfer_config
     if transfer is None or transfer.backend != BACKEND:
         return f'start the server with --weight-transfer-config \'{{"backend": "{BACKEND}"}}\''
@@ -137,4 +229,4 @@ def _refusal(client: Any, args: Namespace) -> str | None:
 
 
 def _error(status: HTTPStatus, error: object) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, status)
+    return JSONResponse({"error": str(error) or repr(error)}, status)

@@ -34,6 +34,12 @@ class Report(TypedDict):
     staging_error: str | None
     error: str | None
     """Why the last exchange did not take place; None if it did."""
+    broken: str | None
+    """Why this worker drafts with half-loaded or unproven weights; None if it does not."""
+
+
+class SpeculatorBroken(OutriderError):
+    """The workers may draft with wrong weights until an exchange succeeds on all of them."""
 
 
 def exchange_steps(
@@ -42,7 +48,8 @@ def exchange_steps(
     """Yields calls, is sent the workers' answers, and returns the reports after an exchange.
 
     `exchange` identifies it, for `speculator_take_back`. All workers have the new speculator, or
-    all have the old one; then an `OutriderError` has the first worker's reason.
+    all have the old one; then an `OutriderError` has the first worker's reason. A worker that could
+    not go back to the old one is a `SpeculatorBroken`.
     """
     update = dict(source) | {"exchange": exchange, "quiet": True}
     yield "start_draft_weight_update", {}
@@ -51,7 +58,9 @@ def exchange_steps(
     reports = list((yield "speculator_report", {}))
     errors = [report["error"] for report in reports if report["error"] is not None]
     if errors and len(errors) < len(reports):  # the others have the new one
-        yield "speculator_take_back", {"exchange": exchange}
+        reports = list((yield "speculator_take_back", {"exchange": exchange}))
+    if broken := [report["broken"] for report in reports if report["broken"] is not None]:
+        raise SpeculatorBroken(f"{source['directory']}: not loaded: {broken[0]}")
     if errors:
         raise OutriderError(
             f"{source['directory']}: not loaded, the speculator before it stays in use: {errors[0]}"

@@ -19,7 +19,7 @@ _KEPT_SWAPS = 64
 
 
 class _Swap(NamedTuple):
-    """An exchange of the speculator, in Unix time."""
+    """An exchange of the speculator, in the monotonic clock, which nobody sets back."""
 
     began: float
     ended: float
@@ -42,15 +42,15 @@ class RequestLog:
         processor.abort_requests = self._record_aborts
 
     def swapped(self, began: float, version: str | None) -> None:
-        """Notes that the speculator was exchanged, from `began` (Unix time) until now."""
-        self._swaps.append(_Swap(began, time.time(), version))
+        """Notes that the speculator was exchanged, from `began` (monotonic) until now."""
+        self._swaps.append(_Swap(began, time.monotonic(), version))
 
     def after(self, index: int) -> tuple[list[LiveRequest], int]:
         """The kept requests from `index` on, and the index of the next one to end."""
         return [request for request in self._finished if request.index >= index], self._next
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
-        """The version that drafted a request, and whether a swap fell into it (Unix times)."""
+        """The version that drafted a request, and whether a swap fell into it (monotonic)."""
         version: str | None = None
         for swap in self._swaps:
             if swap.ended <= arrived:
@@ -81,7 +81,8 @@ class RequestLog:
         now, stats, counts = time.time(), state.stats, state.spec_decode_metrics
         arrived = stats.arrival_time if stats is not None else now
         began, last = (stats.first_token_ts, stats.last_token_ts) if stats is not None else (0, 0)
-        version, mixed = self.version(arrived, now)
+        ended = time.monotonic()
+        version, mixed = self.version(ended - (now - arrived), ended)
         histogram = counts.histogram if counts is not None else []
         request = LiveRequest(
             index=self._next,

@@ -17,13 +17,28 @@ from typing import Any
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
 from outrider.serving.live.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
-from outrider.serving.vllm_hooks.exchange import Report, exchange_steps
+from outrider.serving.vllm_hooks.exchange import Report, SpeculatorBroken, exchange_steps
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 logger = logging.getLogger("outrider.live")
 
 _POLL_S = (0.005, 0.25)
 """First and longest time between two looks at files that are being read, in seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Longest times in seconds; together less than the 600 s that a client waits."""
+
+    read: float = 400.0
+    """To read and check the files, while the engine answers requests."""
+    exchange: float = 120.0
+    """For the pause and the exchange itself."""
+    answer: float = 30.0
+    """For the engine to resume, or to answer what it drafts with."""
+
+
+LIMITS = Limits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +50,8 @@ class SwapOrder:
     digest: str
     cache: Cache
     watch: Watch | None
+    expected: str | None = None
+    """Digest that the speculator in use must have; None for any."""
 
 
 @dataclasses.dataclass
@@ -47,6 +64,8 @@ class _Watching:
     """The version before the swap."""
     tokens: list[int] = dataclasses.field(default_factory=list)
     steps: list[int] = dataclasses.field(default_factory=list)
+    failed: bool = False
+    """True while the speculator is being taken back."""
 
     def finding(self, request: LiveRequest) -> str | None:
         """Why the swap does not hold, at this request; None if nothing shows that."""
@@ -73,9 +92,12 @@ class _Watching:
 class LiveSpeculator:
     """Exchanges the speculator of one vLLM server."""
 
-    def __init__(self, client: Any, requests: RequestLog, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, client: Any, requests: RequestLog, roots: Sequence[Path], limits: Limits = LIMITS
+    ) -> None:
         """`client` is vLLM's `AsyncLLM`; releases are accepted below `roots`."""
         self._client, self._requests, self._roots = client, requests, list(roots)
+        self._limits = limits
         config = client.vllm_config
         self._k = config.speculative_config.num_speculative_tokens
         self._caches = bool(config.cache_config.enable_prefix_caching)
@@ -86,27 +108,49 @@ class LiveSpeculator:
         self._watching: _Watching | None = None
         self._reverted: str | None = None
         self._because: str | None = None
+        self._broken: str | None = None
+        """Why the drafts may be wrong, until an exchange succeeds on all workers."""
         requests.listener = self._finished
 
     async def status(self) -> ReplicaStatus:
         """The speculator in use, by what every worker reports."""
-        reports = await self._rpc("speculator_report", {"digest": True})
-        first = reports[0]
-        if any(report["digest"] != first["digest"] for report in reports):
-            raise OutriderError("the workers draft with different speculators; start it again")
-        if not first["kind"]:
-            raise OutriderError(first["error"] or "the speculator in use cannot be read")
-        return ReplicaStatus(
+        known = ReplicaStatus(
             version=self._version,
-            digest=first["digest"],
-            draft_digest=_together([report["draft_digest"] for report in reports]),
+            digest="",
+            draft_digest="",
             k=self._k,
-            kind=first["kind"],
-            directory=first["directory"],
+            kind="",
+            directory="",
             swaps=self._swaps,
             watching=self._watching is not None,
             reverted=self._reverted,
             reverted_because=self._because,
+            broken=self._broken,
+        )
+        try:
+            async with asyncio.timeout(self._limits.answer):
+                reports = await self._rpc("speculator_report", {"digest": True})
+        except Exception as error:
+            if self._broken is not None:
+                return known
+            raise OutriderError(f"the engine does not answer: {error!r}") from error
+        first = reports[0]
+        if not first["kind"]:
+            raise OutriderError(first["error"] or "the speculator in use cannot be read")
+        reasons = [self._broken, *(report["broken"] for report in reports)]
+        if any(report["digest"] != first["digest"] for report in reports):
+            if self._lock.locked():
+                raise OutriderError("an exchange is in progress; ask again")
+            reasons.append("the workers draft with different speculators; start the replica again")
+        broken = next((reason for reason in reasons if reason is not None), None)
+        return dataclasses.replace(
+            known,
+            digest=first["digest"],
+            draft_digest=_together([report["draft_digest"] for report in reports]),
+            kind=first["kind"],
+            directory=first["directory"],
+            watching=known.watching and broken is None,
+            broken=broken,
         )
 
     async def swap(self, order: SwapOrder) -> SwapResult:
@@ -134,17 +178,19 @@ class LiveSpeculator:
             "digest": order.digest,
         }
         async with self._lock:
+            await self._check_expected(order)
             await self._stage(source)
             exchange = uuid.uuid4().hex
-            began, clock = time.time(), time.perf_counter()
-            reports = await self._still(order.cache, self._exchange(source, exchange))
-            stall_s = time.perf_counter() - clock
+            began = time.monotonic()
+            reports = await self._still(
+                f"load {order.version}", order.cache, self._exchange(source, exchange)
+            )
+            stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1
             self._requests.swapped(began, order.version)
-            self._reverted = self._because = None
+            self._reverted = self._because = self._broken = None
             self._watching = _Watching(order, exchange, before) if order.watch else None
-            await self._client.update_weight_version(order.version)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
         return SwapResult(
             version=order.version,
@@ -163,8 +209,31 @@ class LiveSpeculator:
             f" ({', '.join(map(str, self._roots)) or 'it has none: OUTRIDER_RELEASE_ROOTS'})"
         )
 
+    async def _check_expected(self, order: SwapOrder) -> None:
+        if order.expected is None:
+            return
+        async with asyncio.timeout(self._limits.answer):
+            reports = await self._rpc("speculator_report", {})
+        if (digest := reports[0]["digest"]) != order.expected:
+            raise OutriderError(
+                f"{order.directory}: not loaded, because this server drafts with"
+                f" {digest or 'the speculator of its start'}, not with"
+                f" {order.expected or 'that of its start'}: another controller exchanged it, or it"
+                " was started again; run one controller for each endpoint"
+            )
+
     async def _stage(self, source: dict[str, str]) -> None:
         """Has every worker read and check the files while the engine goes on answering."""
+        try:
+            async with asyncio.timeout(self._limits.read):
+                await self._read(source)
+        except TimeoutError:
+            raise OutriderError(
+                f"{source['directory']}: not read within {self._limits.read:g} s, so the speculator"
+                " before it stays in use; look at its file system"
+            ) from None
+
+    async def _read(self, source: dict[str, str]) -> None:
         await self._rpc("init_weight_transfer_engine", {"init_info": source})
         pause_s, longest_s = _POLL_S
         while True:
@@ -187,27 +256,50 @@ class LiveSpeculator:
             reports: list[Report] = end.value
             return reports
 
-    async def _still(self, cache: Cache, work: Any) -> Any:
-        """Awaits `work`, with the scheduler paused and its caches cleared where that is the policy.
+    async def _still(self, what: str, cache: Cache, work: Any) -> list[Report]:
+        """The reports of `work`; the scheduler pauses and its caches are cleared if so decided.
 
         Requests are kept: they continue with an empty cache, so their prompts are computed again.
-        Without prefix caching nothing has to be cleared.
+        Without prefix caching nothing has to be cleared. After a `SpeculatorBroken` the workers
+        may draft with anything.
         """
-        if cache == "keep" or not self._caches:
-            return await work
+        pauses = cache == "clear" and self._caches
         try:
-            await self._client.pause_generation(mode="keep", clear_cache=True)
-            return await work
-        finally:
-            work.close()
-            await self._client.resume_generation()
+            try:
+                async with asyncio.timeout(self._limits.exchange):
+                    if pauses:
+                        await self._client.pause_generation(mode="keep", clear_cache=True)
+                    reports: list[Report] = await work
+            finally:
+                work.close()
+                if pauses:
+                    async with asyncio.timeout(self._limits.answer):
+                        await self._client.resume_generation()
+            if broken := [report["broken"] for report in reports if report["broken"] is not None]:
+                raise SpeculatorBroken(f"{what}: {broken[0]}")
+            return reports
+        except SpeculatorBroken as error:
+            self._break(str(error))
+            raise
+        except OutriderError:  # all workers draft as before
+            raise
+        except Exception as error:  # of the engine, which may have done half of it
+            reason = str(error) or f"no answer in time ({type(error).__name__})"
+            self._break(f"{what}: {reason}; start the replica again")
+            raise SpeculatorBroken(self._broken) from error
+
+    def _break(self, reason: str) -> None:
+        self._broken, self._watching = reason, None
+        self._requests.swapped(0.0, None)
+        logger.error("speculator broken: %s", reason)
 
     def _finished(self, request: LiveRequest) -> None:
         """Called with every finished request, in the event loop."""
         watching = self._watching
-        if watching is None:
+        if watching is None or watching.failed:
             return
         if finding := watching.finding(request):
+            watching.failed = True
             self._task(self._take_back(watching, finding))
         elif watching.over:
             logger.info("speculator %s holds what its evidence predicts", self._version)
@@ -215,21 +307,19 @@ class LiveSpeculator:
 
     async def _take_back(self, watching: _Watching, finding: str) -> None:
         async with self._lock:
-            if self._watching is not watching:  # decided before, or another swap since
+            if self._watching is not watching:  # another swap since
                 return
-            self._watching = None
-            began = time.time()
+            began = time.monotonic()
             undo = self._rpc("speculator_take_back", {"exchange": watching.exchange})
-            reports = await self._still(watching.order.cache, undo)
-            if errors := [report["error"] for report in reports if report["error"]]:
-                self._because = f"{finding}; {errors[0]}"
-                logger.error("speculator %s: %s", self._version, self._because)
+            try:
+                await self._still(f"take back, because {finding}", watching.order.cache, undo)
+            except SpeculatorBroken:  # `status` has it
                 return
             self._swaps += 1
+            self._watching = None  # not before: no verdict yet would read as a pass
             self._reverted, self._because = watching.order.version, finding
             self._version = watching.before
             self._requests.swapped(began, watching.before)
-            await self._client.update_weight_version(watching.before or "default")
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ device in between end the engine with the next request.
 
 A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
 back: a CPU's packed weights are no parameters. So the last good files are held open and loaded
-again.
+again. Where that fails too, the report has `broken` until a load succeeds.
 
 Whoever uses the interface calls `exchange_steps` (exchange.py), which also asks each worker for its
 report: with several workers, vLLM 0.32 leaves the answers of the others unread where one raises.
@@ -75,6 +75,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         self.previous: Candidate | None = None
         self.exchange = ""
         self.error: str | None = None
+        self.broken: str | None = None
         self.read_s = self.apply_s = 0.0
         self._digest: str | None = None
         self._staging: _Staging | None = None
@@ -105,9 +106,10 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
                 "this weight transfer engine exchanges the draft model only:"
                 " /start_draft_weight_update begins an update of it"
             )
-        self.error, self.exchange = None, update_info.exchange
+        self.error = None
         try:
             self._replace(self._staged(update_info))
+            self.exchange = update_info.exchange
         except Exception as error:
             self.error = str(error) or repr(error)
             if not update_info.quiet:
@@ -122,16 +124,16 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
 
     def take_back(self, exchange: str) -> None:
         """Loads the speculator from before an exchange again, if that one took place."""
-        if exchange != self.exchange or self.error is not None or self.previous is None:
+        if exchange != self.exchange or self.previous is None:
             return
         bad, self.current = self.current, self.previous
         try:
             self._load(self.current)
         except Exception as error:
             self.current = bad
-            self.error = f"not taken back: {self._restored(error)}"
+            self.error = self.broken = f"not taken back: {self._restored(error)}"
             return
-        self.previous, self.exchange = None, ""
+        self.previous, self.exchange, self.broken = None, "", None
         if bad is not None:
             bad.close()
 
@@ -156,6 +158,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
             "staged": staging is None or not staging.is_alive(),
             "staging_error": staging.error_so_far() if staging is not None else None,
             "error": self.error if current is not None else self._unknown,
+            "broken": self.broken,
         }
 
     def check(self, directory: str, root: str | None, digest: str) -> Candidate:
@@ -196,6 +199,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
             new.close()
             raise RuntimeError(self._restored(error)) from error
         replaced, self.previous, self.current = self.previous, self.current, new
+        self.broken = None
         if replaced is not None:
             replaced.close()
         self.apply_s = time.perf_counter() - began
@@ -206,10 +210,11 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
             assert self.current is not None
             self._load(self.current)
         except Exception as second:
-            return (
+            self.broken = (
                 f"{error}; and then the speculator in use could not be loaded again: {second};"
                 " drafts are wrong until the replica is started again"
             )
+            return self.broken
         return str(error) or repr(error)
 
     def _load(self, candidate: Candidate) -> None:
@@ -235,15 +240,22 @@ class _Staging(threading.Thread):
         self._engine = engine
         self._candidate: Candidate | None = None
         self._error: Exception | None = None
+        self._lock, self._discarded = threading.Lock(), False
         self.start()
 
     def run(self) -> None:
         began = time.perf_counter()
         try:
-            self._candidate = self._engine.check(*self.key)
+            candidate = self._engine.check(*self.key)
         except Exception as error:  # raised where the result is needed
             self._error = error
-        self.seconds = time.perf_counter() - began
+            return
+        with self._lock:
+            if self._discarded:
+                candidate.close()
+            else:
+                self._candidate = candidate
+                self.seconds = time.perf_counter() - began
 
     def result(self) -> Candidate:
         """The checked speculator, when it is there."""
@@ -258,10 +270,14 @@ class _Staging(threading.Thread):
         return None if self._error is None else str(self._error) or repr(self._error)
 
     def discard(self) -> None:
-        """Closes its files, when they have been read."""
-        self.join()
-        if self._candidate is not None:
-            self._candidate.close()
+        """Closes its files: now, or when a file system that hangs has given them.
+
+        Waiting here would keep the worker from all requests.
+        """
+        with self._lock:
+            self._discarded = True
+            if self._candidate is not None:
+                self._candidate.close()
 
 
 def speculator_report(worker: Any, digest: bool = False) -> Report:

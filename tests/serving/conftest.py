@@ -77,9 +77,11 @@ def server(
     target: TargetConfig, k: int, release_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """In development mode, with the admin route, and with faults for the tests of it."""
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    server = Server(target, ServingConfig(), target.directory(), k, log_path=log)
-    server._environment |= live_environment([release_root])
+    folder = tmp_path_factory.mktemp("server")
+    server = Server(target, ServingConfig(), target.directory(), k, log_path=folder / "server.log")
+    server._environment |= live_environment(
+        [release_root], f"unix:{folder}/admin.sock", folder / "admin.token"
+    )
     server.command += ["--worker-extension-cls", FAULT_EXTENSION]
     with server:
         yield server

@@ -1,4 +1,4 @@
-"""Faults in a live engine: the next load fails after so many tensors."""
+"""Faults in a live engine: the next loads fail after so many tensors."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -33,13 +33,15 @@ class FaultExtension(DraftExtension):
 
     weight_transfer_engine: Any
 
-    def next_load_fails_after(self, tensors: int) -> None:
-        """The load after this one is sound again."""
-        engine = self.weight_transfer_engine
+    def next_load_fails_after(self, tensors: int, times: int = 1) -> None:
+        """The load after these is sound again."""
+        engine, left = self.weight_transfer_engine, [None] * times
 
         def failing(candidate: Candidate) -> None:
-            del engine._load
+            left.pop()
+            if not left:
+                del engine._load
             fields = {f.name: getattr(candidate, f.name) for f in dataclasses.fields(Candidate)}
-            engine._load(Failing(**fields, after=tensors))
+            type(engine)._load(engine, Failing(**fields, after=tensors))
 
         engine._load = failing

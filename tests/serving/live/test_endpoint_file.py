@@ -35,22 +35,23 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
     path = changed(
         tmp_path,
         state_dir="state",
-        api_key_file="key",
+        admin_token_file="token",
         release_roots=["more", "/srv/releases"],
         router={"listen": "unix:front.sock", "binary": "bin/envoy"},
     )
     endpoint = load_endpoint(path)
     assert endpoint.name == "resume"
     assert endpoint.state_dir == tmp_path / "state"
-    assert endpoint.api_key_file == tmp_path / "key"
+    assert endpoint.admin_token_file == tmp_path / "token"
     assert endpoint.roots == [
         tmp_path / "state/releases",
         tmp_path / "more",
         Path("/srv/releases"),
     ]
     one, two = endpoint.replicas
-    assert one.data == one.admin_address == f"unix:{tmp_path}/state/one.sock"
-    assert (two.data, two.admin_address) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
+    assert one.data == f"unix:{tmp_path}/state/one.sock"
+    assert one.admin == f"unix:{tmp_path}/state/one.admin.sock"
+    assert (two.data, two.admin) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
     assert (endpoint.stable, endpoint.canary) == ([one], [two])
     router = endpoint.router
     assert router.listen == f"unix:{tmp_path}/state/front.sock"
@@ -111,8 +112,12 @@ def test_a_mistake_in_a_replica_is_named_with_its_line(tmp_path) -> None:
             "two replicas have data unix:/a; each needs its own",
         ),
         (
-            {"replicas": [{"name": "a", "data": "http://10.0.0.2:80"}]},
-            "admin = http://10.0.0.2:80: other machines can reach this address",
+            {"replicas": [{"name": "a", "data": "unix:/a", "admin": "http://10.0.0.2:80"}]},
+            "http://10.0.0.2:80': other machines can reach this address",
+        ),
+        (
+            {"replicas": [{"name": "a", "data": "unix:/a", "admin": "unix:/a"}]},
+            "a: admin = unix:/a: customers' requests go there",
         ),
         (
             {"replicas": [{"name": "a", "data": "https://10.0.0.2:80"}]},
@@ -149,13 +154,11 @@ def test_a_missing_file_lists_the_shipped_endpoints(tmp_path) -> None:
     assert "give the path of its file or a shipped name: nano_r1" in mistake(tmp_path / "none")
 
 
-def test_the_key_comes_from_its_file(tmp_path) -> None:
-    endpoint = load_endpoint(changed(tmp_path, api_key_file="key"))
-    with pytest.raises(OutriderError, match="cannot be read"):
-        endpoint.api_key()
-    (tmp_path / "key").write_text("sesame\n")
-    assert endpoint.api_key() == "sesame"
-    (tmp_path / "key").write_text("\n")
-    with pytest.raises(OutriderError, match="one key"):
-        endpoint.api_key()
-    assert load_endpoint(changed(tmp_path)).api_key() is None
+def test_the_token_is_made_with_the_state_folder_which_nobody_else_may_write(tmp_path) -> None:
+    endpoint = load_endpoint(changed(tmp_path, state_dir="state"))
+    token = endpoint.admin_token()
+    assert (tmp_path / "state" / "admin.token").read_text() == token == endpoint.admin_token()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(OutriderError, match=r"others may write there .*chmod 700"):
+        endpoint.admin_token()

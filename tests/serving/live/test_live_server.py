@@ -10,8 +10,18 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.counters import SpeculationCounters
+from outrider.serving.live.address import address_of
 from outrider.serving.live.bundle_digest import bundle_digest
-from outrider.serving.live.replica import Replica, SwapRefused, SwapResult, Watch
+from outrider.serving.live.live_flags import admin_token
+from outrider.serving.live.replica import (
+    REQUESTS,
+    ROUTE,
+    Replica,
+    SwapFailed,
+    SwapRefused,
+    SwapResult,
+    Watch,
+)
 from outrider.serving.server import Server
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 from tests.serving.live.faults import FAULT
@@ -27,7 +37,8 @@ NONE = SpeculationCounters(0, 0, 0, (), 0)
 
 @pytest.fixture(scope="module")
 def replica(server: Server) -> Replica:
-    return Replica(server.url)
+    folder = server.log_path.parent
+    return Replica(f"unix:{folder}/admin.sock", server.url, admin_token(folder / "admin.token"))
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +246,90 @@ def test_a_request_in_flight_keeps_its_text(
     assert any(request.mixed and request.version is None for request in found)
 
 
+def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_succeeds(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    swap(releases["base"])
+    before, (texts, base) = replica.status(), answered(server, prompts[:1])
+    server._rpc("next_load_fails_after", {"tensors": 3, "times": 2})
+    with pytest.raises(SwapFailed, match="could not be loaded again"):
+        swap(releases["noise"])
+    broken = replica.status()
+    assert FAULT in (broken.broken or "") and broken.version == before.version
+    assert replica.admin.call("GET", ROUTE, None, replica._token)[0] == 503
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    with pytest.raises(SwapFailed, match=FAULT):  # restored now, but nothing proves it
+        swap(releases["noise"])
+    assert replica.status().broken
+    assert answered(server, prompts[:1])[0] == texts, "the target decides on the text"
+    swap(releases["base"])
+    assert replica.status().broken is None
+    assert answered(server, prompts[:1]) == (texts, base)
+
+    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    while not (status := replica.status()).broken:
+        assert status.version == "noise", "taken back, although the load failed"
+        answered(server, prompts[:1], 16)
+    assert (status.watching, status.reverted) == (False, None)
+    swap(releases["base"])
+    assert replica.status().broken is None
+
+
+def test_a_refused_exchange_leaves_the_watch_its_take_back(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    swap(releases["base"])
+    before, (_, base) = replica.status(), answered(server, prompts[:1])
+    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    with pytest.raises(SwapRefused, match=FAULT):
+        swap(releases["base"])
+    while (status := replica.status()).watching:
+        answered(server, prompts[:1], 16)
+    assert (status.reverted, status.version) == ("noise", "base")
+    assert status.draft_digest == before.draft_digest
+
+
+def test_an_exchange_of_another_speculator_than_the_expected_one_is_refused(
+    replica: Replica, releases: dict[str, Path], swap: Callable[..., SwapResult]
+) -> None:
+    swap(releases["base"])
+    digests = {name: bundle_digest(folder) for name, folder in releases.items()}
+    before = replica.status()
+
+    def to_noise(expected: str) -> SwapResult:
+        return replica.swap(releases["noise"], "noise", digests["noise"], "keep", expected=expected)
+
+    for other in (digests["noise"], ""):
+        with pytest.raises(SwapRefused, match="another controller exchanged it"):
+            to_noise(other)
+    assert replica.status() == before
+    assert to_noise(digests["base"]).version == "noise"
+
+
+def test_only_the_token_opens_the_route_which_customers_do_not_reach(
+    server: Server, replica: Replica
+) -> None:
+    path = Path(replica.admin.path or "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    for token in (None, "", "another", replica._token + "x"):
+        for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", "/docs"), ("GET", "/")):
+            assert replica.admin.call(method, route, {}, token)[0] == 401, (method, route, token)
+    customers = address_of(server.url)
+    for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS)):
+        assert customers.call(method, route, {}, replica._token)[0] == 404
+
+
 def test_paths_and_methods_that_are_not_there(replica: Replica) -> None:
-    assert replica.admin.call("DELETE", "/v1/admin/speculator")[0] == 405
+    assert replica.admin.call("DELETE", ROUTE, None, replica._token)[0] == 405
     with pytest.raises(OutriderError, match=r"400|422"):
         replica.requests(-1)

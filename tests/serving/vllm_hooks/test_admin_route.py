@@ -1,15 +1,25 @@
-"""On which servers the admin route answers at all."""
+"""Where the admin route listens, and on which servers it refuses."""
 
+import asyncio
+import contextlib
 from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outrider.serving.live.live_flags import ADMIN_PLUGIN, PLUGINS, ROOTS, live_environment
+from outrider.common.errors import OutriderError
+from outrider.serving.live.address import Address
+from outrider.serving.live.live_flags import ADMIN, TOKEN_FILE, admin_token, live_environment
 from outrider.serving.live.replica import REQUESTS, ROUTE
+from outrider.serving.vllm_hooks import admin_route
+from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
+from outrider.serving.vllm_hooks.version import vllm_version
 
 TRANSFER = SimpleNamespace(backend="safetensors")
+TOKEN = "0123456789abcdef"
 
 
 def client(**config: Any) -> Any:
@@ -17,49 +27,120 @@ def client(**config: Any) -> Any:
     return SimpleNamespace(vllm_config=SimpleNamespace(**shown))
 
 
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    token = tmp_path / "token"
+    for name, value in live_environment([tmp_path], f"unix:{tmp_path}/admin", token).items():
+        monkeypatch.setenv(name, value)
+    yield token
+
+
 @pytest.mark.parametrize(
-    ("flags", "engine", "message"),
+    ("version", "engine", "message"),
     [
-        ({}, client(), "--api-key"),
-        ({"api_key": ["k"]}, None, "no engine"),
-        ({"uds": "/s", "api_server_count": 2}, client(), "--api-server-count 1"),
-        ({"api_key": ["k"]}, client(weight_transfer_config=None), "--weight-transfer-config"),
+        ("0.32.0", None, "no engine"),
+        ("0.32.0", client(weight_transfer_config=None), "--weight-transfer-config"),
         (
-            {"api_key": ["k"]},
+            "0.32.0",
             client(weight_transfer_config=SimpleNamespace(backend="nccl")),
             "--weight-transfer-config",
         ),
-        ({"api_key": ["k"]}, client(), "with a speculator"),
+        ("0.32.0", client(), "with a speculator"),
+        ("0.33.0", client(speculative_config=object()), "vLLM 0.33.0 has not been tried"),
     ],
 )
-def test_a_server_without_what_it_needs_answers_with_the_flag(
-    flags: dict[str, Any], engine: Any, message: str, monkeypatch: pytest.MonkeyPatch
+def test_a_server_without_what_it_needs_answers_with_the_fix(
+    environment: Path, version: str, engine: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     from fastapi import FastAPI
-    from fastapi.testclient import TestClient
 
-    from outrider.serving.vllm_hooks.admin_route import AdminRoute
-
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
-    app, route = FastAPI(), AdminRoute()
-    route.attach_router(app)
-    asyncio.run(route.init_state(engine, app.state, Namespace(**flags)))
-    http = TestClient(app)
+    monkeypatch.setattr(admin_route, "vllm_version", lambda: version)
     body = {"directory": "/r/a", "version": "a", "digest": "0" * 64, "cache": "keep"}
-    for answer in (http.get(ROUTE), http.post(ROUTE, json=body), http.get(REQUESTS)):
-        assert answer.status_code == 503
-        assert message in answer.json()["error"]
+
+    async def answers() -> list[tuple[int, Any]]:
+        customers, route = FastAPI(), AdminRoute()
+        route.attach_router(customers)
+        await route.init_state(engine, customers.state, Namespace())
+        assert not [each for each in customers.routes if "/v1" in getattr(each, "path", "")]
+        address, token = Address(path=f"{environment.parent}/admin"), admin_token(environment)
+        return [
+            await asyncio.to_thread(address.call, method, path, body, token, 20)
+            for method, path in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS))
+        ]
+
+    for status, answer in asyncio.run(answers()):
+        assert status == 503 and message in answer["error"]
 
 
-def test_the_environment_names_every_plugin_that_is_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+@pytest.mark.parametrize(
+    ("variables", "flags", "message"),
+    [
+        ({ADMIN: "http://0.0.0.0:9000"}, {}, "other machines can reach this address"),
+        ({ADMIN: "http://10.0.0.2:9000"}, {}, "other machines can reach this address"),
+        ({ADMIN: "yes"}, {}, "not an address; write unix:"),
+        ({TOKEN_FILE: None}, {}, f"without {TOKEN_FILE}"),
+        ({}, {"api_server_count": 2}, "--api-server-count 1"),
+    ],
+)
+def test_a_server_whose_route_others_could_open_does_not_start(
+    environment: Path,
+    variables: dict[str, str | None],
+    flags: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(PLUGINS, raising=False)
-    found = live_environment([tmp_path, tmp_path / "b"])
-    assert {"outrider", ADMIN_PLUGIN} <= set(found[PLUGINS].split(","))
-    assert found[ROOTS] == f"{tmp_path}:{tmp_path / 'b'}"
-    monkeypatch.setenv(PLUGINS, "theirs,outrider")
-    assert live_environment([])[PLUGINS] == f"theirs,outrider,{ADMIN_PLUGIN}"
+    for name, value in variables.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(OutriderError, match=message):
+        asyncio.run(AdminRoute().init_state(client(), None, Namespace(**flags)))
+    assert not (environment.parent / "admin").exists()
+
+
+def test_the_token_file_is_private_and_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token = admin_token(path)
+    assert len(token) == 64 and path.stat().st_mode & 0o777 == 0o600
+    assert admin_token(path) == token
+    path.chmod(0o640)
+    with pytest.raises(OutriderError, match="mode 640"):
+        admin_token(path)
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(OutriderError, match="at least 16 characters"):
+        admin_token(path)
+    with pytest.raises(OutriderError, match="cannot be read or written"):
+        admin_token(tmp_path / "nowhere" / "token")
+
+
+def test_a_socket_that_somebody_answers_at_is_not_taken(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "admin"))
+    with contextlib.closing(bound(address)):
+        assert (tmp_path / "admin").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(OutriderError, match="another server listens there"):
+            bound(address)
+    bound(address).close()  # its server is gone
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_port_is_bound_on_the_loopback_interface(host: str) -> None:
+    try:
+        listener = bound(Address(host=host, port=0))
+    except OSError:
+        pytest.skip(f"no {host} on this machine")
+    with contextlib.closing(listener):
+        assert listener.getsockname()[0] in ("127.0.0.1", "::1")
+
+
+def test_vllm_loads_the_route_without_naming_plugins(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import plugins
+
+    from outrider.serving.vllm_hooks.plugin import register
+
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setattr(plugins, "load_endpoint_plugins", plugins.load_endpoint_plugins)
+    register()
+    register()
+    loaded = plugins.load_endpoint_plugins(("generate",))
+    assert [type(each) for each in loaded] == [AdminRoute] and vllm_version()

@@ -5,21 +5,26 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.vllm_hooks.exchange import exchange_steps
+from outrider.serving.vllm_hooks.exchange import SpeculatorBroken, exchange_steps
 
 SOURCE = {"directory": "/releases/new"}
 
 
-def run(errors: list[str | None]) -> tuple[list[str], Any]:
-    """The calls, and the result or the error, with one worker for each of `errors`."""
+def run(errors: list[str | None], stuck: int | None = None) -> tuple[list[str], Any]:
+    """The calls, and the result or the error, with one worker for each of `errors`.
+
+    `stuck` is the worker that cannot take it back.
+    """
     steps, called, answer = exchange_steps(SOURCE, "one"), [], None
     try:
         while True:
             method, arguments = steps.send(answer)
             called.append(method)
             answer = [None] * len(errors)
-            if method == "speculator_report":
-                answer = [{"error": error} for error in errors]
+            if method in ("speculator_report", "speculator_take_back"):
+                answer = [{"error": error, "broken": None} for error in errors]
+            if method == "speculator_take_back" and stuck is not None:
+                answer[stuck]["broken"] = "not taken back"
             if method == "update_weights":
                 assert arguments["update_info"] == SOURCE | {"exchange": "one", "quiet": True}
             if method == "speculator_take_back":
@@ -34,7 +39,8 @@ SESSION = ["start_draft_weight_update", "update_weights", "finish_weight_update"
 
 
 def test_all_workers_load_it() -> None:
-    assert run([None, None]) == ([*SESSION, "speculator_report"], [{"error": None}] * 2)
+    report = {"error": None, "broken": None}
+    assert run([None, None]) == ([*SESSION, "speculator_report"], [report] * 2)
 
 
 @pytest.mark.parametrize("errors", [["full"], ["full", "full"]])
@@ -48,3 +54,9 @@ def test_where_one_worker_fails_the_others_take_it_back() -> None:
     called, error = run([None, "broken", None])
     assert called == [*SESSION, "speculator_report", "speculator_take_back"]
     assert "stays in use: broken" in str(error)
+    assert not isinstance(error, SpeculatorBroken)
+
+
+def test_a_worker_that_cannot_take_it_back_is_no_exchange_that_changed_nothing() -> None:
+    _, error = run([None, "full", None], stuck=2)
+    assert isinstance(error, SpeculatorBroken) and "not taken back" in str(error)

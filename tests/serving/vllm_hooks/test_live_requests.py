@@ -106,7 +106,7 @@ def test_the_children_of_a_request_are_entries_once(processor: Any) -> None:
 
 
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
-    log, now = RequestLog(processor), time.time()
+    log, now = RequestLog(processor), time.monotonic()
     assert log.version(now - 9, now) == (None, False)
     log.swapped(now - 6, "a")
     (swap,) = log._swaps
@@ -116,7 +116,7 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     assert log.version(swap.ended + 1, swap.ended + 2) == ("a", False)
     time.sleep(0.01)
     arrives(processor, "r", arrival=time.time())
-    log.swapped(time.time(), "b")
+    log.swapped(time.monotonic(), "b")
     produces(processor, "r", 1, at=1.0, **ended([0, 1]))
     time.sleep(0.01)
     arrives(processor, "s")
@@ -124,6 +124,20 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     (mixed, whole), _ = log.after(0)
     assert (mixed.version, mixed.mixed) == (None, True)
     assert (whole.version, whole.mixed) == ("b", False)
+
+
+def test_a_clock_that_is_set_back_leaves_requests_their_version(
+    processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RequestLog(processor)
+    log.swapped(time.monotonic(), "a")
+    set_back = time.time
+    monkeypatch.setattr(time, "time", lambda: set_back() - 3600)
+    time.sleep(0.01)
+    arrives(processor, "r")
+    produces(processor, "r", 1, at=1.0, **ended([0, 1]))
+    ((request,), _) = log.after(0)
+    assert (request.version, request.mixed) == ("a", False)
 
 
 def test_old_entries_make_room(processor: Any) -> None:

@@ -1,11 +1,94 @@
-"""The replacement of vLLM's faulty CPU kernel, against a literal loop."""
+"""Where the plugin acts, and the replacement of vLLM's faulty CPU kernel against a literal loop."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.serving.live.live_flags import ADMIN, HOOKS
+from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
-from outrider.serving.vllm_hooks.plugin import register
+from outrider.serving.vllm_hooks.process_start import FORK
 from outrider.serving.vllm_hooks.version import runs_on_cpu
+
+ROOT = Path(__file__).resolve().parents[3]
+ELSEWHERE = """
+import sys
+
+before = set(sys.modules)
+from outrider.serving.vllm_hooks.plugin import register
+
+register()
+heavy = {"torch", "numpy", "pydantic", "vllm", "transformers"}
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & heavy))
+"""
+
+TRAINING = "altair cyclopts datasets datasketch deepspeed ray rich scipy structlog vl_convert wandb"
+SERVER = """
+import sys
+from importlib.abc import MetaPathFinder
+
+import vllm.config  # vLLM itself may use some of them
+
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+for name in [name for name in sys.modules if name.partition(".")[0] in sys.argv[1:]]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Missing())
+import outrider.serving.vllm_hooks.admin_route
+import outrider.serving.vllm_hooks.plugin
+import outrider.serving.vllm_hooks.weight_transfer
+"""
+
+
+def test_a_server_needs_nothing_of_what_training_needs() -> None:
+    names = TRAINING.split()
+    done = subprocess.run([sys.executable, "-c", SERVER, *names], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed = " ".join(project["dependencies"]).replace("-", "_")
+    assert [name for name in names if name in installed] == []
+
+
+def test_in_a_server_of_somebody_else_nothing_is_imported_or_changed() -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("variable", [HOOKS, ADMIN])
+def test_a_hook_that_fails_is_named_and_the_others_are_installed(
+    variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def moved() -> None:
+        raise ImportError("vllm.distributed.weight_transfer has moved")
+
+    installed = []
+    for name in (HOOKS, FORK):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(plugin, "register_weight_transfer", moved)
+    monkeypatch.setattr(plugin, "_on_cpu", lambda: installed.append("cpu"))
+    monkeypatch.setattr(plugin, "_admin_route", lambda: installed.append("admin"))
+    plugin.register()
+    assert installed == ["admin", "cpu"]
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "outrider.vllm"]
+    assert "has moved" in line and "install the vLLM that" in line
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
@@ -23,10 +106,13 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="the fault is the CPU build's")
-def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours() -> None:
+def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample import rejection_sampler
 
-    register()
+    monkeypatch.setenv(HOOKS, "1")
+    plugin.register()
     CpuPlatform.register_triton_kernel_overrides()
     assert rejection_sampler.expand_kernel.func is expand

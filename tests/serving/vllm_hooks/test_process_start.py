@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from outrider.serving.engine import Engine
+from outrider.serving.live.live_flags import HOOKS
 from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.version import runs_on_cpu
@@ -27,6 +28,7 @@ def test_engines_are_forked_on_request_only(
     installed: list[bool] = []
     monkeypatch.setattr(process_start, "install", lambda: installed.append(True))
     monkeypatch.delenv(process_start.FORK, raising=False)
+    monkeypatch.setenv(HOOKS, "1")
     if value is not None:
         monkeypatch.setenv(process_start.FORK, value)
     register()
