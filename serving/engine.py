@@ -31,6 +31,7 @@ from outrider.serving.live.live_flags import BACKEND, HOOKED
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
 from outrider.serving.vllm_hooks.exchange import exchange
+from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.process_start import (
     FORKING,
     forks_safely,
@@ -444,6 +445,7 @@ def open_engine(
         with _environment(variables | tree.environment):
             from vllm import LLM
 
+            register()  # vLLM does it once in a process: perhaps in another environment
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, engine.max_model_len, Path(folder))
