@@ -31,12 +31,12 @@ from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.live.address import address_of
 from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest, listing
-from outrider.serving.live.live_flags import live_environment
+from outrider.serving.live.live_flags import admin_token, live_environment
 from outrider.serving.live.replica import Cache, Replica, SwapResult, Watch
 from outrider.serving.server import Server
 from outrider.speculators.kinds import trainable_kind_of
 
-KEY = "benchmark"
+KEY, TOKEN = "benchmark", "admin.token"
 TOKENS = 160
 """Longest response."""
 BETWEEN_S = 1.0
@@ -53,12 +53,18 @@ class Stream:
     error: str | None = None
 
 
+def admin_of(folder: Path) -> str:
+    """Address of the admin route."""
+    return f"unix:{folder.resolve()}/admin.sock"
+
+
 class Live:
     """A production-like server, with a client for each need."""
 
     def __init__(self, server: Server) -> None:
         self.model, self.address = server.model_name, address_of(server.url)
-        self.replica = Replica(server.url, None, KEY)
+        folder = server.log_path.parent
+        self.replica = Replica(admin_of(folder), server.url, admin_token(folder / TOKEN))
 
     def body(self, prompt: list[int]) -> dict[str, Any]:
         """A greedy request."""
@@ -112,11 +118,12 @@ def live_server(
     target: TargetConfig, speculator: Path, k: int, root: Path, log: Path
 ) -> Iterator[Live]:
     """A server of the target as in production."""
-    environment = live_environment([root]) | {"VLLM_SERVER_DEV_MODE": "0"}
+    log.parent.mkdir(parents=True, exist_ok=True)
     engine = EngineConfig(max_num_seqs=8, kv_cache_gb=1.0, prefix_caching=True)
     server = Server(target, ServingConfig(engine=engine), speculator, k, log_path=log)
     server.command += ["--api-key", KEY]
-    server._environment |= environment
+    server._environment |= live_environment([root], admin_of(log.parent), log.parent / TOKEN)
+    server._environment["VLLM_SERVER_DEV_MODE"] = "0"
     with server:
         yield Live(server)
 
