@@ -131,7 +131,8 @@ class PrivacyConfig(_Section):
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """What is deleted after the bundle is exported: nothing; the hidden states; or also the table
-    of sequences and the responses of the evaluation. Weights, counts and the report are kept."""
+    of sequences and the responses of the evaluation. Weights, counts and the report are kept.
+    `adapt-speculator` deletes its windows when their round has ended, unless this is `keep`."""
 
     @field_validator("entities", "phone_regions")
     @classmethod

@@ -1,16 +1,18 @@
 """Ingest of one slice of a log that is being written (log_tail.py).
 
     summary = ingest_slice(target_dir, TrafficConfig(path="windows/000003/log"), out_dir, "w3-")
+    forget_rows(Path("windows/000003/log"), out_dir)
     cut(unread, 500, next_slice, carried=carried_lines(out_dir))
 
 At the edge of a slice some requests wait for their response. They are no damage of the log, and
-their lines are carried into the next slice.
+their lines are carried into the next slice. All others are deleted with `forget_rows`.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import publish
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES
 from outrider.data.ingest.ingest import check, put_together, read_log
@@ -49,3 +51,21 @@ def carried_lines(out_dir: Path) -> dict[Path, list[int]]:
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()
     return halves([json.loads(line) for line in lines])
+
+
+def forget_rows(log: Path, out_dir: Path) -> None:
+    """Deletes the rows of an ingested slice; lines that wait for their other half keep their place.
+
+    The rows are as the endpoint logged them, without `privacy.mode`.
+    """
+    waiting = {path.name: set(lines) for path, lines in carried_lines(out_dir).items()}
+    for path in log.iterdir():
+        if path.name not in waiting:
+            path.unlink()
+            continue
+        wanted = waiting[path.name]
+        with publish(path) as temporary, path.open("rb") as lines:
+            temporary.touch(mode=0o600)
+            with temporary.open("wb") as out:
+                numbered = enumerate(lines, start=1)
+                out.writelines(line if number in wanted else b"\n" for number, line in numbered)

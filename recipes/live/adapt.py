@@ -10,7 +10,7 @@ round trains on from the speculator in use. The windows that arrive after the ro
 A round that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/adapt/journal.jsonl     every step, appended when it is done (adapt_state.py)
-    state_dir/adapt/windows/w000003/  log/ traffic/ features/ replay/: a run directory
+    state_dir/adapt/windows/w000003/  traffic/ features/ replay/, first log/: a run directory
     state_dir/adapt/rounds/r0002/     round.json gate.json speculator/ bundle/: a run directory
 
 The next step follows from the journal, so a process that is killed repeats at most one step.
@@ -39,11 +39,11 @@ from outrider.data.ingest.log_tail import (
     unread_bytes,
     unread_rows,
 )
-from outrider.data.ingest.slice import carried_lines
+from outrider.data.ingest.slice import carried_lines, forget_rows
 from outrider.recipes.config.load import LoadedRecipe
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.live.adapt_gate import acceptance, judge, replayed, write_bundle
-from outrider.recipes.live.adapt_policy import older_windows, reason_to_train, within_budget
+from outrider.recipes.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.recipes.live.adapt_state import AdaptState, Round, Window
 from outrider.recipes.live.deployer import Deployer, InUse, in_use
 from outrider.recipes.pipeline.run_dir import RunDirectory
@@ -62,6 +62,9 @@ INTERRUPTED = 75
 
 FOLDER, JOURNAL = "adapt", "journal.jsonl"
 """Below the endpoint's `state_dir`."""
+
+LOG = "log"
+"""Folder of a window with rows of the log, until they are sequences."""
 
 
 @dataclass
@@ -118,6 +121,8 @@ class Adapter:
     ) -> None:  # fmt: skip
         """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
         before = self._settled()
+        if (newest := self.state.newest) is not None:
+            self._forget_rows(newest)  # an earlier process may have been killed before it
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
                 if once:
@@ -126,6 +131,7 @@ class Adapter:
 
     def step(self) -> bool:
         """Does the next step; False where it has to wait for traffic or for the budget."""
+        self._delete(self.state)
         state = self.state
         if (window := state.unsettled) is not None:
             self._watch(window)
@@ -141,7 +147,6 @@ class Adapter:
                 self._gate(pending, state.fresh)
                 return True
         else:
-            self._delete_surplus(state)
             if within_budget(state, self.clock(), self.recipe.adapt):
                 serving = self.deployer.serving()
                 reason = reason_to_train(state, serving.name, self.recipe.adapt)
@@ -175,7 +180,7 @@ class Adapter:
         after = cut(
             unread,
             adapt.window,
-            self.window_run(number).root / "log",
+            self.window_run(number).root / LOG,
             skipped,
             carried_lines(previous.traffic) if previous.root.is_dir() else None,
         )
@@ -202,7 +207,7 @@ class Adapter:
         began = time.monotonic()
         used, run = self._in_use(), self.window_run(window.n)
         traffic = used.recipe.traffic.model_copy(
-            update={"path": [str(run.root / "log")], "general": None}
+            update={"path": [str(run.root / LOG)], "general": None}
         )
         recipe = used.recipe.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
@@ -229,6 +234,7 @@ class Adapter:
             acceptance=found.model_dump(mode="json"),
             seconds=self._since(began),
         )
+        self._forget_rows(self.state.windows[window.n])
         self._say(
             f"window {window.n}: {found.observations} sequences, acceptance length of {used.name}"
             f" {found.value:.3f}"
@@ -236,7 +242,7 @@ class Adapter:
 
     def _begin_round(self, state: AdaptState, reason: str) -> None:
         number = len(state.rounds) + 1
-        older, _ = older_windows(state, self.recipe.adapt.keep_windows)
+        older = [window.n for window in state.older]
         newer = [window.n for window in state.fresh]
         self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
         self._say(f"round {number}: {reason}")
@@ -318,20 +324,37 @@ class Adapter:
         )
         self._say(f"round {pending.n}: {outcome.outcome}, {outcome.serving.name} serves")
 
-    def _delete_surplus(self, state: AdaptState) -> None:
-        """Deletes windows beyond `adapt.keep_windows`, and what settled rounds need no more."""
-        _, surplus = older_windows(state, self.recipe.adapt.keep_windows)
-        if surplus:
-            self.journal.append("deleted", windows=surplus)
-        for number, window in state.windows.items():
-            if window.deleted or number in surplus:
-                shutil.rmtree(self.window_run(number).root, ignore_errors=True)
+    def _forget_rows(self, window: Window) -> None:
+        """Deletes the log's rows, which are sequences now."""
+        if window.usable and not window.deleted:
+            run = self.window_run(window.n)
+            forget_rows(run.root / LOG, run.traffic)
+
+    def _delete(self, state: AdaptState) -> None:
+        """Deletes windows by retention, age and size, and what settled rounds need no more."""
+        pending = state.pending_round
+        if pending is not None and not pending.trained:
+            return  # it reads its windows
+        runs = {number: self.window_run(number).root for number in state.windows}
+        runs = {number: root for number, root in runs.items() if root.is_dir()}
+        sizes = {number: _bytes(runs[number]) if number in runs else 0 for number in state.windows}
+        keep_older = self.recipe.privacy.retention == "keep"
+        doomed = surplus(state, sizes, keep_older, self.clock(), self.recipe.adapt)
+        if doomed:
+            self.journal.append("deleted", windows=doomed)
+        for number, root in runs.items():
+            if state.windows[number].deleted or number in doomed:
+                shutil.rmtree(root, ignore_errors=True)
+            elif state.newest is not None and number < state.newest.n:  # nothing is carried over
+                shutil.rmtree(root / LOG, ignore_errors=True)
         for each in state.rounds:
+            if not each.settled:
+                continue
             run = self.round_run(each.n)
-            doomed = [run.traffic, run.features, run.training]  # text, states and optimizer states
+            paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
             if each.n <= len(state.rounds) - KEPT_ROUNDS:
-                doomed += [run.speculator, run.bundle]
-            for path in doomed:
+                paths += [run.speculator, run.bundle]
+            for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _in_use(self) -> InUse:
@@ -364,6 +387,10 @@ class Adapter:
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def summary(adapter: Adapter) -> dict[str, Any]:

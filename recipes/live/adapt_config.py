@@ -30,12 +30,9 @@ class AdaptConfig(BaseModel):
     fresh: PositiveInt | None = 5000
     """Rows since the last round after which a round starts without a fall. null: never."""
 
-    min_fresh: PositiveInt = 1
-    """Fewest rows since the last round for a round to start after a fall."""
-
     backoff: float = Field(default=2.0, ge=1)
-    """`fresh` and `min_fresh` (at least a window) are multiplied by this after each round in a row
-    that did not ship."""
+    """`fresh`, and the window that a fall is shown on, are multiplied by this after each round in a
+    row that did not ship."""
 
     train_sequences: PositiveInt = 2000
     """Most sequences of a round, the latest ones."""
@@ -44,9 +41,14 @@ class AdaptConfig(BaseModel):
     """Share of a round's sequences that are drawn from traffic of earlier rounds, so that the
     speculator does not forget it."""
 
-    keep_windows: PositiveInt = 40
-    """Windows of earlier rounds that are kept with their hidden states for that. Of more, a random
-    sample is kept, so that all earlier traffic is equally likely; the others are deleted."""
+    max_gb: PositiveFloat = 200.0
+    """Most disk space of the windows, their text and hidden states, in gigabytes. Of windows of
+    earlier rounds a random sample is kept, so that all earlier traffic is equally likely; where
+    that is not enough, the oldest ones since the last round are deleted too."""
+
+    max_days: PositiveFloat = 30.0
+    """Days after which a window is deleted in any case. With `privacy.retention` other than `keep`,
+    windows are deleted as soon as their round has ended."""
 
     epochs: PositiveInt = 1
     """Passes over the sequences of a round, in place of `training.epochs`."""

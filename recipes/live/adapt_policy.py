@@ -13,7 +13,7 @@ wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.eval.report.drift import Change, change
@@ -35,13 +35,12 @@ class Fall:
 
 def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str | None:
     """Why a round should start now, in words; None to wait."""
-    rows = sum(window.rows for window in state.fresh)
-    if not rows:
+    if not state.fresh:
         return None
+    rows = sum(window.rows for window in state.usable if window.n > state.last_trained)
     factor = policy.backoff**state.losses
-    least = max(policy.min_fresh, policy.window if state.losses else 1)
     fall = newest_fall(state, release, policy.min_drop)
-    if fall is not None and fall.shown and rows >= least * factor:
+    if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
         ratio = fall.change
         return (
             f"acceptance length fell to {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of"
@@ -86,19 +85,30 @@ def within_budget(state: AdaptState, now: float, policy: AdaptConfig) -> bool:
     return state.seconds_since(now - DAY_S) * policy.gpus / 3600 < policy.gpu_hours_per_day
 
 
-def older_windows(state: AdaptState, keep: int) -> tuple[list[int], list[int]]:
-    """Windows of earlier rounds to keep, and to delete: reservoir sampling over all of them.
+def surplus(
+    state: AdaptState, sizes: Mapping[int, int], keep_older: bool, now: float, policy: AdaptConfig
+) -> list[int]:
+    """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
 
-    Window i replaces a random kept one with probability `keep` / i, so each is kept with equal
-    probability (Vitter, ACM TOMS 11, 1985). The draws are those of the windows' numbers, so a
-    restart gives the same ones.
+    Beyond it, those of earlier rounds with the smallest random numbers go first. The numbers are of
+    the windows, so a restart draws the same ones, and what is left is a sample in which all
+    are equally likely. Then the oldest since the last round go, but never the newest one.
     """
-    kept: list[int] = []
-    earlier = [window for window in state.usable if window.n <= state.last_trained]
-    for count, window in enumerate(earlier, start=1):
-        if len(kept) < keep:
-            kept.append(window.n)
-        elif (place := random.Random(f"window {window.n}").randrange(count)) < keep:
-            kept[place] = window.n
-    alive = {window.n for window in earlier if not window.deleted}
-    return sorted(alive & set(kept)), sorted(alive - set(kept))
+    alive = [window for window in state.windows.values() if window.settled and not window.deleted]
+    kept = [
+        window
+        for window in alive
+        if window.usable
+        and now - window.at <= policy.max_days * DAY_S
+        and (keep_older or window.n > state.last_trained)
+    ]
+    older = [window for window in kept if window.n <= state.last_trained]
+    older.sort(key=lambda window: random.Random(f"window {window.n}").random())
+    fresh = [window for window in kept if window.n > state.last_trained]
+    used = sum(sizes[window.n] for window in kept)
+    for window in [*older, *fresh[:-1]]:
+        if used <= policy.max_gb * 1e9:
+            break
+        kept.remove(window)
+        used -= sizes[window.n]
+    return sorted({window.n for window in alive} - {window.n for window in kept})

@@ -44,6 +44,8 @@ class Window:
 
     n: int
     rows: int
+    at: float
+    """When it was cut, Unix time in seconds"""
     settled: bool = False
     """Captured and measured, or refused"""
     usable: bool = False
@@ -109,7 +111,7 @@ class AdaptState:
                 self.position = dict(facts["position"])
             case "window":
                 self.position = {**(self.position or {}), **facts["position"]}
-                self.windows[facts["window"]] = Window(facts["window"], facts["rows"])
+                self.windows[facts["window"]] = Window(facts["window"], facts["rows"], entry.at)
             case "watched":
                 window = self.windows[facts["window"]]
                 window.settled = window.usable = True
@@ -140,6 +142,11 @@ class AdaptState:
         return [window for window in self.windows.values() if window.usable]
 
     @property
+    def newest(self) -> Window | None:
+        """The window that was cut last."""
+        return self.windows[max(self.windows)] if self.windows else None
+
+    @property
     def unsettled(self) -> Window | None:
         """The window that is cut and not yet measured."""
         return next((each for each in self.windows.values() if not each.settled), None)
@@ -156,8 +163,13 @@ class AdaptState:
 
     @property
     def fresh(self) -> list[Window]:
-        """Usable windows since the last round began."""
-        return [window for window in self.usable if window.n > self.last_trained]
+        """Windows to train on or to measure a round with: since the last round began."""
+        return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
+
+    @property
+    def older(self) -> list[Window]:
+        """Windows of earlier rounds that are kept."""
+        return [each for each in self.usable if each.n <= self.last_trained and not each.deleted]
 
     @property
     def losses(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest import log_tail
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
-from outrider.data.ingest.slice import carried_lines, ingest_slice
+from outrider.data.ingest.slice import carried_lines, forget_rows, ingest_slice
 from tests.data.logs import pair, screenings
 
 
@@ -155,6 +155,12 @@ def test_a_response_in_the_next_slice_finds_its_request(tmp_path, nano_r1):
         carried = carried_lines(out)
         waits = [json.loads(line)["reason"] for line in (out / "rejects.jsonl").open()]
         assert waits == ([] if number else ["unmatched_request"] * 4)
+        for _ in range(2):
+            forget_rows(folder / "log", out)
+            left = [
+                line for path in (folder / "log").iterdir() for line in path.open() if line != "\n"
+            ]
+            assert len(left) == len(waits) and not any('"choices"' in line for line in left)
     assert unread_rows(find_unread(str(log), position)) == 0
     assert ids[0] < 12 and sum(ids) == 12
 

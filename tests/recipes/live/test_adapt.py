@@ -3,9 +3,11 @@
 The whole loop with engines and training is in test_adapt_loop.py (slow), and benchmarks/adaptation.
 """
 
+import dataclasses
 import io
 import json
 import math
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,14 +75,19 @@ class World:
             log.writelines(json.dumps({"kind": kind, "n": n}) + "\n" for n in range(rows))
 
     def rows_of(self, run):
+        return read_json(run.root / "traffic" / "rows.json")
+
+    def ingest(self, run):
         paths = sorted((run.root / "log").iterdir())
-        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        if any(row["kind"] == "broken" for row in rows):
+            raise StageFailed("the log is broken")
+        write_json(run.root / "traffic" / "rows.json", rows)
 
     def run_stages(self, run, recipe, names, options, console):
         self.point()
         if names == ["adapt_window"]:
-            if any(row["kind"] == "broken" for row in self.rows_of(run)):
-                raise StageFailed("the log is broken")
+            self.ingest(run)
             return {"adapt_window": {}}
         plan = read_json(run.root / "round.json")
         kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Run(Path(path)))}
@@ -237,6 +244,7 @@ def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch
     assert world.run()["shipped"] == 1
     rounds = [entry.facts for entry in world.entries if entry.event == "round"]
     assert rounds[0]["newer"] == [1, 3, 4]
+    assert not (tmp_path / "adapt" / "windows" / "w000002").exists()
     world.traffic("broken", 4)
     with pytest.raises(OutriderError, match="the log is broken"):
         world.run()
@@ -276,12 +284,44 @@ def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
         assert summary(adapter)["rounds"] == 1
 
 
-def test_older_windows_are_deleted_with_their_text(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch, keep_windows=2)
-    world.traffic("a", 5)
-    world.traffic("b", 3)
+def windows_left(folder):
+    return sorted(int(path.name[1:]) for path in (folder / "adapt" / "windows").iterdir())
+
+
+def test_rows_of_the_log_are_deleted_once_they_are_sequences(shifting):
+    shifting.run()
+    assert windows_left(shifting.folder) == list(range(1, 10))
+    left = (shifting.folder / "adapt" / "windows").rglob("log/*")
+    assert list(left) == []
+
+
+def test_beyond_the_disk_space_only_the_newest_window_is_kept(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, max_gb=1e-9)
+    for kind, windows in (("a", 3), ("b", 3)):
+        world.traffic(kind, windows)
+    assert world.run()["shipped"] == 1
+    assert windows_left(tmp_path) == [6]
+
+
+@pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
+def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
+    world = World(tmp_path, nano_r1, monkeypatch)
+    privacy = world.loaded.recipe.privacy.model_copy(update={"retention": retention})
+    recipe = world.loaded.recipe.model_copy(update={"privacy": privacy})
+    world.loaded = dataclasses.replace(world.loaded, recipe=recipe)
+    for kind, windows in (("a", 3), ("b", 4)):
+        world.traffic(kind, windows)
+    assert world.run()["shipped"] == 1
+    rounds = [entry.facts for entry in world.entries if entry.event == "round"]
+    assert rounds[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
+
+
+def test_windows_are_deleted_by_their_age(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, max_days=7)
+    world.traffic("a", 3)
     world.run()
-    deleted = [n for entry in world.entries if entry.event == "deleted"
-               for n in entry.facts["windows"]]  # fmt: skip
-    kept = {path.name for path in (tmp_path / "adapt" / "windows").iterdir()}
-    assert len(deleted) == 4 and kept == {f"w{n:06d}" for n in range(1, 9) if n not in deleted}
+    console = Console(file=io.StringIO())
+    with Adapter.open(world.loaded, world.folder, world, console, parity=False) as adapter:
+        adapter.clock = lambda: time.time() + 8 * 24 * 3600
+        adapter.run(once=True)
+    assert windows_left(tmp_path) == []

@@ -7,8 +7,8 @@ import pytest
 from outrider.recipes.live.adapt_config import AdaptConfig
 from outrider.recipes.live.adapt_policy import (
     newest_fall,
-    older_windows,
     reason_to_train,
+    surplus,
     within_budget,
 )
 from outrider.recipes.live.adapt_state import AdaptState
@@ -38,7 +38,7 @@ class Story:
 
     def window(self, length=4.0, release="base", seconds=1.0, at=0.0):
         number = len(self.state.windows) + 1
-        self.add("window", window=number, rows=100, position={"a": number}, unread_bytes=700)
+        self.add("window", at, window=number, rows=100, position={"a": number}, unread_bytes=700)
         acceptance = self.estimate(length)
         self.add(
             "watched",
@@ -148,6 +148,18 @@ def test_the_budget_is_that_of_the_last_24_hours():
     assert within_budget(story.state, 60_000.0, AdaptConfig(gpus=8))
 
 
+def limited(windows, **limits):
+    """A policy that has space for so many windows of a gigabyte each."""
+    return AdaptConfig(window=100, max_gb=windows + 0.5, **limits)
+
+
+def doomed(story, policy, keep_older=True, now=0.0):
+    sizes = dict.fromkeys(story.state.windows, 10**9)
+    for number, window in story.state.windows.items():
+        sizes[number] *= not window.deleted
+    return surplus(story.state, sizes, keep_older, now, policy)
+
+
 def test_every_earlier_window_is_kept_with_equal_probability():
     kept = Counter()
     for seed in range(400):
@@ -159,9 +171,9 @@ def test_every_earlier_window_is_kept_with_equal_probability():
             for each in story.entries
         ]
         story.round(ships=False)
-        alive, surplus = older_windows(story.state, keep=5)
-        assert len(alive) == 5 and len(surplus) == 15
-        kept.update(number - 1000 * seed for number in alive)
+        deleted = doomed(story, limited(5))
+        assert len(deleted) == 15
+        kept.update(number - 1000 * seed for number in set(story.state.windows) - set(deleted))
     expected = 400 * 5 / 20
     assert max(abs(kept[number] - expected) for number in range(1, 21)) < 4.5 * math.sqrt(75)
 
@@ -175,18 +187,48 @@ def test_a_window_that_was_deleted_does_not_come_back():
     for _ in range(12):
         story.window()
         story.round(ships=False)
-        alive, surplus = older_windows(story.state, keep=4)
-        assert not deleted & set(alive) and len(alive) == min(4, len(story.state.windows))
-        if surplus:
-            story.add("deleted", windows=surplus)
-            deleted |= set(surplus)
+        now = doomed(story, limited(4))
+        assert not deleted & set(now)
+        if now:
+            story.add("deleted", windows=now)
+            deleted |= set(now)
+        assert len(story.state.older) == min(4, len(story.state.windows))
 
 
-def test_windows_that_no_round_has_used_are_not_deleted():
+def test_windows_that_no_round_has_used_go_last_and_the_oldest_first():
     story = Story()
-    for _ in range(12):
+    for _ in range(3):
         story.window()
-    assert older_windows(story.state, keep=4) == ([], [])
+    story.round(ships=False)
+    for _ in range(4):
+        story.window()
+    assert set(doomed(story, limited(5))) < {1, 2, 3}
+    assert doomed(story, limited(2)) == [1, 2, 3, 4, 5]
+    assert doomed(story, limited(0.1)) == [1, 2, 3, 4, 5, 6], "the newest is measured first"
+
+
+def test_rows_count_for_the_next_round_also_where_their_window_had_no_space():
+    policy = AdaptConfig(window=100, fresh=300)
+    story = Story()
+    for _ in range(3):
+        story.window()
+    story.add("deleted", windows=[1, 2])
+    assert reason_to_train(story.state, "base", policy) == "300 rows since the last round"
+    assert [window.n for window in story.state.fresh] == [3]
+
+
+def test_refused_and_old_windows_go_and_with_retention_those_of_ended_rounds():
+    story = Story()
+    story.window(at=1000.0)
+    story.window(at=1000.0)
+    story.round(ships=False)
+    story.add("window", 2000.0, window=3, rows=100, position={}, unread_bytes=0)
+    story.add("refused", 2000.0, window=3, reason="broken")
+    story.window(at=2000.0)
+    policy = limited(99, max_days=1.0)
+    assert doomed(story, policy, now=2000.0) == [3]
+    assert doomed(story, policy, keep_older=False, now=2000.0) == [1, 2, 3]
+    assert doomed(story, policy, now=1000.0 + 86_401) == [1, 2, 3]
 
 
 def test_fresh_below_a_window_is_refused():
