@@ -22,6 +22,14 @@ if nvidia-smi >/dev/null 2>&1; then kind=gpu; else kind=cpu; fi
 set -- --requirement "requirements/$kind.txt"
 [ "$kind" = gpu ] || set -- "$@" --override requirements/overrides-cpu.txt
 
+# torch's build for CUDA 13 sees no GPU with an older driver, whatever nvidia-smi says.
+NEEDED_DRIVER=580
+if [ "$kind" = gpu ]; then
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+    [ "${driver%%.*}" -ge "$NEEDED_DRIVER" ] 2>/dev/null \
+        || fail "NVIDIA driver ${driver:-of unknown version}, but torch in requirements/gpu.txt needs $NEEDED_DRIVER or newer; update the driver, or install into a vLLM container that runs on it (docs/r1.md, \"An existing vLLM container\")"
+fi
+
 # The stamp records what was installed. A changed pin, package metadata or Python runs the set-up again.
 wanted="$kind $("$PYTHON" --version 2>&1) $(cat "requirements/$kind.txt" requirements/overrides-cpu.txt \
     requirements/setup.sh pyproject.toml | sha256sum)"

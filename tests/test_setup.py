@@ -87,14 +87,15 @@ class Checkout:
         shutil.copytree(virtual_environment, self.root / ".venv", symlinks=True)
         (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
         (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
+        (requirements / "gpu.txt").write_text("extra==2.0\ntorch==1.0\n")
+        (requirements / "common.in").write_text("extra\n")
         (self.root / "pyproject.toml").write_text(PYPROJECT)
         (self.root / "backend.py").write_text(BACKEND)
         write_wheel(self.root, "checkout", "1.0", "checkout")
         # No GPU, whatever this machine has.
         self.commands = folder / "bin"
         self.commands.mkdir()
-        (self.commands / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
-        (self.commands / "nvidia-smi").chmod(0o755)
+        self.nvidia_smi("exit 1")
         self.general = write_index(
             folder / "general",
             ("uv", UV_VERSION),
@@ -105,25 +106,34 @@ class Checkout:
 
     def set_up(self, pytorch: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """The script's result; `pytorch` replaces the address of PyTorch's CPU index."""
+        return self.run(["sh", "requirements/setup.sh"], PYTORCH_CPU_INDEX=pytorch, **variables)
+
+    def run(self, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command in the checkout, with the local folders for all package indexes."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
         environment = kept | {
             "PATH": f"{self.commands}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
             "PIP_CONFIG_FILE": os.devnull,
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PIP_INDEX_URL": self.general,
-            "PYTORCH_CPU_INDEX": pytorch,
             "UV_CACHE_DIR": str(self.folder / "cache"),
             "UV_NO_CONFIG": "1",
             "UV_OFFLINE": "1",
         }
         return subprocess.run(
-            ["sh", "requirements/setup.sh"],
+            command,
             cwd=self.root,
             env=environment | variables,
             text=True,
             capture_output=True,
             timeout=120,
         )
+
+    def nvidia_smi(self, script: str) -> None:
+        """What `nvidia-smi` does."""
+        (self.commands / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (self.commands / "nvidia-smi").chmod(0o755)
 
     def origin(self, name: str) -> str:
         """Where an installed package came from."""
@@ -196,3 +206,54 @@ def test_the_pytorch_index_is_the_public_one() -> None:
     text = (ROOT / "requirements" / "setup.sh").read_text()
     assert "PYTORCH_CPU_INDEX:-https://" in text
     assert f"UV_VERSION={UV_VERSION}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [("550.163.01", 1), ("580.65.06", 0), ("610.12", 0), ("", 1)]
+)
+def test_a_driver_that_torch_cannot_use_is_refused(
+    checkout: Checkout, version: str, code: int
+) -> None:
+    checkout.nvidia_smi(f'case "$*" in *driver_version*) echo "{version}"; echo "{version}";; esac')
+    done = checkout.set_up("file:///nowhere")
+    assert done.returncode == code, done.stderr
+    if code:
+        assert f"NVIDIA driver {version or 'of unknown version'}" in done.stderr
+        assert "needs 580 or newer; update the driver" in done.stderr
+        assert not (checkout.root / ".venv" / ".outrider-setup").exists()
+    else:
+        assert "set-up: gpu packages" in done.stdout
+        assert checkout.origin("torch") == "general"
+
+
+def test_the_needed_driver_is_the_one_of_the_pinned_cuda() -> None:
+    """NVIDIA's CUDA 13 runs on drivers from R580 on, CUDA 12 from R525 on."""
+    pins = (ROOT / "requirements" / "gpu.txt").read_text()
+    assert "\ncuda-toolkit==13." in pins
+    assert "NEEDED_DRIVER=580\n" in (ROOT / "requirements" / "setup.sh").read_text()
+
+
+def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:
+    """The documented commands, where the index has newer ones and a dependency asks for torch."""
+    text = (ROOT / "docs" / "r1.md").read_text()
+    section = text.split("## An existing vLLM container", 1)[1].split("\n## ", 1)[0]
+    commands = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    assert len(commands) == 4
+    wheels = checkout.folder / "container"
+    wheels.mkdir()
+    pip = checkout.root / ".venv" / "bin" / "python", "-m", "pip", "install", "--no-deps"
+    for name in ("vllm", "torch"):
+        wheel = write_wheel(wheels, name, "0.9+container", "container")
+        assert checkout.run([*map(str, pip), str(wheel)]).returncode == 0
+    extra = next((checkout.folder / "general" / "extra").glob("*.whl"))
+    with zipfile.ZipFile(extra) as old:
+        files = {name: old.read(name).decode() for name in old.namelist()}
+    files["extra-2.0.dist-info/METADATA"] += "Requires-Dist: torch\nRequires-Dist: vllm\n"
+    with zipfile.ZipFile(extra, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    path = f"{checkout.root / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = checkout.run(["sh", "-ec", "\n".join(commands)], PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [checkout.origin(name) for name in ("vllm", "torch")] == ["container", "container"]
+    assert checkout.origin("extra") == "general" and checkout.origin("checkout") == "checkout"

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import (
+    end_timeout_s,
     engine_arguments,
     engine_environment,
     serve_arguments,
@@ -50,6 +51,14 @@ def test_a_recipe_s_environment_wins() -> None:
         engine_environment(EngineConfig(environment={"PYTHONHASHSEED": "7"}))["PYTHONHASHSEED"]
         == "7"
     )
+
+
+def test_engines_on_gpus_are_spawned_and_have_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in engine_environment(EngineConfig())
+    assert end_timeout_s() == 0
+    monkeypatch.setattr("outrider.serving.engine.runs_on_cpu", lambda: False)
+    assert engine_environment(EngineConfig())["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert end_timeout_s() == 30
 
 
 def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:
