@@ -56,10 +56,19 @@ class Journal:
         clock: Callable[[], float] = time.time,
         listener: Callable[[Entry], None] | None = None,
     ) -> None:
-        """`listener` gets every entry after it is on the disk. The folder is created privately."""
+        """`listener` gets every entry after it is on the disk.
+
+        The folder is created privately; an `OutriderError` where others may use an existing one.
+        """
         self.path, self._clock, self._listener = Path(path), clock, listener
         self._reserve = self.path.with_suffix(".reserve")
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o077:
+            raise OutriderError(
+                f"{folder}: other users may read or write here, and so control the endpoint; run"
+                f" chmod 700 {folder}"
+            )
         self.entries, whole = _read(self.path)
         """All entries, the oldest first."""
         is_new = not self.path.exists()
@@ -69,7 +78,7 @@ class Journal:
         self.low_on_space = not self._take_reserve()
         """True while the reserve could not be taken: nothing new should be begun."""
         if is_new:
-            _sync_folder(self.path.parent)
+            _sync_folder(folder)
 
     def append(self, event: str, **facts: Any) -> Entry:
         """Adds an entry and returns it when it is on the disk.

@@ -129,13 +129,17 @@ class Releases:
         return sorted((self.get(name) for name in names), key=lambda each: each.added_at)
 
     def prune(self, keep: int, in_use: Collection[str]) -> list[str]:
-        """Deletes all but the last `keep` releases and those `in_use`; returns their names."""
+        """Deletes all but the last `keep` releases and those `in_use`; returns their names.
+
+        Nobody may add one meanwhile: the controller has the endpoint's lock.
+        """
         removed = [each.name for each in self.all()[:-keep] if each.name not in in_use]
         for name in removed:
             retired = self.folder / f".{name}.old"  # a half-deleted release has no name
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / name).rename(retired)
-            _delete(retired)
+        for left in self.folder.glob(".*"):  # and copies of a process that was killed
+            _delete(left)
         return removed
 
     @staticmethod

@@ -20,6 +20,10 @@ from outrider.serving.live.manifests.parts import Parts
 from outrider.serving.live.manifests.pod import MODEL, SPECULATOR, environment, limits, mounted
 
 PORT = 8000
+SHUTDOWN_S = 280
+"""Requests in progress when a pod is taken away are finished for so long; vLLM's default is 0."""
+UNROUTED_S = 10
+"""Before that, until the gateway sends the pod no more requests."""
 PLUGIN = "argoproj-labs/gatewayAPI"
 ARGS = [
     {"name": STABLE, "valueFrom": {"podTemplateHashValue": "Stable"}},
@@ -28,11 +32,12 @@ ARGS = [
 
 
 def argo_objects(parts: Parts) -> list[dict[str, Any]]:
-    """Two Services, the HTTPRoute, two AnalysisTemplates and the Rollout."""
+    """Two Services, the HTTPRoute, the NetworkPolicy, two AnalysisTemplates and the Rollout."""
     return [
         _service(parts, "stable"),
         _service(parts, "canary"),
         _route(parts),
+        _network_policy(parts),
         _template(parts, "guards", [_guard(parts, measure) for measure in guards(parts)]),
         _template(parts, "promotion", [_promotion(parts, promotion(parts))]),
         _rollout(parts),
@@ -93,6 +98,20 @@ def _route(parts: Parts) -> dict[str, Any]:
     }
 
 
+def _network_policy(parts: Parts) -> dict[str, Any]:
+    """Pods of the cluster reach the API's port: the gateway and Prometheus. Nothing else does."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(parts, parts.name),
+        "spec": {
+            "podSelector": {"matchLabels": _selector(parts)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"namespaceSelector": {}}], "ports": [{"port": "http"}]}],
+        },
+    }
+
+
 def _template(parts: Parts, role: str, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -114,9 +133,18 @@ def _guard(parts: Parts, measure: Measure) -> dict[str, Any]:
 
 
 def _promotion(parts: Parts, measure: Measure) -> dict[str, Any]:
-    """Succeeds at the first measurement that allows the next step; ends undecided in time."""
-    policy = parts.policy
-    most = max(1, math.ceil(policy.max_seconds / INTERVAL_S))
+    """Succeeds where the measurement allows the next step; otherwise the step is undecided.
+
+    Fixed limits are measured once, when a whole window has passed: of many looks at noise one
+    passes. The controller's test holds at every look, so its verdict is waited for.
+    """
+    policy, settings = parts.policy, parts.settings
+    if settings.verdict == "controller":
+        most = max(1, math.ceil(policy.max_seconds / INTERVAL_S))
+        delay = policy.min_seconds
+        looks: dict[str, Any] = {"interval": f"{INTERVAL_S}s", "consecutiveSuccessLimit": 1}
+    else:
+        most, delay, looks = 1, max(policy.min_seconds, settings.window_seconds), {"count": 1}
     # A measurement that misses counts as failed for roll_back, and as inconclusive for hold: Argo
     # aborts after too many of the first and pauses the rollout after too many of the second.
     undecided: dict[str, Any] = (
@@ -126,10 +154,9 @@ def _promotion(parts: Parts, measure: Measure) -> dict[str, Any]:
     )
     return {
         "name": measure.name,
-        "initialDelay": f"{math.ceil(policy.min_seconds)}s",
-        "interval": f"{INTERVAL_S}s",
+        "initialDelay": f"{math.ceil(delay)}s",
+        **looks,
         "successCondition": f"len(result) > 0 && {measure.condition}",
-        "consecutiveSuccessLimit": 1,
         **undecided,
         "provider": _prometheus(parts, measure.query),
     }
@@ -201,6 +228,7 @@ def _pod(parts: Parts) -> dict[str, Any]:
                     *parts.flags.words,
                     *("--served-model-name", parts.model_name),
                     *("--host", "0.0.0.0", "--port", str(PORT)),
+                    *("--shutdown-timeout", str(SHUTDOWN_S)),
                 ],
                 "env": environment(settings, parts.flags.environment),
                 "ports": [{"name": "http", "containerPort": PORT}],
@@ -209,6 +237,11 @@ def _pod(parts: Parts) -> dict[str, Any]:
                 "startupProbe": probe | {"periodSeconds": 10, "failureThreshold": 360},
                 "readinessProbe": probe | {"periodSeconds": 5},
                 "livenessProbe": probe | {"periodSeconds": 10, "failureThreshold": 6},
+                "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(UNROUTED_S)]}}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                },
                 "volumeMounts": [
                     *(model.mount for model in models),
                     {"name": "shared-memory", "mountPath": "/dev/shm"},
@@ -219,8 +252,9 @@ def _pod(parts: Parts) -> dict[str, Any]:
             *(model.volume for model in models),
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
         ],
-        # Requests that stream when the pod is taken away are finished.
-        "terminationGracePeriodSeconds": 300,
+        "terminationGracePeriodSeconds": UNROUTED_S + SHUTDOWN_S + 10,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "automountServiceAccountToken": False,
     }
     if downloads := [each for model in models for each in model.downloads]:
         pod["initContainers"] = downloads

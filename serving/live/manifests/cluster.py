@@ -54,12 +54,12 @@ class ClusterSettings(BaseModel):
     """Prometheus that an Argo Rollout's analysis reads."""
 
     window_seconds: int = Field(default=600, ge=60)
-    """Length of the analysis' window, in seconds."""
+    """Length of the analysis' window, and least length of a step, in seconds."""
 
     verdict: Literal["limits", "controller"] = "limits"
     """What promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the policy's fixed
-    limits. `controller`: the sequential test of an Outrider controller whose metrics Prometheus
-    scrapes (`outrider_canary_verdict`); the limits still abort."""
+    limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
+    Prometheus scrapes (`outrider_canary_verdict`); the limits still abort."""
 
     @field_validator("model", "speculator", "stable")
     @classmethod

@@ -75,7 +75,7 @@ def test_a_changed_journal_is_refused(tmp_path: Path, change, message: str) -> N
 
 
 def test_a_full_disk_gives_the_reserve_and_then_an_error(small_disk: Path) -> None:
-    with Journal(small_disk / "journal.jsonl") as journal:
+    with Journal(small_disk / "state" / "journal.jsonl") as journal:
         assert not journal.low_on_space
         fill(small_disk / "filler")
         count = 0
@@ -117,3 +117,12 @@ def test_an_entry_is_synced_before_append_returns(tmp_path: Path, monkeypatch) -
         journal.append("two")
     assert [entry.event for entry in journal.entries] == ["one"]
     assert [event for _, event, _ in events(journal.path)] == ["one"]
+
+
+def test_a_folder_that_others_may_use_is_refused(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(OutriderError, match=r"state: other users may .*run chmod 700 /"):
+        Journal(folder / "journal.jsonl")
+    folder.chmod(0o700)
+    Journal(folder / "journal.jsonl").close()

@@ -105,6 +105,7 @@ def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Pat
         releases.add(write_bundle(tmp_path / str(i), b"weights %d" % i), None).name
         for i in range(5)
     ]
+    shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
     assert releases.prune(2, in_use={added[1]}) == [added[0], added[2]]
     assert [each.name for each in releases.all()] == [added[1], *added[3:]]
     assert releases.prune(2, in_use={added[1]}) == []

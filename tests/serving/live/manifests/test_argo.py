@@ -78,10 +78,14 @@ def test_a_share_that_argo_cannot_have_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_undecided", ["roll_back", "hold"])
-def test_an_undecided_step_ends_in_time(tmp_path: Path, on_undecided: str) -> None:
+@pytest.mark.parametrize(("verdict", "looks"), [("limits", 1), ("controller", 10)])
+def test_an_undecided_step_ends_in_time(
+    tmp_path: Path, on_undecided: str, verdict: str, looks: int
+) -> None:
     """As argo-rollouts assesses a metric whose every measurement misses (analysis.go)."""
     policy = {"max_seconds": 300, "min_seconds": 60, "on_undecided": on_undecided}
-    metric = metrics(written(tmp_path, policy=policy), "promotion")["speed"]
+    objects = written(tmp_path, policy=policy, verdict=verdict)
+    metric = metrics(objects, "promotion")["speed" if verdict == "limits" else "verdict"]
     failed = inconclusive = 0
     while True:
         if "failureCondition" in metric:
@@ -95,8 +99,31 @@ def test_an_undecided_step_ends_in_time(tmp_path: Path, on_undecided: str) -> No
             outcome = "hold"
             break
     assert outcome == on_undecided
-    assert failed + inconclusive == 10  # every 30 s for 300 s
-    assert metric["initialDelay"] == "60s"
+    # The controller's verdict every 30 s for 300 s; a measurement against fixed limits once.
+    assert failed + inconclusive == looks
+    assert metric.get("count") == (1 if looks == 1 else None)
+    assert metric["initialDelay"] == ("600s" if verdict == "limits" else "60s")
+
+
+def test_a_pod_finishes_its_requests_before_it_is_killed(tmp_path: Path) -> None:
+    pod = written(tmp_path)["Rollout", "resume-eu"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    words = container["args"]
+    shutdown = int(words[words.index("--shutdown-timeout") + 1])
+    (_, unrouted) = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert shutdown >= 280 and int(unrouted) + shutdown < pod["terminationGracePeriodSeconds"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_only_the_port_of_the_api_can_be_reached(tmp_path: Path) -> None:
+    objects = written(tmp_path)
+    policy = objects["NetworkPolicy", "resume-eu"]["spec"]
+    pod = objects["Rollout", "resume-eu"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (rule,) = policy["ingress"]
+    assert {each["port"] for each in rule["ports"]} == {
+        port["name"] for port in pod["spec"]["containers"][0]["ports"]
+    }
 
 
 def test_the_admin_route_is_not_routed(tmp_path: Path) -> None:
@@ -125,7 +152,9 @@ def test_the_controllers_verdict_decides_where_it_is_asked_for(tmp_path: Path) -
 @pytest.mark.parametrize("verdict", ["limits", "controller"])
 def test_argo_takes_the_manifest(tmp_path: Path, policy: dict[str, Any], verdict: str) -> None:
     objects = written(tmp_path, policy=policy, verdict=verdict)
-    checked = [each for (kind, _), each in objects.items() if kind != "Service"]
+    checked = [
+        each for (kind, _), each in objects.items() if kind not in ("Service", "NetworkPolicy")
+    ]
     assert len(checked) == 4
     assert [problem for each in checked for problem in problems(each)] == []
 
