@@ -19,10 +19,10 @@ def recycled_blocks(
     """Blocks of base and custom that accept alike on average, and the sessions of their prompts.
 
     Custom's acceptance length differs from base's by a factor of each session (log-normal with that
-    standard deviation), and every response by 5 %.
+    standard deviation and mean 1), and every response by 5 %.
     """
     names = [f"s{number // 2}" for number in range(2 * sessions)]
-    factor_P = np.exp(spread * random.standard_normal(sessions)).repeat(2)
+    factor_P = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2).repeat(2)
     blocks: list[dict[str, Any]] = []
     supply = 0
     for repeat in range(repeats):

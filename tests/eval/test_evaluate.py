@@ -179,7 +179,8 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 
     digests = []
     line, results = evaluated()
-    assert line["k"] == {"base": 3, "custom": 3} and line["acceptance_length"]["ratio"] > 1.2
+    assert line["k"] == {"base": 3, "custom": 3} and results.counted.ratio.value > 1.2
+    assert line["acceptance_length"]["ratio"] == results.replay.ratio.value
     assert results.replay.sequences == 6 and results.replay.sessions == 6
     assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {

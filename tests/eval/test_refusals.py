@@ -56,14 +56,7 @@ from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
 REPOSITORY = Path(__file__).parents[2]
-SERVING = ServingConfig(
-    engine=EngineConfig(
-        max_num_seqs=4,
-        max_model_len=1024,
-        kv_cache_gb=0.25,
-        environment={"PYTHONPATH": str(REPOSITORY)},
-    )
-)
+SERVING = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25))
 EVALUATION = EvalConfig(
     k=K,
     engine_modes=["eager"],
@@ -137,6 +130,14 @@ def context_of(base, custom, data, folders):
         data=data,
         folders=folders,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable():
+    """Engines import the slow drafter of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        yield
 
 
 @pytest.fixture(scope="module")
