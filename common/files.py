@@ -78,7 +78,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise OutriderError(f"{path}: no such file") from None
+        raise OutriderError(
+            f"{path}: no such file; correct the path, or rerun the command that writes it"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OutriderError(f"{path}: not valid JSON ({error})") from None
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.supervision import Interrupted
+from outrider.recipes.config.shipped import shipped_recipes
 
 
 def inspect_traffic() -> None:
@@ -70,7 +71,10 @@ def _run_command(name: str) -> None:
     try:
         status = app(exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        console.print(f"{name}: {error}\n{name} --help lists the options")
+        text = str(error)
+        if "--recipe requires" in text:
+            text += f" Give the path of a YAML file, or one of {', '.join(shipped_recipes())}"
+        console.print(f"{name}: {text}\n{name} --help lists the options")
         status = 1
     except OutriderError as error:
         console.print(f"{name}: {error}")

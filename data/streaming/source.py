@@ -167,7 +167,7 @@ class StreamReading:
                 raise OutriderError("the stream of states has ended; rerun the command to resume")
             if not taken.waits:
                 return taken.answer
-        raise OutriderError("the reading of the stream was closed")
+        raise OutriderError("training has stopped reading the stream; rerun the command to resume")
 
 
 def _copied(

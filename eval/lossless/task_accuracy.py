@@ -7,7 +7,7 @@ check(prompt_text, completion_text)     # True, False, or None: no known answer
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +72,14 @@ def raised_at(error: Exception, quoting: bool) -> str:
 
 
 def try_task(
-    evaluation: EvalConfig, rows: Sequence[Mapping[str, Any]], target_dir: Path, quoting: bool
+    evaluation: EvalConfig, heldout: Iterable[Mapping[str, Any]], target_dir: Path, quoting: bool
 ) -> list[str]:
     """Advice from the check on logged responses, before anything is trained.
 
-    `rows` of the held-out part. A check that raises is an `OutriderError` with the row.
+    `heldout`: rows of the held-out part. A check that raises is an `OutriderError` with the row.
     """
     task = task_of(evaluation)
-    if task is None or not rows:
+    if task is None or not (rows := list(heldout)):
         return []
     from transformers import AutoTokenizer
 

@@ -106,10 +106,10 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
     if given.is_dir():
         raise OutriderError(f"{name}: a directory, not a recipe; name a YAML file in it")
     near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "there is none of that name."
+    hint = f"did you mean `{near[0]}`? Give" if near else "give"
     raise OutriderError(
-        f"{name}: no such recipe; {hint} Give the path of a YAML file or a shipped name: "
-        f"{', '.join(shipped_recipes())}"
+        f"{name}: no such recipe, neither a file in {folder or Path.cwd()} nor shipped; {hint}"
+        f" the path of a YAML file, or one of {', '.join(shipped_recipes())}"
     )
 
 

@@ -13,10 +13,14 @@ EMBEDDED_TARGET = "target"
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`."""
+    """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`.
+
+    Not node.yaml, which is what R1's recipes share.
+    """
     paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
     others = ("cluster", "endpoints")
-    return sorted(str(path.with_suffix("")) for path in paths if path.parts[0] not in others)
+    shipped = (path for path in paths if path.parts[0] not in others and path.stem != "node")
+    return sorted(str(path.with_suffix("")) for path in shipped)
 
 
 def shipped_heads() -> dict[str, Path]:

@@ -61,8 +61,9 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         say(f"[yellow]warning[/] parity of the warm start: {why}")
     else:
         raise OutriderError(
-            f"parity of the warm start: before any update, {why}. To train all the same:"
-            " training.parity=warn"
+            "training.parity = strict: the base speculator drafts differently in trainer and"
+            f" engine, before any update: {why}. Check that target.model and speculator.base are"
+            " those that the endpoint serves; training.parity=warn trains all the same"
         )
 
 

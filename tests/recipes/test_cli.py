@@ -41,6 +41,7 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
     ("words", "parts"),
     [
         (["--recipe", "nowhere.yaml"], ["nowhere.yaml: no such recipe", "resume_screening"]),
+        (["--dry-run"], ["--recipe requires an argument", "path of a YAML file", "template"]),
         (
             ["--recipe", "mine.yaml", "training.epoch=3"],
             ["command line, training.epoch=3", "did you mean `training.epochs`?"],

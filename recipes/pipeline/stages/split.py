@@ -20,7 +20,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     general = run.general / "sequences" if recipe.traffic.general is not None else None
     parts = split(run.sequences, recipe.split, run.split, general)
     ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
-    heldout = list(load_sequences(run.sequences, parts["heldout"]))
+    heldout = load_sequences(run.sequences, parts["heldout"])
     found = try_task(
         recipe.evaluation(), heldout, recipe.target.training_directory(), recipe.report.samples
     )
@@ -47,5 +47,9 @@ SPLIT = Stage(
     artifact=lambda run: run.split / "parts.json",
     identity=lambda run: run.split / "parts.json",
     handles_text=True,
-    imports=("outrider.data.split.split", "outrider.data.ingest.advice"),
+    imports=(
+        "outrider.data.split.split",
+        "outrider.data.ingest.advice",
+        "transformers.models.auto.tokenization_auto",
+    ),
 )
