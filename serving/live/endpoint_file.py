@@ -7,7 +7,6 @@ Relative paths are relative to the file's folder, those of sockets and logs to `
 """
 
 import re
-import stat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -276,12 +275,6 @@ class Endpoint(Section):
     def admin_token(self) -> str:
         """The token of the replicas' `admin`; it and `state_dir` are made where they are not."""
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = stat.S_IMODE(self.state_dir.stat().st_mode)
-        if mode & 0o022:
-            raise OutriderError(
-                f"state_dir = {self.state_dir}: others may write there (mode {mode:o}), and who may"
-                f" controls the endpoint; run chmod 700 {self.state_dir}"
-            )
         return admin_token(self.admin_token_file)
 
 
