@@ -251,7 +251,7 @@ class CaptureConfig(_Section):
     too_long: TooLong = "cut"
     """Sequences that reach `serving.engine.max_model_len`. `cut`: captured without the tokens at
     their end; dropped where the prompt alone is too long. `drop`: left out. `fail`: the run stops.
-    Both are counted in the capture's result and in the report."""
+    Both are counted in the plan, in progress and in the report."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target. Likely means within

@@ -140,8 +140,11 @@ class EngineConfig(BaseModel):
     slowly and serves faster. The bundle is served in this mode if `eval.engine_modes` measured it,
     otherwise in the first that was."""
 
-    max_model_len: int = Field(default=2048, ge=16)
-    """Longest prompt plus completion, in tokens."""
+    max_model_len: int = Field(
+        default=2048, ge=16, json_schema_extra={"default": "from the target"}
+    )
+    """Longest prompt plus completion, in tokens. A recipe that leaves it out gets the target's
+    positions, at most 32,768."""
 
     max_num_seqs: int = Field(default=8, ge=1)
     """Largest number of requests in one engine step."""

@@ -27,8 +27,11 @@ class ScratchConfig(BaseModel):
     epochs: int = Field(default=10, ge=1)
     """Passes over the training part."""
 
-    learning_rate: float = Field(default=2e-3, gt=0)
-    """Peak learning rate of AdamW."""
+    learning_rate: float = Field(
+        default=2e-3, gt=0, json_schema_extra={"default": "from the target"}
+    )
+    """Peak learning rate of AdamW. A recipe that leaves it out gets 2e-3 x 192 / the target's
+    hidden size: 5e-5 for R1."""
 
     depth_decay: float = Field(default=0.8, gt=0, le=1)
     """Base beta of `depth_weights: decay`."""
@@ -82,8 +85,11 @@ class TrainingConfig(BaseModel):
     epochs: int = Field(default=3, ge=1)
     """Passes over the training part."""
 
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth."""
+    learning_rate: float = Field(
+        default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
+    )
+    """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth. A recipe
+    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1."""
 
     scratch: ScratchConfig = ScratchConfig()
     """What training from scratch has in place of `epochs`, `learning_rate` and `depth_decay`: it
@@ -100,9 +106,10 @@ class TrainingConfig(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger global norm are scaled down to this norm."""
 
-    row_tokens: int = Field(default=4096, ge=16)
+    row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
     """Tokens of a row, into which whole sequences are packed. A process computes one row at a time,
-    so this sets the peak memory. Longer sequences are cut at their end."""
+    so this sets the peak memory. Longer sequences are cut at their end, and counted. A recipe that
+    leaves it out gets `serving.engine.max_model_len`, at most 8,192."""
 
     rows_per_step: int = Field(default=2, ge=1)
     """Rows of one optimizer step, over all processes together; a multiple of `processes`."""

@@ -177,6 +177,8 @@ def _type_name(annotation: typing.Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if isinstance(field.json_schema_extra, dict):
+        return str(field.json_schema_extra["default"])
     default = field.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return "required"
