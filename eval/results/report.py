@@ -233,8 +233,6 @@ class Findings(Part):
     settings: dict[str, Any]
     """The recipe's `eval` section (docs/recipes.md)"""
 
-
-class Results(Findings):
     @property
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base at equal K: by exact replay, else by vLLM's counters.
@@ -255,6 +253,8 @@ class Results(Findings):
         k = self.acceptance_k
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
 
+
+class Results(Findings):
     """results.json: what was measured, its price, and the verdict."""
 
     cost: dict[str, dict[str, Cost]] | None
