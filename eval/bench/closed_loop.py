@@ -76,7 +76,7 @@ def measure(
                 if variant == variants[0] or fleet.needs_warm_up(variant):
                     warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
             names = ", ".join(variants)
-            say(f"repeat {repeat + 1}, concurrency {concurrency}, {names}")
+            say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {names}")
             place = {"repeat": repeat, "concurrency": concurrency, "prompts": chosen[concurrency]}
             texts = [prompts[index] for index in chosen[concurrency]]
             timed = _blocks(fleet, load, variants, texts, concurrency, sampling, evaluation, repeat)
