@@ -23,10 +23,12 @@ values that a drafter reads of a token, H hidden, A heads, D dims of a query or 
 value, S keys of an anchor's own.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.layers.prefix_attention import Attend, Span, prefix_attention
@@ -104,6 +106,7 @@ def unroll_anchors(
     anchor_BT: Tensor,
     depth: int,
     mask_token: int | None = None,
+    recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """As `unroll` for chosen anchors: flat indices [N] into B*T, and u[s] of shape [N, H].
 
@@ -112,6 +115,9 @@ def unroll_anchors(
 
     A parallel drafter reads `mask_token` at every depth but the first, and no draft. Its inputs
     there are one row [1, ...] for all anchors, and only the positions differ.
+
+    With `recompute` autograd keeps the inputs, queries, keys and values of every depth; backward
+    computes projections, attention and MLP again. Gradients are the same.
     """
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT)
     if not len(anchors_N):
@@ -123,31 +129,54 @@ def unroll_anchors(
     def next_embedding(slots: Tensor, s: int) -> Tensor:
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
 
-    inputs_PX = inputs_BTX.flatten(0, 1)[slots_P].to(ends.dtype)
-    first_PH = chain.first_state(inputs_PX)
-    x_PH = chain.inputs(next_embedding(slots_P, 0), first_PH, position[slots_P])
-    q_APD, key_APD, value_APV = chain.project(x_PH, position[slots_P])
+    def project_tokens() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        first_PH = chain.first_state(inputs_BTX.flatten(0, 1)[slots_P].to(ends.dtype))
+        x_PH = chain.inputs(next_embedding(slots_P, 0), first_PH, position[slots_P])
+        q_APD, key_APD, value_APV = chain.project(x_PH, position[slots_P])
+        return x_PH[anchor_place_N], q_APD[:, anchor_place_N], key_APD, value_APV
 
-    x_NH, q_AND = x_PH[anchor_place_N], q_APD[:, anchor_place_N]
-    chain_keys: list[Tensor] = []
-    chain_values: list[Tensor] = []
-    states: list[Tensor] = []
-    state_NH = first_PH
-    for s in range(depth):
-        if s:
-            if mask_token is None:
-                embedding_NH = next_embedding(anchors_N, s)
-            else:
-                embedding_NH = ends.embed(token.new_full((1,), mask_token))
-            x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
-            q_AND, key_AND, value_ANV = chain.project(x_NH, position[anchors_N] + s)
-            chain_keys.append(key_AND)
-            chain_values.append(value_ANV)
-        prefix = attend_prefix(q_AND, key_APD, value_APV, chain.softmax_scale)
-        attended_ANV = merge(*prefix, q_AND, chain_keys, chain_values, chain.softmax_scale)
-        state_NH, u_NH = chain.finish(x_NH, attended_ANV)
+    def project(state_NH: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if mask_token is None:
+            embedding_NH = next_embedding(anchors_N, s)
+        else:
+            embedding_NH = ends.embed(token.new_full((1,), mask_token))
+        x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
+        return x_NH, *chain.project(x_NH, position[anchors_N] + s)
+
+    def finish(
+        x_NH: Tensor,
+        q_AND: Tensor,
+        prefix: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *prefix, chain.softmax_scale)
+        return chain.finish(
+            x_NH, merge(out_ANV, log_sum_exp_AN, q_AND, keys, values, chain.softmax_scale)
+        )
+
+    run = _recomputed if recompute and torch.is_grad_enabled() else _kept
+    x_NH, q_AND, *prefix = run(project_tokens)
+    state_NH, u_NH = run(finish, x_NH, q_AND, prefix, (), ())
+    states = [u_NH]
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+    for s in range(1, depth):
+        x_NH, q_AND, key_AND, value_ANV = run(project, state_NH, s)
+        keys, values = (*keys, key_AND), (*values, value_ANV)
+        state_NH, u_NH = run(finish, x_NH, q_AND, prefix, keys, values)
         states.append(u_NH)
     return anchors_N, states
+
+
+def _kept(part: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a part of a depth; autograd keeps what its backward reads."""
+    return part(*arguments)
+
+
+def _recomputed(part: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a part of a depth; backward computes it again from its arguments, which are kept."""
+    return checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 class Row(NamedTuple):
@@ -182,8 +211,8 @@ def merge(
     prefix_ANV: Tensor,
     log_sum_exp_AN: Tensor,
     q_AND: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
     """Merges each anchor's own keys into attention over the prefix, by the log-sum-exp.

@@ -30,7 +30,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.kinds.protocol import Origin
+from outrider.speculators.kinds.protocol import Origin, RowShape
 from outrider.speculators.planned import planned
 from outrider.training.batches import Batch, Prefetch, responses
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
@@ -55,6 +55,8 @@ from outrider.training.packing import (
 )
 from outrider.training.plan import Place, Plan
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
+from outrider.training.sizing.memory import MemoryPlan
+from outrider.training.sizing.peak import peak_bytes
 from outrider.training.sizing.utilization import utilization
 from outrider.training.step0_parity import StepZero, complaint
 from outrider.training.validation import Validation
@@ -110,6 +112,16 @@ class Trainer:
             self.origin, spec.speculator, dtype, self.device, self.config.seed
         )
         self.size = self.kind.size(config, target_config, spec.target_dir / "config.json")
+        speculator.recompute = MemoryPlan(
+            self.size,
+            RowShape.full(row_tokens),
+            row_tokens,
+            self.depth,
+            compute=self.config.compute,
+            trained_parameters=spec.speculator.train,
+            lora_rank=spec.speculator.lora_rank,
+            device="cuda" if self.device.type == "cuda" else "cpu",
+        ).recompute
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
@@ -205,6 +217,7 @@ class Trainer:
             "best_step": state["best_step"],
             "rollbacks": self.rollbacks.list,
             "exported": exported,
+            "start_peak_bytes": state["start_peak_bytes"],
             **self._draft_vocabulary(),
         }
         if self.accelerator.is_main_process:
@@ -248,6 +261,7 @@ class Trainer:
             "best_step": 0,
             "evaluated_at": 0,
             "without_gain": 0,
+            "start_peak_bytes": peak_bytes(self.device),
         }
 
     def _train(self, state: dict[str, Any], first_step: int) -> BadBatch | None:
@@ -412,7 +426,11 @@ class Trainer:
                 shutil.rmtree(path)
 
     def _save_best(self, done: int) -> None:
-        weights = self.accelerator.get_state_dict(self.model)
+        # Below ZeRO-3 the module's own tensors are whole. accelerate would clone them in every
+        # process, 23 GB each of R1's layer.
+        weights = self.unroll.state_dict()
+        if self.config.zero_stage == 3:
+            weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
             state = self.unroll.drafter_state(weights)
             trained = self.kind.trained(self.unroll.speculator, state)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from outrider.common.files import read_json
 from outrider.recipes.dry_run.estimates import bytes_text
 from outrider.recipes.pipeline.run_dir import RunDirectory
 from outrider.recipes.rehearsal.peaks import Peak
@@ -55,6 +56,11 @@ def compared(
             "memory of the training process",
             price["memory"][0]["peak_bytes"],
             peaks["train"]["training process"].resident,
+        ),
+        Row(
+            "its start",
+            sum(price["memory"][0]["phases"]["start"].values()),
+            read_json(run.training / "result.json")["start_peak_bytes"],
         ),
         Row("states on disk", price["features"]["bytes"], _shard_bytes(run.features)),
         Row("a training checkpoint", price["checkpoint_bytes"], folder_bytes(checkpoint)),

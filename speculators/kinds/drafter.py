@@ -23,6 +23,9 @@ from outrider.speculators.unroll import Chain, unroll_anchors
 class Drafter(nn.Module):
     """Base class of a drafter's module. Its parameters are what is trained."""
 
+    recompute = False
+    """Whether backward computes every depth again instead of keeping what it reads."""
+
     def unroll(
         self,
         ends: TargetEnds,
@@ -76,4 +79,5 @@ class ChainDrafter(Drafter):
             anchor_BT,
             depth,
             self.mask_token,
+            self.recompute,
         )

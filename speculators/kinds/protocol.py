@@ -143,6 +143,15 @@ class Activations(Protocol):
     def attention_scratch(self, value_bytes: int) -> int:
         """Temporary bytes of attention's backward over the longest sequence."""
 
+    def backward_scratch(self) -> int:
+        """Temporary bytes of backward at its widest: of attention, or of routed experts."""
+
+    def recomputed(self) -> "Activations | None":
+        """The same where backward computes every depth again; None: the kind cannot."""
+
+    def again_bytes(self) -> int:
+        """Bytes of what backward computes again at a time."""
+
 
 class DrafterSize(Protocol):
     """Parameters, memory and FLOPs of a drafter, from the target's config.json alone."""

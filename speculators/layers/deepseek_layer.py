@@ -186,7 +186,8 @@ class LatentAttention(nn.Module):
         return (
             torch.cat([q_nope, _rotate(q_rope, rotary)], -1),
             torch.cat([k_nope, k_rope], -1),
-            value,
+            # A copy: attention would keep the whole of `kv` for its half.
+            value.contiguous(),
         )
 
     def combine(self, attended_BATV: Tensor) -> Tensor:
@@ -284,13 +285,13 @@ class Experts(nn.Module):
         return F.linear(act_NXF.flatten(1), self.down_proj.transpose(0, 1).flatten(1))
 
     def _sorted(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
-        order = index_Nk.flatten().argsort(stable=True)
-        token = order // index_Nk.shape[1]
+        order_M = index_Nk.flatten().argsort(stable=True)
         counts = index_Nk.flatten().bincount(minlength=self.count).tolist()
-        routed = self._one_by_one(x_NH[token], counts) * weight_Nk.flatten()[order, None].to(
-            x_NH.dtype
-        )
-        return torch.zeros_like(x_NH).index_add(0, token, routed.to(x_NH.dtype))
+        routed_MH = self._one_by_one(x_NH[order_M // index_Nk.shape[1]], counts)
+        # Back in the tokens' order, not index_add: that would keep its source, and on a GPU sum
+        # in any order.
+        routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
+        return (routed_NkH * weight_Nk[..., None].to(x_NH.dtype)).sum(1)
 
     def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
         """[M, H]: the first `counts[0]` tokens through expert 0, the next through expert 1, ..."""

@@ -15,8 +15,9 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.speculators.unroll import unroll, unroll_anchors, valid_BT
-from tests.tiny import HIDDEN, LAYERS, VOCAB, write_tiny_target
+from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config, write_tiny_target
 
 DEPTH = 4
 LENGTHS = (9, 14, 3)
@@ -148,13 +149,21 @@ def test_anchors_alone_give_the_same_states(target: Path) -> None:
     assert all(u_NH.shape == (0, HIDDEN) for u_NH in empty)
 
 
-def test_gradients_flow_through_the_chain_as_in_the_reference(target: Path) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_flow_through_the_chain_as_in_the_reference(
+    target: Path, recompute: bool
+) -> None:
     speculator, ends = load_mtp(target), load_target_ends(target)
     token_BT, hidden_BTH, sequence_BT, position_BT = (tensor[1:] for tensor in packed_row())
     length = LENGTHS[1]
     weight_SIH = torch.randn(DEPTH, length, HIDDEN)
-    states = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
-    sum((u[0, :length] * weight_SIH[s]).sum() for s, u in enumerate(states)).backward()
+    args = (speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT)
+    _, states = unroll_anchors(*args, valid_BT(sequence_BT, 0), DEPTH, recompute=recompute)
+    reach = [length - 2 - s for s in range(DEPTH)]
+    sum(
+        (u[:n] * weight_SIH[s, :n]).sum()
+        for s, (u, n) in enumerate(zip(states, reach, strict=True))
+    ).backward()
     ours = {name: p.grad.clone() for name, p in speculator.named_parameters()}
     speculator.zero_grad()
     engine = LiteralEngine(target, speculator, ends)
@@ -166,3 +175,24 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(target: Path) -> N
         torch.testing.assert_close(
             ours[name], speculator.get_parameter(name).grad, atol=2e-3, rtol=1e-3
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("experts", [4, 16])
+def test_recomputing_changes_no_bit_of_the_gradients(dtype: torch.dtype, experts: int) -> None:
+    torch.manual_seed(0)
+    config = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "n_routed_experts": experts}
+    speculator = MTPSpeculator(DeepseekArch.from_config(config)).to(dtype)
+    ends = TargetEnds(*(torch.randn(VOCAB, HIDDEN).to(dtype) for _ in range(2)))
+    row = packed_row()
+    anchor_BT = valid_BT(row[2], 0) & (torch.arange(row[2].shape[1]) % 3 > 0)
+    found = []
+    for speculator.recompute in (False, True):
+        speculator.zero_grad()
+        _, states = speculator.unroll(ends, *row, anchor_BT, DEPTH)
+        sum((u.float() ** 2).sum() for u in states).backward()
+        gradients = {name: p.grad.clone() for name, p in speculator.named_parameters()}
+        found.append({f"u{s}": u.detach() for s, u in enumerate(states)} | gradients)
+    kept, again = found
+    for name, value in kept.items():
+        assert torch.equal(again[name], value), name

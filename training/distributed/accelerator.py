@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outrider.common.errors import OutriderError
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.training.batches import Batch
@@ -97,12 +98,24 @@ class ChainUnroll(nn.Module):
 
 
 def start_environment() -> None:
-    """Sets what accelerate and DeepSpeed read from the environment.
+    """Sets what accelerate, DeepSpeed and torch's allocator read from the environment.
 
-    A process without a launcher is rank 0 of 1.
+    A process without a launcher is rank 0 of 1. A CUDA build of torch that sees no GPU is an error,
+    unless CUDA_VISIBLE_DEVICES hides them: on a CPU R1's layer would train for months.
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        # Gradients of 15 GB and activations of every row's own size share the memory: blocks that
+        # cannot grow would leave gaps. Read at the first allocation.
+        if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    elif torch.version.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        raise OutriderError(
+            f"torch {torch.__version__} is a build for CUDA {torch.version.cuda} and sees no GPU;"
+            " update the driver if nvidia-smi lists GPUs (requirements/setup.sh names the version),"
+            " start the container with its GPUs, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    else:
         os.environ["DS_ACCELERATOR"] = "cpu"
     if "RANK" not in os.environ:
         with socket.socket() as probe:

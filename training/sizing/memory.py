@@ -20,8 +20,9 @@ prepared one (step-0 parity); backward; and the update of the weights. What Deep
   each gathering until backward.
 
 Bytes of a trained weight: b (2 in bf16, else 4) of weights, 4 of master weights, 8 of AdamW's
-moments. What depends on the kind of drafter comes from its `DrafterSize`. No torch, no weights, no
-GPU.
+moments. Loading is never the largest: there, DeepSpeed's flat weights exist next to the loaded
+ones, 2 b, but neither masters nor moments, which AdamW creates in the first update. What depends on
+the kind of drafter comes from its `DrafterSize`. No torch, no weights, no GPU.
 """
 
 import dataclasses
@@ -53,6 +54,11 @@ SUB_GROUP = 1_000_000_000
 
 ROWS_IN_FLIGHT = 4
 """In host memory: one computed, two waiting, one being assembled (training/batches.py)."""
+
+KEPT_AT_MOST = 4_000_000_000
+"""Where a full row keeps more for backward, every depth is computed again there, a third more
+products of the layer. R1's keeps 22 GB of 8,192 tokens and 90 GB of 32,768; computed again, 4 and
+15 GB, and 7 and 27 GB at a time."""
 
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
@@ -125,24 +131,29 @@ class MemoryPlan:
         """Host memory of a node with this many processes.
 
         On a CPU that is all memory. With GPUs it is embedding and head on their way there, rows
-        and libraries of each process, and the weights that one process publishes.
+        and libraries of each process, and a checkpoint: each process copies its part before it
+        writes it, and the first one the weights.
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
         each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
-        return processes * each + self._b * self.size.total
+        return processes * (each + self._share(12)) + self._b * self.trained
+
+    @property
+    def recompute(self) -> bool:
+        """Whether backward computes every depth again, which the largest possible row decides."""
+        full = self._kept_of(RowShape.full(self.row_tokens))
+        return full.recomputed() is not None and full.saved_bytes() > KEPT_AT_MOST
 
     @property
     def activations(self) -> Activations:
         """What autograd keeps."""
-        return self.size.activations(
-            self.row,
-            self.depth,
-            self._b,
-            self.device,
-            self.trained_parameters,
-            self.lora_rank,
-        )
+        kept = self._kept_of(self.row)
+        return (kept.recomputed() if self.recompute else None) or kept
+
+    def _kept_of(self, row: RowShape) -> Activations:
+        trained, rank = self.trained_parameters, self.lora_rank
+        return self.size.activations(row, self.depth, self._b, self.device, trained, rank)
 
     @property
     def _b(self) -> int:
@@ -170,14 +181,14 @@ class MemoryPlan:
         """Whether the sum of gradients is a buffer that exists all the time."""
         return self.zero_stage == 1 and self.compute == "bf16"
 
-    def _bucket(self) -> int:
-        """The bucket and, from bf16, a float32 copy of what is reduced at once.
+    def _reserved(self) -> int:
+        """Values of the bucket: a GPU reserves it whole, a CPU what is written."""
+        return BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
 
-        A GPU reserves the bucket whole; on a CPU only what is written takes memory.
-        """
-        bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
-        reduced = max(bucket, min(self._largest(), self._share(1)))
-        return self._b * bucket + (4 * reduced if self._b < 4 else 0)
+    def _bucket(self) -> int:
+        """The bucket and, from bf16, a float32 copy of what is reduced at once."""
+        reduced = max(self._reserved(), min(self._largest(), self._share(1)))
+        return self._b * self._reserved() + (4 * reduced if self._b < 4 else 0)
 
     def _kept(self) -> dict[str, int]:
         frozen = int(self.size.frozen(self.trained_parameters) * self.frozen_value_bytes)
@@ -206,7 +217,7 @@ class MemoryPlan:
         """
         s, b = self.size, 4 if self.warm else self._b
         return {
-            "base_speculator_float32": 4 * s.total if self.warm else 0,
+            "base_speculator_float32": self._base() if self.warm else 0,
             "mapped_checkpoint": 2 * s.total if self.warm and self.device == "cpu" else 0,
             "head_float32": 2 * s.ends if self.warm and self._b < 4 else 0,
             "activations": b * s.replay_values(self.row, self.depth)
@@ -214,32 +225,49 @@ class MemoryPlan:
             "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
         }
 
+    def _base(self) -> int:
+        """Experts stored in FP8 stay so (`load_to_replay`); the rest is in float32."""
+        experts = self.size.frozen("non_routed")
+        in_fp8 = self.frozen_value_bytes < 2
+        of_experts = int(self.frozen_value_bytes * experts) if in_fp8 else 4 * experts
+        return 4 * (self.size.total - experts) + of_experts
+
     def _backward(self) -> dict[str, int]:
         """The largest moment: before anything is freed, at the loss, after a depth, at the end."""
         b, s, row = self._b, self.size, self.row
-        saved = self.activations.saved_bytes()
+        kept = self.activations
+        saved, again = kept.saved_bytes(), kept.again_bytes()
         states = 3 * b * self.depth * row.anchors * s.hidden
-        attention = self.activations.attention_scratch(b)
+        scratch = kept.backward_scratch()
         gradients, last = b * (self.trained - s.used_once), b * s.used_once
         summed = self._summed_before()
+        reduced = 0
         if self.zero_stage == 2:
-            gradients += self._share(4) + self._bucket()
+            # Depth 0 hands a gradient over when all depths have added to it.
+            gradients += self._share(4) + b * self._reserved()
+            reduced = self._bucket() - b * self._reserved()
         else:
             gradients += summed
         # A trained head's rows are handed over as a copy, and have a gradient of their own.
         own_head = b * s.own_head
         chunk = 4 * CHUNK_COPIES * self._chunk() + own_head
         states += own_head
-        first = {"activations": saved + attention, "drafted_states": states, "loss_chunk": 0}
+        first = {"activations": saved + again + scratch, "drafted_states": states}
         at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
         first["gradients"] = at_loss["gradients"] = summed
-        later = saved - self.activations.last_depth_bytes()
+        later = saved - kept.last_depth_bytes() + again
+        # A gradient of weights is new when the temporary ones before it are gone.
+        newest = max(b * s.largest_repeated(self.trained_parameters), reduced)
         between = {
-            "activations": later + (attention if self.depth > 1 else 0),
+            "activations": later + max(scratch - newest, 0) * (self.depth > 1),
             "drafted_states": states,
-            "gradients": gradients + b * s.largest_repeated(self.trained_parameters),
+            "gradients": gradients + newest,
         }
-        end = {"activations": 0, "drafted_states": states, "gradients": gradients + last}
+        end = {
+            "activations": 0,
+            "drafted_states": states,
+            "gradients": gradients + reduced + last,
+        }
         found = max(first, at_loss, between, end, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
             gathered = s.gathered_values(self.trained_parameters, self.depth)

@@ -44,6 +44,17 @@ class EagleActivations:
             return 0
         return (8 + value_bytes) * self.shape.heads * self.row.largest_pairs
 
+    def backward_scratch(self) -> int:
+        """Attention's."""
+        return self.attention_scratch(self.b)
+
+    def recomputed(self) -> None:
+        """A head keeps a fraction of what an MTP layer keeps."""
+
+    def again_bytes(self) -> int:
+        """None."""
+        return 0
+
     def _norm(self, width: int) -> int:
         """RMSNorm of an input with a gradient: wide input, 1/rms, value before the weight."""
         return 4 * width + 4 + self.b * width
@@ -78,7 +89,7 @@ class EagleActivations:
         # The latent's norm reads a part of one projection: in float32 that tensor is kept whole.
         found += self._norm(kv_rank) + b * kv_rank + (4 * rope if b == 4 else 0)
         found += 4 * rope
-        return found + self._keys + b * s.heads * (s.nope_dim + s.value_dim)
+        return found + self._keys + self._values
 
     def _residual(self, depth: int) -> int:
         """The state's norm once more, where the residual stream starts at it.

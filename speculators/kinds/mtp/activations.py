@@ -32,15 +32,43 @@ class MTPActivations:
     device: Device = "cpu"
     trained_parameters: TrainedParameters = "all"
     lora_rank: int = 0
+    recompute: bool = False
+
+    def recomputed(self) -> "MTPActivations":
+        """The same with every depth computed again in backward."""
+        return dataclasses.replace(self, recompute=True)
 
     def saved_bytes(self) -> int:
         """Bytes kept for backward, all depths."""
+        if self.recompute:
+            # A depth's parts are computed again from its state, input, queries, keys and values.
+            later = self.last_depth_bytes() + self.row.anchors * self.b * self.size.hidden
+            first = self.last_depth_bytes()
+            first += (self.row.tokens - self.row.anchors) * self._keys_and_values
+            return first + (self.depth - 1) * later
         first = self.row.tokens * self._first_input()
         deeper = sum(self.row.anchors * self._deeper_input(s) for s in range(1, self.depth))
         return first + deeper + self.depth * self.last_depth_bytes()
 
     def last_depth_bytes(self) -> int:
-        """Part of one depth's attention over the prefix and MLP: what backward frees first."""
+        """Part of one depth that backward frees first: attention over the prefix, and MLP."""
+        if self.recompute:
+            width = self.b * self.size.hidden + self._keys + self._keys_and_values
+            return self.row.anchors * width
+        return self._attention_and_mlp()
+
+    def again_bytes(self) -> int:
+        """The larger part of a depth, and gradients of keys and values that wait for depth 0."""
+        if not self.recompute:
+            return 0
+        row, chain = self.row, self._deeper_input(self.depth - 1) - self._projected()
+        finish = self._attention_and_mlp() + row.anchors * chain
+        if self.device == "cuda":  # flex keeps the query, which exists anyway
+            finish -= row.anchors * self._keys
+        project = max(row.tokens * self._first_input(), row.anchors * self._projected())
+        return (row.tokens + row.anchors) * self._keys_and_values + max(finish, project)
+
+    def _attention_and_mlp(self) -> int:
         return (
             self.row.pairs * self._pair()
             + self.row.anchors * self._finish()
@@ -52,6 +80,15 @@ class MTPActivations:
         if self.device == "cuda":
             return 0
         return (8 + value_bytes) * self.size.heads * self.row.largest_pairs
+
+    def backward_scratch(self) -> int:
+        """Attention's, or gradients of the experts' outputs in the tokens' and the experts' order.
+
+        They are gone when the next part is computed again.
+        """
+        routed = 0 if self._dense else self.size.experts_per_token * bool(self.size.experts)
+        outputs = 2 * self.b * self.size.hidden * routed * self.row.anchors
+        return max(self.attention_scratch(self.b), outputs)
 
     def _norm(self, width: int) -> int:
         """RMSNorm of an input with a gradient: wide input, 1/rms, value before the weight."""
@@ -65,16 +102,23 @@ class MTPActivations:
     def _values(self) -> int:
         return self.b * self.size.heads * self.size.value_dim
 
+    @property
+    def _keys_and_values(self) -> int:
+        return self._keys + self._values
+
     def _first_input(self) -> int:
         """A token at depth 0: norms of inputs without gradient, eh_proj's input, projections."""
         return 4 * self.b * self.size.hidden + self._project()
 
     def _deeper_input(self, depth: int) -> int:
         """An anchor at depth 1 and beyond: the state has a gradient; attention over the chain."""
+        share = (4 + (self.b if self.b < 4 else 0)) * self.size.heads * (depth + 1)
+        return self._projected() + self._keys + share + self._values
+
+    def _projected(self) -> int:
+        """The same up to queries, keys and values."""
         s, b = self.size, self.b
-        inputs = b * s.hidden + self._norm(s.hidden) + 2 * b * s.hidden
-        share = (4 + (b if b < 4 else 0)) * s.heads * (depth + 1)
-        return inputs + self._project() + self._keys + share + self._values
+        return b * s.hidden + self._norm(s.hidden) + 2 * b * s.hidden + self._project()
 
     def _project(self) -> int:
         """Input norm, both ranks and norms, rotary tables, keys, keys with values."""
@@ -84,7 +128,7 @@ class MTPActivations:
             found += self._norm(s.q_rank) + b * s.q_rank
         found += self._norm(s.kv_rank) + b * s.kv_rank + (4 * s.rope_dim if b == 4 else 0)
         found += 4 * s.rope_dim
-        return found + self._keys + b * s.heads * (s.nope_dim + s.value_dim)
+        return found + self._keys_and_values
 
     def _pair(self) -> int:
         """On a CPU scores, probabilities in float32 and bf16, and a mask; flex keeps none."""
@@ -118,8 +162,8 @@ class MTPActivations:
         router = wide_input + 4 * s.experts + 8 * k + 4 * k + 4
         if self._dense:
             return router + shared + 5 * b * s.experts * width + (b if b < 4 else 4) * s.experts
-        # Tokens sorted by expert, and weighted (index_add keeps its source for its shape).
-        routed = 16 + 2 * b * s.hidden + 3 * b * width + b
+        # Tokens sorted by expert and back, then weighted.
+        routed = 16 + b * s.hidden + 3 * b * width + b
         if self.trained_parameters != "non_routed":
             # Trained weights keep their inputs.
             routed += (

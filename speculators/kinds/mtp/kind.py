@@ -125,10 +125,10 @@ class MTP:
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
     ) -> "MTPSpeculator":
-        """FP8 weights are dequantized to `dtype`."""
-        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+        """FP8 weights are dequantized to `dtype`, those of routed experts one at a time in use."""
+        from outrider.speculators.kinds.mtp.checkpoint import load_to_replay
 
-        return load_mtp(directory, dtype, device)
+        return load_to_replay(directory, dtype, device)
 
     def start(
         self,

@@ -192,7 +192,7 @@ def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
 
 
 def test_the_largest_row_that_fits_is_where_it_stops_fitting():
-    memory, plan_of = Memory(115 * 10**9, "a GPU"), r1_plan(processes=8, zero_stage=2)
+    memory, plan_of = Memory(102 * 10**9, "a GPU"), r1_plan(processes=8, zero_stage=2)
     tokens = pricing._largest_that_fits(plan_of, memory)
     assert 256 <= tokens < 8192
     fits = [
