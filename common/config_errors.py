@@ -5,41 +5,26 @@ except ValidationError as error:
 """
 
 import difflib
-import json
 import types
 import typing
-from collections.abc import Callable
 
 from pydantic import BaseModel, ValidationError
 
 from outrider.common.yaml_tree import Keys, Origins
 
-Moved = Callable[[Keys], str | None]
-"""The new name of a key that has moved, or None."""
 
-
-def explain(
-    error: ValidationError,
-    model: type[BaseModel],
-    origins: Origins,
-    noun: str,
-    moved: Moved = lambda keys: None,
-) -> str:
+def explain(error: ValidationError, model: type[BaseModel], origins: Origins, noun: str) -> str:
     """All mistakes that pydantic found in the file of `noun` ("a recipe"), one per line."""
     lines = []
     for detail in error.errors(include_url=False):
         keys = _named_keys(detail["loc"], model)
-        lines.append(f"{_origin(keys, origins)}{_message(detail, keys, model, noun, moved)}")
+        lines.append(f"{_origin(keys, origins)}{_message(detail, keys, model, noun)}")
     return "\n".join(dict.fromkeys(lines))
 
 
-def _message(
-    detail: typing.Any, keys: Keys, model: type[BaseModel], noun: str, moved: Moved
-) -> str:
+def _message(detail: typing.Any, keys: Keys, model: type[BaseModel], noun: str) -> str:
     dotted = ".".join(map(str, keys))
     if detail["type"] == "extra_forbidden":
-        if new := moved(keys):
-            return _moved(dotted, new, detail["input"])
         return _no_such_key(keys, model, noun)
     if detail["type"] == "missing":
         return f"{dotted}: must be given"
@@ -47,13 +32,6 @@ def _message(
     if not keys or isinstance(detail["input"], BaseModel | dict):
         return f"{dotted}: {reason}" if dotted else reason
     return f"{dotted} = {detail['input']!r}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _moved(old: str, new: str, value: typing.Any) -> str:
-    if isinstance(value, dict):
-        return f"{old}: this section has moved; write its keys under `{new}`"
-    text = json.dumps(value, ensure_ascii=False)
-    return f"{old} = {text}: this key has moved; write `{new}: {text}`"
 
 
 def _no_such_key(keys: Keys, model: type[BaseModel], noun: str) -> str:

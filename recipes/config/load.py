@@ -20,7 +20,6 @@ from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
 from outrider.common.yaml_tree import Origins, read_value, read_yaml
-from outrider.recipes.config.moved_keys import moved_key
 from outrider.recipes.config.recipe import Recipe
 from outrider.recipes.config.shipped import (
     EMBEDDED_TRAFFIC,
@@ -91,7 +90,7 @@ def _checked(
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
     except ValidationError as error:
-        raise OutriderError(explain(error, Recipe, origins, "a recipe", moved_key)) from None
+        raise OutriderError(explain(error, Recipe, origins, "a recipe")) from None
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
