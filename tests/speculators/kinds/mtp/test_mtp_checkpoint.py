@@ -1,6 +1,7 @@
 """Checkpoints: names and bytes survive a round trip, and nothing is missed in silence."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,14 @@ def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
 def test_a_nan_is_not_loaded(broken: Path) -> None:
     edit(broken, lambda tensors: tensors[MTP + "eh_proj.weight"][3].fill_(float("nan")))
     with pytest.raises(OutriderError, match=r"not a finite number in eh_proj\.weight"):
+        load_mtp(broken)
+
+
+def test_a_nan_of_one_expert_is_found_in_that_expert(broken: Path) -> None:
+    """Each weight is checked by itself: of R1's stacked experts the check would copy 30 GB."""
+    name = "mlp.experts.1.up_proj.weight"
+    edit(broken, lambda tensors: tensors[MTP + name][3].fill_(float("nan")))
+    with pytest.raises(OutriderError, match=rf"not a finite number in {re.escape(name)};"):
         load_mtp(broken)
 
 
