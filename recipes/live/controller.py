@@ -117,7 +117,7 @@ class Controller:
             self._settle_share(behind)
         return self.state
 
-    def deploy(self, bundle: Path, in_place: bool = False) -> Deployment:
+    def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
 
         `in_place`, or without a canary replica: the replicas are exchanged one after another, and
@@ -126,7 +126,7 @@ class Controller:
         state = self._adopted()
         assert state.serving is not None
         try:
-            new = self._checked(bundle, state)
+            new = self._checked(bundle, state, source)
         except OutriderError as error:
             self.parts.journal.append("refused", reason=str(error))
             raise
@@ -168,7 +168,7 @@ class Controller:
             self.parts.say(f"in use: {directory}, kept as release {release.name}")
         return self.state
 
-    def _checked(self, bundle: Path, state: State) -> str:
+    def _checked(self, bundle: Path, state: State, source: str | None) -> str:
         """The name of the new release: complete, as is the one in use, and fit for each replica."""
         assert state.serving is not None
         if self.parts.journal.low_on_space:
@@ -176,7 +176,7 @@ class Controller:
                 f"{self.endpoint.state_dir}: no space left on the disk; free some first"
             )
         old = self.parts.releases.verified(state.serving)  # what a rollback needs
-        new = self.parts.releases.add(bundle, parent=state.serving)
+        new = self.parts.releases.add(bundle, state.serving, source)
         if new.name == old.name:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
         self.parts.releases.verified(new.name)

@@ -18,7 +18,7 @@ from outrider.recipes.live.control import InControl, ask, controller, controllin
 from outrider.recipes.live.controller import Controller, Parts
 from outrider.recipes.live.parts import Events
 from outrider.recipes.live.state import Action, Deployment, State, fold
-from outrider.serving.bundle_places import local_bundle
+from outrider.serving.bundle_places import local_bundle, pinned
 from outrider.serving.live.endpoint_file import Endpoint
 from outrider.serving.live.journal import Journal, read_journal
 from outrider.serving.live.releases import Releases
@@ -70,9 +70,10 @@ def deploy_bundle(
     `bundle` is a folder, or an address that `export-speculator --to` wrote. A deployment that was
     interrupted is finished first.
     """
-    with controlled(endpoint, say, events) as live, local_bundle(bundle) as directory:
+    source = pinned(bundle)
+    with controlled(endpoint, say, events) as live, local_bundle(source) as directory:
         live.recover()
-        return live.deploy(directory, in_place)
+        return live.deploy(directory, in_place, source)
 
 
 def recover(endpoint: Endpoint, say: Say = lambda text: None) -> State:
