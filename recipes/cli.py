@@ -11,8 +11,14 @@ not ship, or was rolled back; 75: stopped by a signal, rerun to resume; 130: sto
 import importlib
 import sys
 
-from cyclopts import App, CycloptsError
-from rich.console import Console
+try:
+    from cyclopts import App, CycloptsError
+    from rich.console import Console
+except ModuleNotFoundError as error:  # a server's installation
+    sys.exit(
+        f"{error.name} is missing: the commands need `pip install -e '.[train]'` in Outrider's"
+        " checkout"
+    )
 
 from outrider.common.errors import OutriderError
 from outrider.common.supervision import Interrupted
