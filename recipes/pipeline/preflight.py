@@ -3,11 +3,8 @@
 check(recipe)      # an OutriderError names the key, the file and the fix
 """
 
-import contextlib
 import importlib.util
 from pathlib import Path
-
-from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -29,7 +26,7 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
 
     For a dry run the target's config.json, and its index if there is one, are enough.
     """
-    _warn_of_untried_vllm()
+    _check_vllm()
     check_traffic(recipe)
     _check_privacy(recipe)
     task_of(recipe.evaluation())
@@ -108,11 +105,13 @@ def _check_base_kl(recipe: Recipe, target: Path) -> None:
             )
 
 
-def _warn_of_untried_vllm() -> None:
-    with contextlib.suppress(OutriderError):  # not installed: the stages that need it will fail
-        if warning := untried_version(vllm_version()):
-            console = Console(stderr=True, highlight=False, soft_wrap=True)
-            console.print(f"[yellow]warning[/] {warning}")
+def _check_vllm() -> None:
+    try:
+        installed = vllm_version()
+    except OutriderError:  # not installed: the stages that need it will fail
+        return
+    if refusal := untried_version(installed):
+        raise OutriderError(refusal)
 
 
 def check_target(

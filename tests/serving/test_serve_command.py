@@ -13,7 +13,7 @@ from outrider.recipes.config.load import load_recipe
 from outrider.serving.allowed import ARGUMENTS
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments, serve_arguments
-from outrider.serving.in_process import in_process
+from outrider.serving.in_process import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
 
 PUBLISHED = [
@@ -221,4 +221,4 @@ def test_every_argument_of_the_allow_list_is_vllm_s() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     fields = EngineArgs.__dataclass_fields__.keys()
-    assert fields >= ARGUMENTS | UNSERVABLE.keys() | KEYS_OF_ARGUMENTS.keys()
+    assert fields >= ARGUMENTS | UNSERVABLE.keys() | KEYS_OF_ARGUMENTS.keys() | CONTRADICTS.keys()

