@@ -1,13 +1,12 @@
-"""The schedule's model against capture on a private cluster of this machine.
+"""The formula of --dry-run against capture on a private cluster of this machine.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.cluster_prediction [--run runs/resume_screening] [--sequences 400]
 
 For each number of replicas, a run of a quarter of the sequences gives the rate of a replica, from
-its second half, and the time of the start. The model (recipes/dry_run/cluster_model.py) then
+its second half, and the time of the start. The formula (recipes/dry_run/cluster_schedule.py) then
 predicts the wall time of larger runs, from the start of Ray to the whole store: with the machine's
-disk, and with one so slow that the limit on bytes in flight stops the replicas. Replicas share the
-cores; each has an engine.
+disk, and with a slower one. Replicas share the cores; each has an engine.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
-from outrider.recipes.dry_run.cluster_model import Layout, Rates, Work, simulate
+from outrider.recipes.dry_run.cluster_schedule import ClusterPlan
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import batches
 
@@ -95,17 +94,29 @@ def pieces_of(lengths: list[int], most: int) -> list[list[int]]:
     return [[len(span) for _, span, _ in batch] for batch in batches(rows, most)]
 
 
-def rates_of(small: Measured, pieces: list[list[int]], replicas: int, each: float) -> Rates:
-    """Rates from the second half of a small run, in which all replicas work."""
+def plan_of(
+    small: Measured, pieces: list[list[int]], tokens: int, replicas: int, each: float
+) -> ClusterPlan:
+    """Capture of `tokens` tokens at the rate of a small run's second half, when all replicas work.
+
+    `pieces`: the small run's.
+    """
     ends = [small.written_s[count - 1] for count in itertools.accumulate(map(len, pieces))]
     half = len(pieces) // 2
-    tokens = sum(map(sum, pieces[half:]))
-    rate = tokens / (ends[-1] - ends[half - 1]) / replicas
+    rate = sum(map(sum, pieces[half:])) / (ends[-1] - ends[half - 1]) / replicas
     first_ready = small.written_s[0] - sum(pieces[0]) / rate
-    return Rates(
+    return ClusterPlan(
+        replicas=replicas,
+        streamed=False,
+        trained_tokens=tokens,
+        other_tokens=0,
+        epochs=1,
+        piece_tokens=round(statistics.mean(map(sum, pieces))),
+        window_tokens=0,
         capture_tokens_per_s=rate,
         training_tokens_per_s=1,
         bytes_per_token=each,
+        stored_bytes_per_token=each,
         replica_start_s=first_ready + statistics.mean(small.starts_s) - min(small.starts_s),
     )
 
@@ -142,21 +153,18 @@ def main() -> None:
         )
         part = len(ids) // 4
         small = captured(ids[:part], sequences, settings, cluster)
-        rates = rates_of(small, pieces_of(lengths[:part], args.batch_tokens), replicas, each)
-        together = rates.capture_tokens_per_s * replicas
+        pieces = pieces_of(lengths[:part], args.batch_tokens)
+        plan = plan_of(small, pieces, sum(lengths), replicas, each)
+        together = plan.capture_tokens_per_s * replicas
         stop_s = small.wall_s - small.written_s[-1]
-        facts = {"starts_s": small.starts_s, "start_s": rates.replica_start_s}
+        facts = {"starts_s": small.starts_s, "start_s": plan.replica_start_s}
         print(json.dumps(facts | {"tokens_per_s": together, "stop_s": stop_s}), file=sys.stderr)
-        work = Work(
-            [], other_pieces=[sum(piece) for piece in pieces_of(lengths, args.batch_tokens)]
-        )
-        layout = Layout(replicas, held_bytes=args.in_flight_mb * 1e6)
         slow = args.disk * each * together
         for name, disk in (("this machine's", None), (f"{slow / 1e6:.1f} MB/s", slow)):
             if disk is not None:
                 slow_disk(disk)
-                rates = dataclasses.replace(rates, write_bytes_per_s=disk)
-            predicted_s = simulate(work, rates, layout).capture_s + stop_s
+                plan = dataclasses.replace(plan, write_bytes_per_s=disk)
+            predicted_s = plan.times().capture_s + stop_s
             found = captured(ids, sequences, settings, cluster)
             FeatureWriter._write_private = staticmethod(write_private)  # type: ignore
             difference = predicted_s / found.wall_s - 1

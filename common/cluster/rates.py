@@ -27,11 +27,3 @@ class ClusterRates(BaseModel):
 
     training_start_s: float = Field(default=60.0, ge=0)
     """Start of the training processes, until their first step, in seconds."""
-
-    replay_tokens_per_s: float | None = Field(default=None, gt=0)
-    """Exact replay of one speculator by one task of the evaluation. null: the schedule has no time
-    for replay."""
-
-    serving_hours: float | None = Field(default=None, ge=0)
-    """Time of the evaluation's servers, which have their node to themselves. null: the schedule has
-    no time for them."""

@@ -19,7 +19,7 @@ def print_schedule(schedule: dict[str, Any], console: Console) -> None:
         console.print(f"no schedule: {schedule['missing']}", markup=False, highlight=False)
         return
     replicas, workers = schedule["capture_replicas"], schedule["training_workers"]
-    title = f"schedule: {replicas} capture replicas, {workers} training workers, simulated"
+    title = f"schedule: {replicas} capture replicas, {workers} training workers"
     table = Table(title=title, title_justify="left", width=80)
     table.add_column("features", overflow="fold")
     for way in WAYS:
@@ -36,9 +36,12 @@ def print_schedule(schedule: dict[str, Any], console: Console) -> None:
         f"store written at {bytes_text(rates['write_bytes_per_s'])}/s",
         f"read at {bytes_text(rates['read_bytes_per_s'])}/s",
     ]
-    if rates["replay_tokens_per_s"] is None:
-        assumed.append("evaluation not counted")
-    console.print(f"rates: {', '.join(assumed)}", markup=False, highlight=False, width=80)
+    console.print(
+        f"rates: {', '.join(assumed)}; evaluation not counted",
+        markup=False,
+        highlight=False,
+        width=80,
+    )
 
 
 def _tokens_per_s(value: float) -> str:
@@ -51,13 +54,13 @@ ROWS = (
     ("captured", "captured_tokens_per_s", _tokens_per_s),
     ("first training step after", "first_step_s", duration),
     ("training ends after", "training_s", duration),
-    ("evaluation ends after", "seconds", duration),
+    ("GPU-hours, capture", "capture_gpu_hours", "{:,g}".format),
+    ("GPU-hours, training", "training_gpu_hours", "{:,g}".format),
     ("bottleneck", "bottleneck", str),
     ("nothing gets faster beyond, replicas", "enough_replicas", str),
     ("over the network", "network_bytes", bytes_text),
     ("to and from the disk", "disk_bytes", bytes_text),
-    ("states in flight, at most", "held_bytes", bytes_text),
-    ("enough for cluster.in_flight_gb", "enough_in_flight_bytes", bytes_text),
+    ("room needed, cluster.in_flight_gb", "in_flight_bytes", bytes_text),
     ("object store of each node", "object_store_bytes", bytes_text),
 )
 """(words, key of the schedule, its text)"""
