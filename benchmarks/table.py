@@ -1,4 +1,4 @@
-"""The tables of benchmarks/results/serving.md from finished runs.
+"""The table of benchmarks/results/serving.md from finished runs.
 
 python benchmarks/table.py runs/resume_screening runs/document_extraction runs/social_chat
 """
@@ -7,7 +7,6 @@ import argparse
 from pathlib import Path
 
 from outrider.eval.report.formatting import interval
-from outrider.eval.report.prediction_section import HEAD, predicted_rows
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Results
 
@@ -38,19 +37,13 @@ def served_rows(results: Results) -> list[list[str]]:
     return rows
 
 
-def predicted(results: Results) -> list[list[str]]:
-    """The report's table, with the recipe's name."""
-    return [[results.recipe, *row] for row in predicted_rows(results.predicted)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     args = parser.parse_args()
     runs = [Results.read(run / "evaluation" / "results.json") for run in args.runs]
-    for head, rows_of in ((SERVED, served_rows), (("recipe", *HEAD), predicted)):
-        rows = [head, ["---"] * len(head), *(row for results in runs for row in rows_of(results))]
-        print(*(f"| {' | '.join(row)} |" for row in rows), "", sep="\n")
+    rows = [SERVED, ["---"] * len(SERVED), *(row for run in runs for row in served_rows(run))]
+    print(*(f"| {' | '.join(row)} |" for row in rows), sep="\n")
 
 
 if __name__ == "__main__":

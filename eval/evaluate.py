@@ -11,7 +11,7 @@ so an interrupted evaluation resumes; intervals, verdict and report are computed
 every time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +34,10 @@ from outrider.eval.bench.prompts import (
     unsent_text,
 )
 from outrider.eval.bench.scenarios import select
-from outrider.eval.bench.server_pool import DraftPlan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
 from outrider.eval.prediction.choose_k import choose, draft_plan, times_steps
-from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
     Replays,
@@ -53,8 +51,7 @@ from outrider.eval.replay.heldout_replay import (
 )
 from outrider.eval.report.drift import heldout_time
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.parts import Drafter, Drafters
-from outrider.eval.results.prediction import Choice, PredictedRow
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import (
     VERSION,
     Findings,
@@ -64,7 +61,6 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.speed import RateRow, Served
 from outrider.eval.summary import conclude
-from outrider.serving.step_times import StepTimes
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.checkpoints.compatibility import check_speculator
 
@@ -96,7 +92,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         if times_steps(context):
             servers.fleet(context.settings.engine_modes[0])  # starts in the background
             load.start()
-        choice, times = choose(context, servers, load, requests, validation)
+        choice = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
@@ -142,7 +138,6 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         rates=rates_stage(context, requests, noise),
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
-        predicted=predict(context, choice, plan, requests, measured, served, replays, times),
         samples=samples_stage(context, replays, k.custom),
         settings=context.settings.model_dump(mode="json"),
     )
@@ -312,33 +307,6 @@ def rates_stage(
             table[mode][scenario] = {
                 rate: RateRow.model_validate(row) for rate, row in rows.items()
             }
-    return table
-
-
-def predict(
-    context: EvaluationContext,
-    choice: Choice,
-    plan: DraftPlan,
-    requests: HeldoutRequests,
-    measured: Measured,
-    served: Mapping[str, Served],
-    replays: Replays | None,
-    times: Mapping[Drafter, StepTimes] | None,
-) -> dict[str, dict[str, PredictedRow]]:
-    """Predicted speed by engine mode and concurrency.
-
-    Empty without exact replay.
-    """
-    if replays is None:
-        return {}
-    idle_s = {int(size): ms / 1000 for size, ms in (choice.idle_step_ms or {}).items()}
-    lengths = [len(prompt.token_ids) for prompt in requests.timed]
-    prompt_tokens = sum(lengths) / len(lengths)
-    table = {}
-    for mode, row in served.items():
-        blocks = measured.blocks[mode]
-        timed = times if mode == context.settings.engine_modes[0] else None
-        table[mode] = predict_served(row.speed, blocks, plan, replays, timed, prompt_tokens, idle_s)
     return table
 
 

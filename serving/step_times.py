@@ -7,8 +7,8 @@
 Steps are recorded by the servers that are measured (vllm_hooks/step_recorder.py), so the share of
 the machine that front end and clients take is in them. To choose k, eval/bench/step_timing.py has
 them recorded in rounds of all numbers of drafts, then of those between which the choice is open;
-eval/prediction/step_fit.py fits them. To account for a measured speed, the servers' own steps are
-summed (`tally`, `costs_of`).
+eval/prediction/step_fit.py fits them. The drafts of a measured server's steps are
+summed (`drafts_of`).
 
 Shapes: B batch sizes, K depth.
 """
@@ -41,9 +41,6 @@ TRIMMED = 0.1
 
 The median would be worse: where half of the steps were slow, it is either of the two speeds.
 """
-
-Tally = Mapping[str, Mapping[str, Sequence[float]]]
-"""What `tally` returns."""
 
 
 @dataclass(frozen=True)
@@ -165,53 +162,17 @@ def rounds_of(steps: Sequence[Step], size: int, numbers: Sequence[int]) -> list[
     return [row for row in rows if any(value is not None for value in row)]
 
 
-def tally(steps: Sequence[Step]) -> dict[str, dict[str, list[float]]]:
-    """Sums over the steps of a measured server, by the number of requests in them.
+def drafts_of(steps: Sequence[Step]) -> dict[str, list[float]]:
+    """[steps, drafts per request] summed over steps without prompts, by the requests in them.
 
-    `decoding` sums [steps, seconds] of steps that only decode, as their predecessors did; `prompts`
-    sums [steps, prompt tokens, seconds] of steps that also compute prompts; `drafts` sums [steps,
-    drafts per request] of steps without prompts. The number of requests is a string, as in JSON.
+    The number of requests is a string, as in JSON.
     """
-    sums: dict[str, dict[str, list[float]]] = {"decoding": {}, "prompts": {}, "drafts": {}}
-
-    def add(kind: str, step: Step, *values: float) -> None:
-        row = sums[kind].setdefault(str(step.requests), [0.0] * len(values))
-        row[:] = np.add(row, values).tolist()
-
-    for before, step in itertools.pairwise(steps):
-        if _alike(before, step):
-            add("decoding", step, 1, step.seconds)
+    sums: dict[str, list[float]] = {}
     for step in steps:
         if not step.prompt_tokens:
-            add("drafts", step, 1, step.drafts)
-        if step.prompt_tokens and step.lasting:
-            add("prompts", step, 1, step.prompt_tokens, step.seconds)
+            row = sums.setdefault(str(step.requests), [0.0, 0.0])
+            row[:] = [row[0] + 1, row[1] + step.drafts]
     return sums
-
-
-def costs_of(tallies: Sequence[Tally]) -> StepCosts | None:
-    """Costs of the tallied steps of one server, stalls of the machine included.
-
-    All steps must have the same number of drafts. None where no step only decodes.
-    """
-    decoding, prompts = _pooled(tallies, "decoding"), _pooled(tallies, "prompts")
-    step_s = {size: float(seconds / steps) for size, (steps, seconds) in decoding.items()}
-    if not step_s:
-        return None
-    alone = StepCosts(step_s, 0.0)
-    excess = sum(
-        seconds - steps * alone.seconds(size) for size, (steps, _, seconds) in prompts.items()
-    )
-    tokens = sum(row[1] for row in prompts.values())
-    return StepCosts(step_s, max(float(excess / tokens), 0.0) if tokens else 0.0)
-
-
-def _pooled(tallies: Sequence[Tally], kind: str) -> dict[int, np.ndarray]:
-    rows: dict[int, np.ndarray] = {}
-    for one in tallies:
-        for size, row in one[kind].items():
-            rows[int(size)] = rows.get(int(size), np.zeros(len(row))) + np.asarray(row)
-    return rows
 
 
 def _alike(before: Step, step: Step) -> bool:

@@ -146,7 +146,7 @@ def unroll_anchors(
     def finish(
         x_NH: Tensor,
         q_AND: Tensor,
-        prefix: Sequence[Tensor],
+        prefix: tuple[Tensor, Tensor],
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from outrider.eval.results.parts import BASE_RATIOS, SAME_K
 from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
-from outrider.serving.step_times import tally
+from outrider.serving.step_times import drafts_of
 from outrider.serving.vllm_hooks.step_recorder import Drafts, Step
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _blocks(
             "variant": variant,
             "alternated": alternated,
             **joined(records[variant]),
-            "steps": tally(steps[variant]),
+            "drafts": drafts_of(steps[variant]),
         }
         for variant in variants
     ]

@@ -124,7 +124,7 @@ def _drafts(blocks: Sequence[Record], concurrency: int) -> Drafters[float] | Non
     for drafter in DRAFTERS:
         sums = np.zeros(2)
         for block in _own(blocks, concurrency, drafter):
-            sums += block["steps"].get("drafts", {}).get(str(concurrency), [0, 0])
+            sums += block["drafts"].get(str(concurrency), [0, 0])
         if not sums[0]:
             return None
         found[drafter] = float(sums[1] / sums[0])

@@ -1,6 +1,6 @@
 """Chooses k of base and of custom, from exact replay and steps that are timed until k is decided.
 
-    choice, times = choose(context, servers, load, requests, validation)
+    choice = choose(context, servers, load, requests, validation)
 
 Where base and custom take turns in one engine they have the same step times; speculators of two
 kinds have a server and times each. Acceptance differs in any case, so each has its own best k
@@ -16,7 +16,6 @@ day to day; a fixed threshold does not.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,8 @@ def choose(
     load: LoadGenerator,
     requests: HeldoutRequests,
     validation: Mapping[Drafter, ReplaySums] | None,
-) -> tuple[Choice, Mapping[Drafter, StepTimes] | None]:
-    """The choice of k, and the step times of each speculator where they were measured.
+) -> Choice:
+    """The choice of k for base and for custom.
 
     `validation` is the replay of the validation part; None where exact replay is not measured, and
     then k is the recipe's or the trained depth.
@@ -64,21 +63,18 @@ def choose(
             k, source = Drafters[int](base=settings.k, custom=settings.k), "the recipe's eval.k"
         elif lengths is not None and (timed := set(DRAFTERS) - set(fixed)):
             k, source = _beside_fixed(context, servers, load, requests, lengths, timed.pop())
-        choice = Choice(
+        return Choice(
             k=k,
             acceptance_length=Drafters[list[float] | None](**lengths) if lengths else None,
             source=source,
             requested=settings.k,
             sequences=sequences,
         )
-        return choice, None
     main = settings.gated_concurrency
     if named := recipe_times(context.serving, depth):
         fit = StepFit({size: row[1:] for size, row in named.items()}, {})
         none_s = {size: row[0] for size, row in named.items()}
-        return choose_k(
-            lengths, fit, none_s, 1, source="the recipe's times", sequences=sequences
-        ), None
+        return choose_k(lengths, fit, none_s, 1, source="the recipe's times", sequences=sequences)
     times = step_times(context, servers, load, requests, lengths)
     fit = fit_steps(round_table(times), RESAMPLES, settings.seed)
     of_base, base_fit = times, None
@@ -86,7 +82,7 @@ def choose(
         of_base = step_times(context, servers, load, requests, lengths, "base")
         base_fit = fit_steps(round_table(of_base), RESAMPLES, settings.seed)
     none, drafting = times.prompt_token_s
-    choice = choose_k(
+    return choose_k(
         lengths,
         fit,
         {size: row[0] for size, row in times.step_s.items()},
@@ -100,10 +96,6 @@ def choose(
         base_fit=base_fit,
         base_looks=of_base.looks,
     )
-    return choice, {
-        "custom": _fitted(times, fit, depth),
-        "base": _fitted(of_base, base_fit or fit, depth),
-    }
 
 
 def _beside_fixed(
@@ -128,12 +120,6 @@ def _beside_fixed(
     other = next(name for name in DRAFTERS if name != timed)
     words = context.speculators[other].in_words
     return Drafters[int](**k), f"{source} for {timed}; {words} always drafts speculator.depth"
-
-
-def _fitted(times: StepTimes, fit: StepFit, depth: int) -> StepTimes:
-    """Step times with the fitted ones in place of the means."""
-    step_s = {size: [row[0], *fit.step_s[size][-depth:]] for size, row in times.step_s.items()}
-    return replace(times, step_s=step_s)
 
 
 def draft_plan(

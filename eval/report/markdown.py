@@ -12,7 +12,6 @@ from outrider.eval.replay.example_traces import markdown_lines
 from outrider.eval.report.formatting import interval, number
 from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
 from outrider.eval.report.kinds_section import kinds_lines
-from outrider.eval.report.prediction_section import predicted_lines
 from outrider.eval.report.rates_section import rates_lines
 from outrider.eval.report.results_table import HEAD, table_rows
 from outrider.eval.report.run_sections import privacy_line
@@ -34,7 +33,6 @@ def markdown(report: Report) -> str:
     if report.kinds:
         lines += ["", *kinds_lines(report.kinds)]
     lines += ["", *rates_lines(report)]
-    lines += ["", *predicted_lines(report.predicted)]
     if report.slices:
         lines += ["", "## By slice", "", *slice_lines(report.slices)]
     if report.samples:

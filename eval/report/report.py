@@ -19,7 +19,6 @@ from outrider.eval.report.formatting import Interval, environment
 from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
 from outrider.eval.report.kinds_section import kinds_page
 from outrider.eval.report.markdown import markdown
-from outrider.eval.report.prediction_section import HEAD, predicted_rows
 from outrider.eval.report.rates_section import rates_page
 from outrider.eval.report.results_table import print_table
 from outrider.eval.report.run_sections import (
@@ -84,8 +83,6 @@ def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
             acceptance=charts.acceptance_chart(report),
             lengths=charts.length_chart(replay.by_k, report.k) if replay else None,
             speeds=speeds,
-            predicted_head=HEAD,
-            predicted=predicted_rows(report.predicted),
             rates=rates_page(report),
             kinds=kinds_page(report),
             slices=charts.slice_chart(report.slices) if report.slices else None,

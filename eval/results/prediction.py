@@ -1,8 +1,8 @@
-"""Models of what is derived from step times and speeds: k, predicted speed, cost."""
+"""Models of what is derived from step times and speeds: k and cost."""
 
 from typing import Literal
 
-from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Variants
+from outrider.eval.results.parts import Drafters, Part, Variants
 
 
 class PromptCost(Part):
@@ -82,74 +82,6 @@ class Choice(Part):
     """The recipe's eval.k"""
     sequences: int
     """Number of validation responses replayed"""
-
-
-class Prediction(Part):
-    """A speed or a speed-up from replay's acceptance length and the engine's step times."""
-
-    value: float
-    """As the simulated closed loop gives it"""
-    difference: float
-    """value / served - 1"""
-
-
-class PredictedSpeed(Part):
-    """Tokens/s."""
-
-    served: float
-    """As measured"""
-    timed: Prediction | None
-    """With step times measured before serving: a forecast. Null where this mode was not timed"""
-    as_served: Prediction | None
-    """With the steps that the servers recorded in the variant's own blocks: an account of the
-    measured speed. Null where no step only decodes"""
-
-
-class PredictedRatio(Part):
-    """A speed-up; drift of the machine's speed cancels where it affects both sides alike."""
-
-    served: Estimate
-    """As measured"""
-    timed: Prediction | None
-    """With step times measured before serving"""
-    as_served: Prediction | None
-    """With the steps that the servers recorded"""
-
-
-class StepMs(Part):
-    """Milliseconds of a step that only decodes, at full concurrency."""
-
-    timed: float | None
-    """Before serving"""
-    as_served: float | None
-    """In the variant's own blocks"""
-
-
-class PredictedTarget(Part):
-    """The target alone."""
-
-    step_ms: StepMs
-    """Step times before and during serving; they differ by the drift of the machine's speed"""
-    tokens_per_s: PredictedSpeed
-    """Predicted and measured tokens/s"""
-
-
-class PredictedDrafter(PredictedTarget):
-    """A speculator."""
-
-    over_none: PredictedRatio
-    """Its speed-up over no speculation"""
-
-
-class PredictedRow(Drafters[PredictedDrafter]):
-    """One concurrency."""
-
-    model_config = DOCUMENTED
-
-    none: PredictedTarget
-    """The target alone"""
-    custom_over_base: PredictedRatio
-    """Custom over base, both in one engine"""
 
 
 class Saved(Part):

@@ -17,7 +17,7 @@ from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.kinds import Kinds
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
-from outrider.eval.results.prediction import Choice, Cost, PredictedRow
+from outrider.eval.results.prediction import Choice, Cost
 from outrider.eval.results.speed import RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
@@ -226,8 +226,6 @@ class Findings(Part):
     """Scenario -> its requests"""
     verification: Verification
     """Lossless checks, replay against the engine, draft parity"""
-    predicted: dict[str, dict[str, PredictedRow]]
-    """Engine mode -> concurrency -> predicted and measured speed; empty without exact replay"""
     samples: Samples | None
     """Null without report.samples"""
     settings: dict[str, Any]

@@ -22,7 +22,6 @@ from outrider.eval.lossless.greedy_match import (
 )
 from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.prediction.best_k import choose_k
-from outrider.eval.prediction.predicted import predict_served
 from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
@@ -110,9 +109,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "ttft_ms": random.uniform(20, 40, n).tolist(),
                     "tpot_ms": (1000 * latency / tokens).tolist(),
                     "itl_ms": random.uniform(10, 30, 50).tolist(),
-                    "steps": sample_steps(
-                        concurrency, 0 if variant == "none" else K, 1 / (mode_speed * drift)
-                    ),
+                    "drafts": {str(concurrency): [40, 0 if variant == "none" else 40 * K]},
                     "counters": {
                         "drafts": 0 if variant == "none" else drafts,
                         "accepted_tokens": 0 if variant == "none" else sum(accepted),
@@ -137,18 +134,6 @@ def with_same_k(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if block["variant"] == "base" and block["repeat"] % 2 == 0
     ]
     return blocks + added
-
-
-def sample_steps(concurrency: int, k: int, slower: float) -> dict[str, Any]:
-    """A block's steps as the server recorded them, slower by a factor than when timed."""
-    costs = TIMES.of(k)
-    decoding = {str(size): [40, 40 * slower * costs.seconds(size)] for size in {1, concurrency}}
-    seconds = slower * (3 * costs.seconds(concurrency) + 600 * costs.prompt_token_s)
-    return {
-        "decoding": decoding,
-        "prompts": {str(concurrency): [3, 600, seconds]},
-        "drafts": {str(concurrency): [40, 40 * k]},
-    }
 
 
 def queued_block(
@@ -436,17 +421,6 @@ def _findings(custom_speed: float) -> Findings:
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
         verification=sample_verification(),
-        predicted={
-            mode: predict_served(
-                row.speed,
-                blocks[mode],
-                dict(BOTH_K),
-                replays,
-                {"base": TIMES, "custom": TIMES} if mode == "eager" else None,
-                200,
-            )
-            for mode, row in served.items()
-        },
         samples=None,
         settings=EVALUATION.model_dump(mode="json"),
     )

@@ -349,14 +349,6 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
     counted = results.counted.base
     assert counted.drafts > 0 and len(counted.cumulative) == 2
 
-    # The servers' own steps account for the time that their load generator measured.
-    for concurrency in ("1", "2"):
-        predicted = results.predicted["eager"][concurrency]
-        assert -0.7 < predicted.none.tokens_per_s.as_served.difference < 2
-        assert predicted.custom.over_none.timed is None  # k was set, so no step was timed
-        for each in (predicted.none, predicted.base, predicted.custom):
-            assert each.step_ms.as_served > 0
-
     # The open loop, counted by the engine.
     row = results.rates["eager"][EVERYTHING]["4"]
     assert row.arrivals.source == "log" and results.scenarios[EVERYTHING].requests == 6

@@ -5,9 +5,8 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.step_times import (
     StepCosts,
-    costs_of,
+    drafts_of,
     summarise_steps,
-    tally,
 )
 from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
@@ -41,24 +40,13 @@ def test_step_times_come_from_steps_that_only_decode() -> None:
     assert summarise_steps(plain, drafting, 3).step_s[1] == pytest.approx(times.step_s[1])
 
 
-def test_tallies_of_a_measured_server_include_stalls() -> None:
-    def seconds(k: int, size: int) -> float:
-        return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
-
-    steps = recorded(4, 1, seconds, 2e-4)
-    costs = costs_of([tally(steps[:1500]), tally(steps[1500:])])
-    assert costs.step_s == pytest.approx(
-        {4: seconds(1, 4)}
-    ) and costs.prompt_token_s == pytest.approx(2e-4)
-    # A step after requests came or went is not counted: an engine that schedules ahead was still
-    # running another one.
-    decoding = tally(steps)["decoding"]["4"][0]
-    assert 0 < decoding < sum(step.settled and step.lasting for step in steps)
-    stalled = [
-        step._replace(seconds=step.seconds + 1.0) if count == 5 else step
-        for count, step in enumerate(steps)
-    ]
-    assert costs_of([tally(stalled)]).step_s[4] == pytest.approx(seconds(1, 4) + 1 / decoding)
+def test_drafts_are_summed_over_steps_without_prompts() -> None:
+    steps = recorded(4, 1, lambda k, size: 0.01, 2e-4)
+    without = [step for step in steps if not step.prompt_tokens]
+    assert 0 < len(without) < len(steps)
+    for size, (count, drafts) in drafts_of(steps).items():
+        own = [step.drafts for step in without if step.requests == int(size)]
+        assert (count, drafts) == (len(own), sum(own))
 
 
 def test_batch_sizes_are_interpolated_and_extrapolated() -> None:

@@ -47,7 +47,7 @@ def test_responses_that_lose_their_end_are_counted_as_the_samples_are_cut() -> N
     rows = [("a", 10, 4), ("b", 300, 5), ("c", 150, 98), ("d", 300, 99), ("e", 101, 20)]
     samples, left_out = make_samples(rows, row_tokens=100)
     found = cut_at_rows([row[1] for row in rows], [row[2] for row in rows], row_tokens=100)
-    assert found.cut == sum(100 == sample.length for sample in samples) == 3
+    assert found.cut == sum(sample.length == 100 for sample in samples) == 3
     assert (found.cut_tokens, found.dropped) == (200 + 50 + 1, len(left_out))
     assert found.describe() == (
         "training.row_tokens = 100: of 5 responses 3 lose their end (251 tokens) and 1 are left"

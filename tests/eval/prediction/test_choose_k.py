@@ -145,29 +145,21 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
         servers = SimpleNamespace(fleet=lambda mode: f"servers, {mode}")
         return choose(context, servers, "load", requests, replayed)
 
-    by_hand, nothing = evaluated(k=1)
-    assert nothing is None and by_hand.source == "the recipe's eval.k"
+    by_hand = evaluated(k=1)
+    assert by_hand.source == "the recipe's eval.k"
     assert (by_hand.k.base, by_hand.k.custom, by_hand.step_ms) == (1, 1, None)
     assert by_hand.acceptance_length.custom == [1.8, 2.4]
-    without_replay, nothing = evaluated(replayed=None)
-    assert (without_replay.k.custom, without_replay.source, nothing) == (
-        2,
-        "the recipe's speculator.depth",
-        None,
-    )
-    named, nothing = evaluated(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1))
+    without_replay = evaluated(replayed=None)
+    assert without_replay.k.custom == 2
+    assert without_replay.source == "the recipe's speculator.depth"
+    named = evaluated(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1))
     assert named.k.custom == 2 and named.source == "the recipe's times"
-    assert nothing is None and asked == []
-    choice, times = evaluated()
+    assert asked == []
+    choice = evaluated()
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
-    # The fitted rounds replace the mean times, in the forecast as well.
-    assert times["base"] == times["custom"]
-    assert times["custom"].step_s == {
-        1: pytest.approx([0.01, 0.012, 0.014]),
-        4: pytest.approx([0.02, 0.04, 0.08]),
-    }
+    # The fitted rounds replace the mean times.
+    assert choice.step_ms == {"1": pytest.approx([10, 12, 14]), "4": pytest.approx([20, 40, 80])}
     assert choice.source == "steps of the eager engine, timed" and choice.sequences == 3
     assert choice.prompt_token_ms.drafting == 0.2
-    again, kept = evaluated()
-    assert again == choice and kept == times
+    assert evaluated() == choice
     assert asked == [("servers, eager", "load", 2, [1, 4], ["a"], 99, 1)]
