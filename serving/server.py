@@ -23,10 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from outrider.common.errors import OutriderError
-from outrider.common.idle_priority import take_idle_time, take_usual_time
 from outrider.common.process_tree import ProcessTree, members, wait_until
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -100,11 +97,10 @@ class Server:
         """Mark in the environment of the server's processes (`process_tree.members`)."""
         return self._tree.mark
 
-    def start(self, lowest_priority: bool = False) -> None:
+    def start(self) -> None:
         """Starts the processes and returns.
 
-        `wait` is separate, so that several servers can start at the same time. At the lowest
-        priority a server takes the time that others leave.
+        `wait` is separate, so that several servers can start at the same time.
         """
         require_no_device_memory("vllm serve")
         self._stack = contextlib.ExitStack()
@@ -120,8 +116,6 @@ class Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the command, which stops its servers in order
         )
-        if lowest_priority:
-            take_idle_time(self._process.pid)
 
     def wait(self) -> None:
         """Returns when the server is healthy.
@@ -141,31 +135,16 @@ class Server:
                 )
             time.sleep(0.25)
 
-    def stop(self, at_once: bool = False) -> None:
-        """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL.
-
-        `at_once`: SIGKILL for all but Python's resource trackers, which free it. A server that
-        still compiles does not end by SIGTERM: 17 s for nothing.
-        """
+    def stop(self) -> None:
+        """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
         try:
-            if at_once:
-                self._kill()
-            else:
-                self._process.terminate()
+            self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S)
             wait_until(lambda: not members(self.mark), 2)
         finally:
             self._stack.close()
             self._process.wait()
-
-    def _kill(self) -> None:
-        for member in members(self.mark):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any("resource_tracker" in word for word in member.cmdline()):
-                    take_usual_time(member.pid)  # it is waited for
-                else:
-                    member.kill()
 
     def __enter__(self) -> "Server":
         self.start()

@@ -5,11 +5,8 @@ with run.locked():
     run_stages(run, loaded.recipe, stage_names(None, recipe), {}, console)
 """
 
-import contextlib
-import itertools
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console
@@ -34,15 +31,11 @@ def run_stages(
     Stops at the first stage that fails. After the export, `privacy.retention` deletes its share.
     """
     results: Results = {}
-    with StageRunner(run, recipe, options) as runner, contextlib.ExitStack() as background:
+    with StageRunner(run, recipe, options) as runner:
         stages = [stage_of(name, recipe) for name in wanted]
         for position, stage in enumerate(stages):
             name = stage.name
             _require_needed(stage, run, results)
-            if stage.measures_speed:
-                background.close()
-            elif not results and "evaluate" in wanted and "compiled" in recipe.eval.engine_modes:
-                background.enter_context(_compiling(run, recipe, wanted, options))
             state = stage.state(run, recipe, options)
             if state.done:
                 _print_kept(stage, state, console)
@@ -57,19 +50,6 @@ def run_stages(
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted)}"
         _print_step(console, "[green]✓[/]", "retention", what)
     return results
-
-
-def _compiling(
-    run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options
-) -> AbstractContextManager[None]:
-    """Compiles for the evaluation in the background, if a stage before it has work to do."""
-    stages = (stage_of(name, recipe) for name in wanted)
-    earlier = itertools.takewhile(lambda stage: not stage.measures_speed, stages)
-    if all(stage.state(run, recipe, options).done for stage in earlier):
-        return contextlib.nullcontext()
-    from outrider.serving.compile_cache import compiling
-
-    return compiling(recipe.target, recipe.speculative_serving(), run.attempt() / "compile.log")
 
 
 def _require_needed(stage: Stage, run: RunDirectory, results: Results) -> None:
