@@ -66,7 +66,7 @@ def redacted(text: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """A command line, redacted; also where a secret is a word of its own after its flag."""
+    """A command line, redacted; also where a secret follows its flag as the next word."""
     found: list[str] = []
     secret = False
     for word in words:

@@ -1,7 +1,7 @@
-"""The route of a live server that exchanges its speculator, on a listener of its own.
+"""The route of a live server that exchanges its speculator, on its own listener.
 
 The address that customers reach has no such route. This one is a Unix socket of mode 0600 or on the
-loopback interface, and needs a token of its own. It runs in the API server's event loop.
+loopback interface, and needs its own token. It runs in the API server's event loop.
 
     OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
