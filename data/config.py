@@ -281,7 +281,8 @@ class CaptureConfig(_Section):
 
     logprob_margin: float = Field(default=0.05, ge=0.0)
     """The engine's log-probabilities are computed twice, in different batches. Where their own
-    difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit."""
+    difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit, up to
+    three times that."""
 
     top1_margin: float = Field(default=0.02, ge=0.0, lt=1.0)
     """The same for `min_top1_agreement`, as a share of positions."""
