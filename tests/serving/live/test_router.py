@@ -155,7 +155,8 @@ def test_a_killed_canary_costs_only_requests_that_it_had(share) -> None:
             fleet.kill("c")
             load.more(60)
         lost = [each for each in load.answers if each.status != 200 or not each.complete]
-        assert len(lost) <= len(bodies)  # a client has one at a time
+        # A client has one at a time, and its next may reach the process while the kernel ends it.
+        assert len(lost) <= 2 * len(bodies) < len(load.answers) / 4
         assert {answer.name for answer in load.answers} >= {"a", "c"}
         finished, _ = router.requests(0)
         fallen_back = [each for each in finished if each.routed_to != each.cluster]
