@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/train-speculator --recipe resume_screening.yaml
 
 live: setup
-	$(BIN)/python -m outrider.recipes.live.demo
+	$(BIN)/python -m outrider.live.demo
 
 test: setup
 	@sh requirements/browser.sh
@@ -32,7 +32,7 @@ test-long: setup
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
-	$(BIN)/python -m outrider.recipes.gpu_check
+	$(BIN)/python -m outrider.pipeline.gpu_check
 
 lint: setup
 	$(BIN)/ruff check .
@@ -45,7 +45,7 @@ format: setup
 
 # docs/recipes.md and docs/endpoint.md, from the docstrings of the configuration
 reference: setup
-	$(BIN)/python -m outrider.recipes.config.reference
+	$(BIN)/python -m tools.reference
 
 # Resolves the pins again. The GPU's are resolved without local wheel folders, which may hold CPU builds.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url

@@ -23,13 +23,13 @@ from rich.console import Console
 from outrider.common.files import read_json, write_json
 from outrider.eval.replay.replay import ReplaySums, compare
 from outrider.eval.replay.select_sums import joined
-from outrider.recipes.config.load import LoadedRecipe, load_recipe
-from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
-from outrider.recipes.live.adapt import Adapter
-from outrider.recipes.live.adapt_gate import replayed
-from outrider.recipes.live.adapt_state import PROMOTED
-from outrider.recipes.live.deployer import BASE, Outcome, Serving, in_use
-from outrider.serving.live.releases import Releases
+from outrider.live.adapt import Adapter
+from outrider.live.adapt_gate import replayed
+from outrider.live.adapt_state import PROMOTED
+from outrider.live.deployer import BASE, Outcome, Serving, in_use
+from outrider.live.releases import Releases
+from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 
 BEFORE, AFTER, WINDOW = 1000, 600, 100
 SETTINGS = [

@@ -2,9 +2,9 @@
 
     python -m benchmarks.canary_decisions --trials 200
 
-Simulated traffic (tests/eval/live/traffic.py): sessions of about four requests, log-normal lengths,
-a load that rises and falls 2.7-fold within the run and slows both, 5 % and later 25 % of the
-sessions on the canary. The decision is looked at 16 times from 100 requests on, and the first
+Simulated traffic (tests/live/judge/traffic.py): sessions of about four requests, log-normal
+lengths, a load that rises and falls 2.7-fold within the run and slows both, 5 % and later 25 % of
+the sessions on the canary. The decision is looked at 16 times from 100 requests on, and the first
 verdict counts.
 """
 
@@ -12,8 +12,8 @@ import argparse
 
 import numpy as np
 
-from outrider.serving.live.endpoint_file import CanaryPolicy
-from tests.eval.live.traffic import Traffic, first_verdict
+from outrider.live.endpoint_file import CanaryPolicy
+from tests.live.judge.traffic import Traffic, first_verdict
 
 CASES = {
     "3 % slower": Traffic(speed=0.97),

@@ -4,7 +4,7 @@
     python -m benchmarks.cluster_prediction [--run runs/resume_screening] [--sequences 400]
 
 For each number of replicas, a run of a quarter of the sequences gives the rate of a replica, from
-its second half, and the time of the start. The formula (recipes/dry_run/cluster_schedule.py) then
+its second half, and the time of the start. The formula (pipeline/plan/cluster_schedule.py) then
 predicts the wall time of larger runs, from the start of Ray to the whole store: with the machine's
 disk, and with a slower one. Replicas share the cores; each has an engine.
 """
@@ -26,7 +26,7 @@ from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
-from outrider.recipes.dry_run.cluster_schedule import ClusterPlan
+from outrider.pipeline.plan.cluster_schedule import ClusterPlan
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import batches
 

@@ -16,10 +16,10 @@ import argparse
 import dataclasses
 
 from outrider.common.files import read_json
-from outrider.recipes.config.load import load_recipe
-from outrider.recipes.config.recipe import Recipe
-from outrider.recipes.config.shipped import SHIPPED
-from outrider.recipes.dry_run.cluster_schedule import GB, ClusterPlan, plan_of
+from outrider.pipeline.plan.cluster_schedule import GB, ClusterPlan, plan_of
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import SHIPPED
 
 NODES = (1, 2, 4, 8, 16, 64)
 GPUS = 8

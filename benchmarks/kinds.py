@@ -31,9 +31,9 @@ from outrider.eval.report.formatting import interval
 from outrider.eval.results.kinds import KindChoice
 from outrider.eval.results.parts import Drafter, Estimate
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
-from outrider.recipes.config.load import load_recipe
-from outrider.recipes.pipeline.run_dir import RunDirectory
-from outrider.recipes.pipeline.stages.evaluate import context_of_kind
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.evaluate import context_of_kind
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 

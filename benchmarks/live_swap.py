@@ -28,11 +28,11 @@ from safetensors.torch import save_file
 from outrider.common.files import read_json, write_json
 from outrider.data.on_policy.quarantine import load_parts
 from outrider.data.sequences import load_sequences
+from outrider.serving.admin.address import address_of
+from outrider.serving.admin.live_flags import admin_token, live_environment
+from outrider.serving.admin.replica import Cache, Replica, SwapResult, Watch
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.live.address import address_of
-from outrider.serving.live.bundle_digest import MANIFEST, bundle_digest, listing
-from outrider.serving.live.live_flags import admin_token, live_environment
-from outrider.serving.live.replica import Cache, Replica, SwapResult, Watch
 from outrider.serving.server import Server
 from outrider.speculators.kinds import trainable_kind_of
 

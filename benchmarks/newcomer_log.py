@@ -7,7 +7,7 @@ What a first-time user has: request and response of each call, `user` set to an 
 weeks, no conversation ids, no token ids, usage counts. `newcomer.exact.jsonl` is the same log with
 token ids, to measure what re-tokenizing loses. The prompts ask to explain functions of Python's
 standard library, to answer questions (GSM8K, banking77) and to translate sentences (Taskmaster-4).
-CORPUS_DIR is that of `recipes/nano_r1/record.py`. One server start and about two minutes on two
+CORPUS_DIR is that of `tools/nano_r1/record.py`. One server start and about two minutes on two
 cores.
 """
 
@@ -26,9 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from outrider.recipes.nano_r1.record import CONCURRENCY, SPAN_S, START, answer
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.server import Server
+from tools.nano_r1.record import CONCURRENCY, SPAN_S, START, answer
 
 EXCHANGES = 644
 USERS = 12

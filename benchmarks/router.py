@@ -2,7 +2,7 @@
 
     python -m benchmarks.router [--requests 2000] [--kills 20] [--only cost stream kills]
 
-Envoy in front of small replicas (tests/serving/live/backend.py) on Unix sockets. `cost`: latency
+Envoy in front of small replicas (tests/live/backend.py) on Unix sockets. `cost`: latency
 of one request at a time, directly and through Envoy in alternating blocks, and Envoy's CPU time.
 `stream`: gaps between events 20 ms apart, and CPU time per event. `kills`: eight clients (four
 plain requests of 50 ms, four streams of ten events), half of the traffic on the canary, which is
@@ -19,9 +19,9 @@ from collections import Counter
 
 import psutil
 
-from outrider.serving.live.address import Address
-from outrider.serving.live.router import Router
-from tests.serving.live.fleet import Answer, Fleet, Load, counts, healthy, wait_for
+from outrider.live.router import Router
+from outrider.serving.admin.address import Address
+from tests.live.fleet import Answer, Fleet, Load, counts, healthy, wait_for
 
 BLOCK = 100
 WARM_UP = 50

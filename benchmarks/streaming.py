@@ -22,7 +22,7 @@ from typing import Any
 
 COMMAND = (
     "import sys; sys.argv[0] = 'train-speculator';"
-    "from outrider.recipes.cli import train_speculator; train_speculator()"
+    "from outrider.cli.main import train_speculator; train_speculator()"
 )
 SETTINGS = (
     "split.max_validation_sequences=8",

@@ -28,12 +28,12 @@ from typing import Any
 
 import psutil
 
-from outrider.recipes.nano_r1 import record
+from outrider.recipes import nano_r1
 
 TURNS = 4
 """Questions per conversation; all answers but the last are context."""
 
-TRAFFIC = Path(record.__file__).parent / "traffic"
+TRAFFIC = Path(nano_r1.__file__).parent / "traffic"
 SAMPLE_TEXTS = 2000
 """Texts for timing the bare tokenizer: about a million tokens."""
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 links=.mypy_cache/packages
 mkdir -p "$links/outrider"
 set --
-for room in common speculators serving data training eval recipes; do
+for room in common recipes speculators serving training data eval pipeline live cli; do
     ln -sfn "$PWD/$room" "$links/outrider/$room"
     set -- "$@" -p "outrider.$room"
 done

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
+from outrider.serving.admin.live_flags import BACKEND, HOOKED
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.in_process import in_process
-from outrider.serving.live.live_flags import BACKEND, HOOKED
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
 from outrider.serving.vllm_hooks.exchange import exchange

@@ -20,7 +20,12 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.allowed import ARGUMENTS, why_not_argument, why_not_value, why_not_variable
+from outrider.serving.bundle.allowed import (
+    ARGUMENTS,
+    why_not_argument,
+    why_not_value,
+    why_not_variable,
+)
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
 
 SHORT = {

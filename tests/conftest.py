@@ -4,7 +4,7 @@
 server and one load generator for tests/serving; engines forked from the process that
 opens them (serving/vllm_hooks/process_start.py); servers, load generators, stages and training
 ranks from one that has imported vLLM and DeepSpeed (tests/warm_process/); commands in this
-process (tests/recipes/commands.py). Text is written by a target with a quarter of the embedded
+process (tests/cli/commands.py). Text is written by a target with a quarter of the embedded
 one's layers (tests/short_r1/). Each real path keeps at least one test: spawned engine processes,
 every training launcher, every command.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent
 EMBEDDED_TARGET = TESTS.parent / "recipes" / "nano_r1" / "target"
 ONE_SERVER = (
-    "serving/live/test_live_server.py",
+    "live/test_live_server.py",
     "serving/test_endpoint.py",
     "serving/test_sampling.py",
     "serving/test_server.py",
@@ -52,7 +52,7 @@ LONGEST_FIRST = (
     "serving/test_server_ends.py",
     "eval/prediction/test_step_fit.py",
     "eval/replay/test_draft_parity.py",
-    "serving/live/test_router.py",
+    "live/test_router.py",
     "recipes",
     "training",
     "eval/test_browser.py",

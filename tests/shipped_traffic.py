@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 
 Row = dict[str, Any]
 """A line of a log, as parsed JSON."""

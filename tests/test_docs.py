@@ -18,7 +18,19 @@ GENERATED = {ROOT / "docs" / "recipes.md", ROOT / "docs" / "report.md"}
 WRITTEN = [page for page in PAGES if page not in GENERATED]
 
 FOLDERS = ("benchmarks", "docs", "requirements", "tests")
-ROOMS = ("common", "data", "eval", "recipes", "serving", "speculators", "training")
+ROOMS = (
+    "cli",
+    "common",
+    "data",
+    "eval",
+    "live",
+    "pipeline",
+    "recipes",
+    "serving",
+    "speculators",
+    "tools",
+    "training",
+)
 FILES = [
     path.relative_to(ROOT).as_posix()
     for folder in FOLDERS + ROOMS

@@ -8,7 +8,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LAYERS = ("common", "speculators", "serving", "data", "training", "eval", "recipes")
+LAYERS = (
+    "common",
+    "recipes",
+    "speculators",
+    "serving",
+    "training",
+    "data",
+    "eval",
+    "pipeline",
+    "live",
+    "cli",
+)
 """From the bottom up: a room imports from itself and from those before it."""
 
 STRANGERS = {("training", "data"), ("eval", "training")}

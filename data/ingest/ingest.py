@@ -62,7 +62,7 @@ PARTS_VERSION = 2
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
-(recipes/pipeline/stages/ingest.py): it covers finished ingests."""
+(pipeline/stages/ingest.py): it covers finished ingests."""
 
 SMALL = 64 * 2**20
 """Log size in bytes up to which one process is faster than several."""

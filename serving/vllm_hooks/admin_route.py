@@ -7,7 +7,7 @@ loopback interface, and needs its own token. It runs in the API server's event l
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
         vllm serve ... --weight-transfer-config '{"backend": "safetensors"}'
 
-The client is serving/live/replica.py. Bundles are safetensors below the release roots, nothing
+The client is serving/admin/replica.py. Bundles are safetensors below the release roots, nothing
 else is read.
 """
 
@@ -29,15 +29,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
-from outrider.serving.live.address import Address, address_of
-from outrider.serving.live.live_flags import (
+from outrider.serving.admin.address import Address, address_of
+from outrider.serving.admin.live_flags import (
     ADMIN,
     BACKEND,
     TOKEN_FILE,
     admin_token,
     release_roots,
 )
-from outrider.serving.live.replica import REQUESTS, ROUTE, Watch
+from outrider.serving.admin.replica import REQUESTS, ROUTE, Watch
 from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator, SwapOrder
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class WatchBody(BaseModel):
-    """`Watch` of serving/live/replica.py."""
+    """`Watch` of serving/admin/replica.py."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

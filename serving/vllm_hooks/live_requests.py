@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from outrider.serving.live.replica import LiveRequest
+from outrider.serving.admin.replica import LiveRequest
 
 KEPT = 4096
 """Finished requests that are kept: at 100 requests/s, those of the last 40 s."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
-from outrider.serving.live.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
+from outrider.serving.admin.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
 from outrider.serving.vllm_hooks.exchange import Report, SpeculatorBroken, exchange_steps
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 

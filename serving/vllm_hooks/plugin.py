@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from outrider.serving.live.live_flags import ADMIN, BACKEND, HOOKS
+from outrider.serving.admin.live_flags import ADMIN, BACKEND, HOOKS
 
 logger = logging.getLogger("outrider.vllm")
 

@@ -4,7 +4,7 @@
 
 The plugin registers it (plugin.py). A session of vLLM's draft weight update does it, all of it
 inside `receive_weights`: either the new speculator is in place afterwards, or the old one. The
-files are opened, hashed and checked first (serving/live/candidate.py), in the background where
+files are opened, hashed and checked first (serving/admin/candidate.py), in the background where
 `init_transfer_engine` named them. Start and finish do nothing, because layers that are on the meta
 device in between end the engine with the next request.
 
@@ -31,8 +31,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.v1.worker.gpu_worker import Worker
 
-from outrider.serving.live.candidate import Candidate, checked, in_service
-from outrider.serving.live.held_files import hold_directory, hold_release
+from outrider.serving.admin.candidate import Candidate, checked, in_service
+from outrider.serving.admin.held_files import hold_directory, hold_release
 from outrider.serving.vllm_hooks.drafter_digest import drafter_digest
 from outrider.serving.vllm_hooks.drafter_swap import context_copies, proposer_of, replace_weights
 from outrider.serving.vllm_hooks.exchange import Report

@@ -5,7 +5,7 @@ As a worker extension, this module is imported by the worker, where it wraps the
 
 from typing import Any
 
-from outrider.serving.live.candidate import Candidate
+from outrider.serving.admin.candidate import Candidate
 from outrider.serving.vllm_hooks.weight_transfer import SafetensorsTransfer
 
 REPEATS = 25

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from outrider.serving.admin.live_flags import live_environment
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
-from outrider.serving.live.live_flags import live_environment
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
-from tests.serving.live.faults import FAULT_EXTENSION
+from tests.live.faults import FAULT_EXTENSION
 
 QUESTIONS = [
     "Tom has 3 boxes with 12 pencils each. He gives 7 away. How many are left?",

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import write_json
-from outrider.serving.bundle import serve_script
+from outrider.serving.bundle.bundle import serve_script
+from outrider.serving.bundle.bundle_digest import listing
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.live.bundle_digest import listing
 from outrider.serving.serve_flags import serving_of
 
 R1 = "deepseek-ai/DeepSeek-R1"

@@ -9,7 +9,7 @@ from huggingface_hub.utils import filter_repo_objects
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.recipes.pipeline.preflight import check_target
+from outrider.pipeline.preflight import check_target
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.layout import INDEX
 from outrider.speculators.checkpoints.target_ends import load_target_ends

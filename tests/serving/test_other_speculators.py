@@ -11,7 +11,7 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
-from tests.serving.live.faults import FAULT, FAULT_EXTENSION
+from tests.live.faults import FAULT, FAULT_EXTENSION
 
 HEADS = {
     "eagle3": {},

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
-from outrider.serving.bundle import export_bundle, verify_bundle
+from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters

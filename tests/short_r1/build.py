@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.recipes.config.shipped import EMBEDDED_TRAFFIC
-from outrider.recipes.nano_r1.model import NanoR1, layer_tensors, stored
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.short_r1 import LAYERS, STORED
+from tools.nano_r1.model import NanoR1, layer_tensors, stored
 
 NANO_R1 = Path(__file__).parents[2] / "recipes" / "nano_r1"
 BATCH_TOKENS = 4096

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
-from outrider.recipes.pipeline.preflight import check_target
+from outrider.pipeline.preflight import check_target
 from outrider.speculators.config import SpeculatorConfig
 from tests.training.corpus import Corpus, make_corpus
 

@@ -25,7 +25,7 @@ STARTER = "OUTRIDER_TEST_PROCESS"
 MODULES = (
     "outrider.serving.vllm_command",
     "outrider.serving.load_generator",
-    "outrider.recipes.pipeline.stage_process",
+    "outrider.pipeline.stage_process",
     "tests.data.features.stand_in_capture",
 )
 

@@ -43,8 +43,8 @@ IMPORTED = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.deepseek_mtp",
     "vllm.model_executor.models.llama_eagle3",
-    "outrider.serving.bundle",
-    "outrider.recipes.pipeline.stages.registry",
+    "outrider.serving.bundle.bundle",
+    "outrider.pipeline.stages.registry",
     "outrider.eval.evaluate",
     # What test modules import.
     "altair",

@@ -15,7 +15,7 @@ from huggingface_hub import HfFileSystem, constants
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.sources import LogFile, log_files
 from outrider.data.ingest.store_errors import answering
-from outrider.recipes.pipeline.stages.sources import log_digest
+from outrider.pipeline.stages.sources import log_digest
 
 FIX = "check the address, the network and the credentials .*copy the files here"
 

@@ -8,7 +8,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
 from outrider.eval.lossless.answers import answer_check, final_answer, same_answer
 from outrider.eval.lossless.task_accuracy import task_of
-from outrider.recipes.nano_r1.math_problems import conversation
+from tools.nano_r1.math_problems import conversation
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
 from outrider.eval.lossless.task_accuracy import load_task, try_task
-from outrider.recipes.config.shipped import SHIPPED
+from outrider.pipeline.recipe.shipped import SHIPPED
 
 NANO_R1 = SHIPPED / "nano_r1" / "target"
 ROWS = [

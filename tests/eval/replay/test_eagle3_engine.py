@@ -8,7 +8,7 @@ from outrider.common.files import read_json
 from outrider.data.features.capture import capture_ids
 from outrider.eval.replay.draft_parity import complaint, draft_parity, record
 from outrider.eval.replay.replay import replay
-from outrider.recipes.gpu_check.inputs import logged_rows
+from outrider.pipeline.gpu_check.inputs import logged_rows
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Speculator

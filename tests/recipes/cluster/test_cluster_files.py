@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.recipes.config.load import load_recipe
-from outrider.recipes.config.shipped import shipped_recipes
-from tests.serving.live.manifests.crds import needs_crds, problems
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.shipped import shipped_recipes
+from tests.live.manifests.crds import needs_crds, problems
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "cluster"
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.live.address import Address
-from outrider.serving.live.live_flags import ADMIN, TOKEN_FILE, admin_token, live_environment
-from outrider.serving.live.replica import REQUESTS, ROUTE
+from outrider.serving.admin.address import Address
+from outrider.serving.admin.live_flags import ADMIN, TOKEN_FILE, admin_token, live_environment
+from outrider.serving.admin.replica import REQUESTS, ROUTE
 from outrider.serving.vllm_hooks import admin_route
 from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
 from outrider.serving.vllm_hooks.version import vllm_version

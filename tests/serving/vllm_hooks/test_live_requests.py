@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serving.live.replica import LiveRequest
+from outrider.serving.admin.replica import LiveRequest
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 

@@ -1,7 +1,7 @@
 """Exchanges with an engine that does not answer, or that fails half-way.
 
 The engine is a stand-in: a real one that hangs takes its machine's file system along. What the
-workers do is tested on a real server (tests/serving/live/test_live_server.py).
+workers do is tested on a real server (tests/live/test_live_server.py).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.live.replica import LiveRequest, Watch
+from outrider.serving.admin.replica import LiveRequest, Watch
 from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator, SwapOrder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.serving.live.live_flags import ADMIN, HOOKS
+from outrider.serving.admin.live_flags import ADMIN, HOOKS
 from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
 from outrider.serving.vllm_hooks.process_start import FORK

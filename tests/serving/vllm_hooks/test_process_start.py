@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from outrider.serving.admin.live_flags import HOOKS
 from outrider.serving.engine import Engine
-from outrider.serving.live.live_flags import HOOKS
 from outrider.serving.vllm_hooks import process_start
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.version import runs_on_cpu

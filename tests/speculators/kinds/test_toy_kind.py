@@ -12,7 +12,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.example_traces import walks
 from outrider.eval.replay.replay import replay
-from outrider.recipes.pipeline.preflight import check_target
+from outrider.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.interpolate import interpolate

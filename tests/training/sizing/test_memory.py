@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from outrider.recipes.dry_run.training_cost import ASSUMED_GPU, FP8_BYTES, USABLE
+from outrider.pipeline.plan.training_cost import ASSUMED_GPU, FP8_BYTES, USABLE
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind

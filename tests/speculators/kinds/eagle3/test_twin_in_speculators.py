@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from uv import find_uv_bin
 
 from outrider.common.files import read_json
-from outrider.recipes.config.shipped import shipped_heads
-from outrider.recipes.nano_r1.states import ComputedStates
+from outrider.pipeline.recipe.shipped import shipped_heads
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Speculator
@@ -24,7 +23,8 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.twin import VERSION
 from outrider.speculators.unroll import valid_BT
-from tests.recipes.nano_r1.logged import general_rows
+from tests.tools.nano_r1.logged import general_rows
+from tools.nano_r1.states import ComputedStates
 
 ROOT = Path(__file__).parents[4]
 DEPTH = 5

@@ -1,0 +1,65 @@
+"""`adapt-speculator`: keeps the speculator of a live endpoint fitted to its traffic.
+
+adapt-speculator --recipe resume_screening.yaml --to endpoints/resume.yaml
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from outrider.cli.options import Flag, Overrides, RecipeName
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import open_run, print_json
+
+
+def adapt_speculator(
+    *overrides: Overrides,
+    recipe: RecipeName,
+    to: str,
+    rounds: int | None = None,
+    once: Annotated[bool, Flag] = False,
+    metrics_port: int | None = None,
+) -> int:
+    """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
+
+    Reads the log that the recipe names (traffic.path) from where it was read last, and keeps going
+    until it is stopped; the same command resumes. The policy is the recipe's section `adapt`.
+
+    Parameters
+    ----------
+    to
+        File of the endpoint, as for deploy-speculator.
+    rounds
+        Stop after this many training rounds, whether they shipped or not.
+    once
+        Stop when the log has no whole window left and nothing is under way.
+    metrics_port
+        Serve Prometheus metrics on this port of 127.0.0.1.
+    """
+    from outrider.common.supervision import stopped_by_signal
+    from outrider.live.endpoint_file import load_endpoint
+
+    if rounds is not None and rounds < 1:
+        raise OutriderError(f"--rounds {rounds}: give 1 or more, or leave it out")
+    loaded, _ = open_run(recipe, overrides, Path("runs"))
+    endpoint = load_endpoint(to)
+    # torch, so after the mistakes that are known without it.
+    from outrider.live.adapt import Adapter, summary
+    from outrider.live.adapt_metrics import adapt_metrics
+    from outrider.live.endpoint_deployer import EndpointDeployer
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopped_by_signal())
+        listener = stack.enter_context(adapt_metrics(endpoint, loaded.recipe.adapt, metrics_port))
+        deployer = EndpointDeployer(endpoint, _say)
+        adapter = stack.enter_context(
+            Adapter.open(loaded, endpoint.state_dir, deployer, listener=listener)
+        )
+        adapter.run(rounds, once)
+        print_json(summary(adapter))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,174 @@
+"""`deploy-speculator`: a bundle onto a live endpoint, by a canary that is promoted or rolled back.
+
+deploy-speculator runs/march/bundle --to endpoints/resume.yaml
+deploy-speculator --status --to endpoints/resume.yaml
+deploy-speculator --rollback --to endpoints/resume.yaml
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from outrider.cli.options import Flag
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import print_json
+
+if TYPE_CHECKING:
+    from outrider.live.endpoint_file import Endpoint
+    from outrider.live.state import Deployment
+
+UNDONE = 2
+"""Exit status where the release was tested and rolled back."""
+
+
+def deploy_speculator(
+    bundle: str | None = None,
+    *,
+    to: Annotated[str, Parameter(help="File of the endpoint, or the name of a shipped one.")],
+    status: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    rollback: Annotated[bool, Flag] = False,
+    promote: Annotated[bool, Flag] = False,
+    recover: Annotated[bool, Flag] = False,
+    in_place: Annotated[bool, Flag] = False,
+    local: Annotated[bool, Flag] = False,
+    load: str | None = None,
+    manifest: Literal["kserve", "argo"] | None = None,
+    metrics_port: int | None = None,
+) -> int:
+    """Deploy a speculator to a live endpoint: canary, then promote or roll back.
+
+    Parameters
+    ----------
+    bundle
+        What export-speculator wrote: a folder, or an address such as hf://, s3:// or oci:.
+    status
+        Print what the endpoint serves and what is being deployed; with --json as one JSON object.
+    rollback
+        End the deployment in progress, or go back to the release before the one in use.
+    promote
+        Promote the release that is on the canary now.
+    recover
+        Finish a deployment that was interrupted, and bring every replica to one release.
+    in_place
+        Exchange the replicas one after another without a canary; each replica takes the release
+        back if its acceptance falls short of the bundle's evidence.
+    local
+        Start the endpoint's replicas and Envoy on this machine, and end them at the end. Without a
+        bundle they serve until Ctrl-C.
+    load
+        With --local: send the requests of this log (a path, or the name of shipped traffic).
+    manifest
+        Print Kubernetes manifests for this bundle and endpoint instead of deploying.
+    metrics_port
+        Serve Prometheus metrics on this port of 127.0.0.1.
+    """
+    from outrider.live.endpoint_file import load_endpoint
+
+    actions = {"--status": status, "--rollback": rollback, "--promote": promote}
+    actions |= {"--recover": recover, "--manifest": manifest is not None, "--local": local}
+    chosen = [name for name, given in actions.items() if given]
+    if len(chosen) > 1:
+        raise OutriderError(f"{' and '.join(chosen)}: give one of them")
+    if bundle is None and (not chosen or manifest is not None):
+        raise OutriderError(
+            "no bundle: give the folder that export-speculator wrote, or one of --status,"
+            " --rollback, --promote, --recover"
+        )
+    if bundle is not None and chosen not in ([], ["--manifest"], ["--local"]):
+        raise OutriderError(f"{chosen[0]} takes no bundle")
+    if load is not None and not local:
+        raise OutriderError("--load needs --local; a live endpoint has requests of its own")
+    endpoint = load_endpoint(to)
+    if status:
+        return _status(endpoint, as_json)
+    if manifest is not None:
+        from outrider.live.manifests.write import write_manifest
+
+        print(write_manifest(manifest, bundle or "", endpoint), end="")
+        return 0
+    if recover:
+        from outrider.live.deploy import recover as recover_endpoint
+
+        recover_endpoint(endpoint, _say)
+        return _status(endpoint, as_json=True)
+    if rollback or promote:
+        from outrider.live.deploy import end_deployment
+
+        ended = end_deployment(endpoint, "promote" if promote else "roll_back", say=_say)
+        return _ended(endpoint, ended, wanted="promote" if promote else "roll_back")
+    if local:
+        return _local(endpoint, bundle, in_place, load, metrics_port)
+    return _deploy(endpoint, bundle or "", in_place, metrics_port)
+
+
+def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, metrics_port: int | None) -> int:
+    from outrider.live.deploy import deploy_bundle
+    from outrider.live.reporting import reporting
+
+    with reporting(endpoint, metrics_port) as events:
+        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say, events))
+
+
+def _local(
+    endpoint: "Endpoint",
+    bundle: str | None,
+    in_place: bool,
+    load: str | None,
+    metrics_port: int | None,
+) -> int:
+    import contextlib
+    import threading
+
+    from outrider.common.supervision import stopped_by_signal
+    from outrider.live.load import Load, read_prompts
+    from outrider.live.local import local_endpoint
+
+    with stopped_by_signal(), contextlib.ExitStack() as stack:
+        prompts = read_prompts(load) if load is not None else []
+        stack.enter_context(local_endpoint(endpoint, bundle, _say))
+        if prompts:
+            stack.enter_context(Load(endpoint, prompts))
+        if bundle is not None:
+            return _deploy(endpoint, bundle, in_place, metrics_port)
+        _say(f"serving on {endpoint.router.listen}; Ctrl-C ends everything")
+        threading.Event().wait()
+    return 0
+
+
+def _status(endpoint: "Endpoint", as_json: bool) -> int:
+    from outrider.live.status import endpoint_status, status_lines
+
+    found = endpoint_status(endpoint)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(status_lines(found)))
+    return 0
+
+
+def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:
+    """Prints the JSON object of a deployment and returns the command's exit status."""
+    print_json(
+        {
+            "endpoint": endpoint.name,
+            "deployment": ended.id,
+            "outcome": ended.outcome,
+            "release": ended.new,
+            "replaced": ended.old,
+            "by": ended.by,
+            "reason": ended.reason,
+            "figures": ended.figures,
+            "behind": list(ended.behind),
+            "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
+        }
+    )
+    if ended.behind:
+        return 1
+    went_back = ended.outcome == "rolled_back" or ended.mode == "rollback"
+    return 0 if went_back == (wanted == "roll_back") else UNDONE
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,155 @@
+"""`evaluate-speculator`: a speculator, a running server, or runs that have been evaluated.
+
+evaluate-speculator --recipe resume_screening.yaml --speculator DIR|ngram|none
+evaluate-speculator --recipe resume_screening.yaml --endpoint http://HOST:PORT
+evaluate-speculator --compare RUN_A RUN_B --html page.html
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from outrider.cli.options import FromServeCommand, Overrides, RecipeName, Runs
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
+
+if TYPE_CHECKING:
+    from outrider.eval.bench.prompts import Prompt
+    from outrider.pipeline.recipe.load import LoadedRecipe
+    from outrider.pipeline.recipe.recipe import Recipe
+    from outrider.pipeline.run_dir import RunDirectory
+    from outrider.pipeline.stage import Options
+    from outrider.serving.client import Sampling
+
+
+def evaluate_speculator(
+    *overrides: Overrides,
+    recipe: RecipeName | None = None,
+    speculator: str | None = None,
+    endpoint: str | None = None,
+    compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    html: Path | None = None,
+    runs: Runs = Path("runs"),
+    from_serve_command: FromServeCommand = None,
+) -> int:
+    """Measure a speculator against the base and no speculation, on a recipe's held-out traffic.
+
+    Parameters
+    ----------
+    speculator
+        A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors),
+        `ngram` for vLLM's n-gram lookup, or `none`. Default: the one that this recipe trained.
+    endpoint
+        Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
+        and speed on the held-out traffic; gives no verdict.
+    compare
+        Evaluated run directories: compares them and measures nothing. Shows the drift of a
+        speculator that several of them evaluated.
+    html
+        With --compare: file to write the comparison to as a page.
+    """
+    if compare:
+        return _compare(compare, html)
+    if html is not None:
+        raise OutriderError(
+            f"--html {html} needs --compare RUN_A RUN_B; an evaluation writes its page to the run "
+            "directory"
+        )
+    if recipe is None:
+        raise OutriderError(
+            "nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for evaluated runs"
+        )
+    loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
+    if endpoint is not None:
+        return _endpoint(loaded, run, endpoint)
+    if speculator is None:
+        from outrider.pipeline.stages.registry import stages_of
+
+        measured = [
+            name for name in stages_of(loaded.recipe) if name in ("choose_kind", "evaluate")
+        ]
+        with attempt(loaded, run) as go:
+            return print_summary(loaded, run, go(measured, {}))
+    options = _named_speculator(speculator, loaded.recipe)
+    with attempt(loaded, run) as go:
+        results = go(["ingest", "split", "capture", "evaluate_other"], options)
+    return print_summary(loaded, run, results, "evaluate_other")
+
+
+def _named_speculator(name: str, recipe: "Recipe") -> "Options":
+    """The speculator that `--speculator` names, checked against the target before anything runs."""
+    from outrider.common.fingerprint import path_digest
+    from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.checkpoints.compatibility import check_speculator
+
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": name, "weights": None}
+    if (directory / MANIFEST).exists():
+        bundle_digest(directory)  # its files are those that it lists
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
+
+
+def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
+    from rich.console import Console
+
+    from outrider.common.supervision import stopped_by_signal
+    from outrider.pipeline.stages.sources import has_quarantine
+
+    with attempt(loaded, run) as go:
+        go(["ingest", "split"], {})
+        # Heavy: imported once the stages have run.
+        from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
+
+        recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
+        if not has_quarantine(run):
+            console.print(
+                f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
+                "held-out sequences are measured too; run `train-speculator --stages capture` "
+                "first to leave them out",
+                soft_wrap=True,
+            )
+        prompts, sampling = endpoint_requests(recipe, run)
+        with stopped_by_signal():
+            results = measure_endpoint(
+                url,
+                recipe.target,
+                [prompt.text for prompt in prompts],
+                sampling,
+                recipe.evaluation(),
+                run.attempt(),
+                console.print,
+            )
+    print_endpoint(results, console)
+    print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
+    return 0
+
+
+def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prompt], Sampling]":
+    """The prompts and the sampling of the timed blocks of the run's evaluation."""
+    from outrider.data.sequences import load_sequences
+    from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+    from outrider.pipeline.stages.sources import parts_in_use
+
+    parts = parts_in_use(run)
+    heldout = load_sequences(run.sequences, parts["heldout"])
+    _, prompts = evaluation_prompts(heldout, recipe.evaluation(), recipe.speculative_serving())
+    return prompts, customers_sampling(heldout)
+
+
+def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
+    from rich.console import Console
+
+    from outrider.eval.report.compare import compare, print_comparison
+    from outrider.eval.report.compare_page import write_page
+
+    compared, console = compare(runs), Console(stderr=True)
+    print_comparison(compared, console)
+    if html is not None:
+        write_page(html, compared)
+        console.print(f"page: {html}", soft_wrap=True, highlight=False)
+    print_json(compared.model_dump(mode="json"))
+    return 0

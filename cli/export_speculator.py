@@ -1,0 +1,38 @@
+"""`export-speculator`: the verified bundle of an evaluated speculator.
+
+export-speculator --recipe resume_screening.yaml --to DIR
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from outrider.cli.options import Flag, Overrides, RecipeName, Runs
+from outrider.pipeline.attempt import attempt, open_run, print_summary
+
+
+def export_speculator(
+    *overrides: Overrides,
+    recipe: RecipeName,
+    to: str,
+    runs: Runs = Path("runs"),
+    force: Annotated[bool, Flag] = False,
+) -> int:
+    """Write the bundle of an evaluated speculator, verify it in vLLM, and copy it to an endpoint.
+
+    Parameters
+    ----------
+    to
+        A directory, an fsspec URL such as s3://bucket/prefix, hf://OWNER/NAME for the Hugging Face
+        Hub, or oci:FOLDER:TAG for an OCI image layout.
+    force
+        Export even a speculator that is not better than the base.
+    """
+    from outrider.pipeline.stages.export import copy_bundle
+
+    loaded, run = open_run(recipe, overrides, runs)
+    with attempt(loaded, run) as go:
+        results = go(["export"], {"force": force})
+    place = copy_bundle(run, loaded.recipe, to)
+    print(f"bundle copied to {place}", file=sys.stderr)
+    return print_summary(loaded, run, results, bundle=place)

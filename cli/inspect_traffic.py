@@ -1,0 +1,77 @@
+"""`inspect-traffic`: what a log contains, how much of it can be trained on, and what that costs.
+
+inspect-traffic --recipe resume_screening.yaml
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from outrider.cli.options import Overrides, RecipeName, Runs
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import print_json
+
+SAMPLES = 2
+"""Sequences that are printed on a terminal by default."""
+
+
+def inspect_traffic(
+    *overrides: Overrides,
+    recipe: RecipeName | None = None,
+    first: int | None = None,
+    samples: int | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    runs: Runs = Path("runs"),
+) -> int:
+    """Report what a log contains, how much of it can be trained on, and what that costs.
+
+    Writes nothing. Inspects a recipe's log, or bare logs: --traffic.path LOGS [--target.model DIR].
+
+    Parameters
+    ----------
+    first
+        Read only the first N rows of each file.
+    samples
+        Print N sequences with the trained tokens marked. They are customer text. Default: 2 on a
+        terminal, else none.
+    as_json
+        Print one JSON object instead, without customer text.
+    """
+    for option, value, least in (("--first", first, 1), ("--samples", samples, 0)):
+        if value is not None and value < least:
+            raise OutriderError(f"{option} {value}: give a number from {least}")
+    if as_json and samples:
+        raise OutriderError(
+            "--samples prints customer text, which --json never contains; give one of them"
+        )
+    if recipe is None and not any("traffic.path" in word for word in overrides):
+        raise OutriderError(
+            "nothing to inspect: give --recipe R, or --traffic.path LOGS for logs without a recipe"
+        )
+
+    from rich.console import Console
+
+    from outrider.common.supervision import stopped_by_signal
+    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+    from outrider.pipeline.inspection.page import print_inspection
+    from outrider.pipeline.recipe.load import load_overrides, load_recipe
+    from outrider.pipeline.run_dir import RunDirectory
+
+    loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
+    run = RunDirectory.of(loaded.recipe, runs)
+    if samples is None:
+        samples = SAMPLES if sys.stdout.isatty() and not as_json else 0
+    with stopped_by_signal():
+        found, sequences = inspect_recipe(loaded.recipe, run, first, samples)
+    if as_json:
+        print_json(found)
+    else:
+        console = Console()
+        print_inspection(found, console)
+        for sequence in sequences:
+            console.print(sequence, soft_wrap=True)
+    if found["problems"]:
+        raise OutriderError("\n".join(found["problems"]))
+    return 0

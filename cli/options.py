@@ -1,0 +1,33 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from outrider.pipeline.recipe.shipped import shipped_recipes
+
+RecipeName = Annotated[
+    str,
+    Parameter(
+        help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes())
+    ),
+]
+Runs = Annotated[Path, Parameter(help="Parent of the run directories; this run's is RUNS/NAME.")]
+Overrides = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="section.key=value or --section.key value, such as training.epochs=3; the keys are in "
+        "docs/recipes.md.",
+    ),
+]
+FromServeCommand = Annotated[
+    str | None,
+    Parameter(
+        name="--from-serve-command",
+        help="The `vllm serve ...` command that the endpoint runs today, or a file with it: fills "
+        "target.*, serving.engine.* and eval.current_k. Overrides take precedence.",
+    ),
+]
+Flag = Parameter(negative="")

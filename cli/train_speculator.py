@@ -1,0 +1,135 @@
+"""`train-speculator`: from traffic to an evaluated and exported speculator.
+
+train-speculator --recipe resume_screening.yaml
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from outrider.cli.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
+
+if TYPE_CHECKING:
+    from outrider.pipeline.recipe.load import LoadedRecipe
+    from outrider.pipeline.run_dir import RunDirectory
+    from outrider.pipeline.stage import Options
+
+
+def train_speculator(
+    *overrides: Overrides,
+    recipe: RecipeName,
+    dry_run: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    gpu_memory: float | None = None,
+    stages: str | None = None,
+    runs: Runs = Path("runs"),
+    from_serve_command: FromServeCommand = None,
+    force: Annotated[bool, Flag] = False,
+    rehearse: Annotated[bool, Flag] = False,
+) -> int:
+    """Train a speculator on traffic: ingest, split, capture, train, evaluate, export.
+
+    Stages that are done and unchanged are skipped.
+
+    Parameters
+    ----------
+    dry_run
+        Write recipe.resolved.yaml, print what each stage would do and what it costs (parameters,
+        memory by part, whether it fits, disk, time), and stop. Needs only the target's config.json.
+    as_json
+        With --dry-run: print the JSON object and no table.
+    gpu_memory
+        With --dry-run: memory of one GPU in GB. Default: that of the GPUs here, else this machine's
+        memory, else 141; the output says which.
+    stages
+        Run only these, separated by commas: ingest, split, capture, train, choose_kind (with
+        several kinds), evaluate, export.
+    force
+        Export even a speculator that is not better than the base.
+    rehearse
+        Run all stages on a random target of R1's widths with few experts, and compare memory and
+        disk with --dry-run. Needs 22 GB of memory.
+    """
+    from outrider.pipeline.stages.registry import stage_names
+
+    for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
+        if given and not dry_run:
+            raise OutriderError(
+                f"{option} needs --dry-run; a run's last line on stdout is JSON anyway"
+            )
+    if gpu_memory is not None and gpu_memory <= 0:
+        raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
+    if rehearse:
+        return _rehearse(recipe, overrides, runs, dry_run, stages)
+    loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
+    wanted, options = stage_names(stages, loaded.recipe), {"force": force}
+    if dry_run:
+        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
+        return _plan(loaded, run, wanted, options, gpu_bytes, as_json)
+    with attempt(loaded, run) as go:
+        results = go([name for name in wanted if name != "export"], options)
+        if "export" in wanted and (force or _may_ship(run)):
+            results |= go(["export"], options)
+    return print_summary(loaded, run, results)
+
+
+def _rehearse(
+    recipe: str, overrides: tuple[str, ...], runs: Path, dry_run: bool, stages: str | None
+) -> int:
+    from rich.console import Console
+
+    from outrider.pipeline.rehearsal.rehearse import rehearsal, rehearse
+    from outrider.pipeline.run_dir import RunDirectory
+    from outrider.pipeline.stages.registry import STAGES
+
+    if dry_run or stages is not None:
+        raise OutriderError("--rehearse runs every stage; leave out --dry-run and --stages")
+    console = Console(stderr=True)
+    loaded = rehearsal(recipe, overrides, runs, console)
+    found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
+    print_json(found)
+    return 0 if found["holds"] else 1
+
+
+def _may_ship(run: "RunDirectory") -> bool:
+    from outrider.eval.config import SHIP
+
+    return run.result_of("evaluate").get("verdict", SHIP) == SHIP
+
+
+def _plan(
+    loaded: "LoadedRecipe",
+    run: "RunDirectory",
+    wanted: list[str],
+    options: "Options",
+    gpu_bytes: int | None,
+    as_json: bool,
+) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider.pipeline.plan.plan import plan
+    from outrider.pipeline.plan.training_cost import price
+    from outrider.pipeline.plan.training_cost_page import print_price
+
+    with run.locked():
+        run.write_resolved(loaded.recipe)
+        rows = plan(run, loaded.recipe, wanted, options)
+        priced = price(run, loaded.recipe, gpu_bytes)
+    if not as_json:
+        table = Table(title=f"{loaded.recipe.name}: dry run", title_justify="left", width=80)
+        for column in ("stage", "now", "cost"):
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(row.stage, row.action, row.cost)
+        console = Console(stderr=True)
+        console.print(table)
+        print_price(priced, console)
+        console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
+    stages = {row.stage: {"action": row.action, "cost": row.cost} for row in rows}
+    result = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
+    print_json({**result, "dry_run": stages, "price": priced})
+    return 0

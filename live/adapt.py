@@ -1,0 +1,409 @@
+"""Keeps a live endpoint's speculator fitted to its traffic: watch, train, gate, deploy.
+
+    with Adapter.open(loaded, state_dir, deployer) as adapter:
+        adapter.run(rounds=None)                      # until it is stopped
+        adapter.run(once=True)                        # until the log is used up
+
+New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
+speculator in use replayed on it. When acceptance falls or enough rows are new (adapt_policy.py), a
+round trains on from the speculator in use. The windows that arrive after the round's are its gate.
+A round that wins is deployed; one that loses stays in rounds/ as evidence.
+
+    state_dir/adapt/journal.jsonl     every step, appended when it is done (adapt_state.py)
+    state_dir/adapt/windows/w000003/  traffic/ features/ replay/, first log/: a run directory
+    state_dir/adapt/rounds/r0002/     round.json gate.json speculator/ bundle/: a run directory
+
+The next step follows from the journal, so a process that is killed repeats at most one step.
+"""
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from outrider.common.child_process import start_server
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.data.config import PrivacyConfig
+from outrider.data.ingest.log_tail import (
+    Unread,
+    cut,
+    end_of,
+    find_unread,
+    unread_bytes,
+    unread_rows,
+)
+from outrider.data.ingest.slice import carried_lines, forget_rows
+from outrider.live.adapt_gate import acceptance, judge, replayed, write_bundle
+from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
+from outrider.live.adapt_state import AdaptState, Round, Window
+from outrider.live.deployer import Deployer, InUse, in_use
+from outrider.live.journal import Entry, Journal
+from outrider.pipeline.recipe.load import LoadedRecipe
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.run_stages import run_stages
+from outrider.pipeline.stage_runner import StageFailed
+from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
+
+MOST_REFUSED = 3
+"""Windows in a row that may be refused. One more is an error: the log or the target is wrong."""
+
+KEPT_ROUNDS = 3
+"""Newest rounds that keep their weights. All keep their figures."""
+
+INTERRUPTED = 75
+
+FOLDER, JOURNAL = "adapt", "journal.jsonl"
+"""Below the endpoint's `state_dir`."""
+
+LOG = "log"
+"""Folder of a window with rows of the log, until they are sequences."""
+
+
+@dataclass
+class Adapter:
+    """The loop. `step` does one thing and returns whether there was one to do."""
+
+    loaded: LoadedRecipe
+    folder: Path
+    deployer: Deployer
+    journal: Journal
+    console: Console
+    parity: bool = True
+    """Whether the first round checks trainer against engine (draft_parity_check.py)"""
+    clock: Callable[[], float] = time.time
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls,
+        loaded: LoadedRecipe,
+        state_dir: Path,
+        deployer: Deployer,
+        console: Console | None = None,
+        parity: bool = True,
+        listener: Callable[[Entry], None] | None = None,
+    ) -> Iterator["Adapter"]:
+        """Locks and opens `state_dir`/adapt; a second process gets an error.
+
+        `listener` gets every entry of the journal after it is on the disk.
+        """
+        folder = state_dir / FOLDER
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (
+            RunDirectory(folder).locked(),
+            Journal(folder / JOURNAL, listener=listener) as journal,
+        ):
+            console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+            start_server()
+            yield cls(loaded, folder, deployer, journal, console, parity)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe as the user wrote it."""
+        return self.loaded.recipe
+
+    @property
+    def state(self) -> AdaptState:
+        """What has been done."""
+        return AdaptState.of(self.journal.entries)
+
+    def run(
+        self, rounds: int | None = None, once: bool = False,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
+        before = self._settled()
+        if (newest := self.state.newest) is not None:
+            self._forget_rows(newest)  # an earlier process may have been killed before it
+        while rounds is None or self._settled() - before < rounds:
+            if not self.step():
+                if once:
+                    return
+                wait(self.recipe.adapt.poll_seconds)
+
+    def step(self) -> bool:
+        """Does the next step; False where it has to wait for traffic or for the budget."""
+        self._delete(self.state)
+        state = self.state
+        if (window := state.unsettled) is not None:
+            self._watch(window)
+            return True
+        if (pending := state.pending_round) is not None:
+            if not pending.trained:
+                self._train(pending)
+                return True
+            if pending.ships:
+                self._deploy(pending)
+                return True
+            if state.fresh:
+                self._gate(pending, state.fresh)
+                return True
+        else:
+            if within_budget(state, self.clock(), self.recipe.adapt):
+                serving = self.deployer.serving()
+                reason = reason_to_train(state, serving.name, self.recipe.adapt)
+                if reason is not None:
+                    self._begin_round(state, reason)
+                    return True
+        return self._cut(state)
+
+    def window_run(self, number: int) -> RunDirectory:
+        """The run directory of a window."""
+        return RunDirectory(self.folder / "windows" / f"w{number:06d}")
+
+    def round_run(self, number: int) -> RunDirectory:
+        """The run directory of a round."""
+        return RunDirectory(self.folder / "rounds" / f"r{number:04d}")
+
+    def _cut(self, state: AdaptState) -> bool:
+        adapt, path = self.recipe.adapt, self.recipe.traffic.path
+        if state.position is None:
+            start = {} if adapt.from_start else end_of(self._unread({}))
+            self.journal.append("start", position=start)
+            return True
+        unread = find_unread(path, state.position)
+        rows = unread_rows(unread)
+        if rows < adapt.window or not within_budget(state, self.clock(), adapt):
+            return False
+        number = len(state.windows) + 1
+        skipped = max(rows - adapt.most_behind * adapt.window, 0)
+        left = max(rows - skipped - adapt.window, 0)
+        previous = self.window_run(number - 1)
+        after = cut(
+            unread,
+            adapt.window,
+            self.window_run(number).root / LOG,
+            skipped,
+            carried_lines(previous.traffic) if previous.root.is_dir() else None,
+        )
+        self.journal.append(
+            "window",
+            window=number,
+            rows=adapt.window,
+            skipped=skipped,
+            unread_bytes=round(unread_bytes(unread) * left / rows),
+            position=after,
+        )
+        if skipped:
+            self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
+        return True
+
+    def _unread(self, position: dict[str, int]) -> list[Unread]:
+        try:
+            return find_unread(self.recipe.traffic.path, position)
+        except OutriderError:  # the endpoint has not logged anything yet
+            return []
+
+    def _watch(self, window: Window) -> None:
+        """Captures a window and replays the speculator in use on it."""
+        began = time.monotonic()
+        used, run = self._in_use(), self.window_run(window.n)
+        traffic = used.recipe.traffic.model_copy(
+            update={"path": [str(run.root / LOG)], "general": None}
+        )
+        recipe = used.recipe.model_copy(update={"traffic": traffic, "name": run.root.name})
+        try:
+            self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
+            found = acceptance(replayed(run, used.directory, used.recipe), used.k)
+        except OutriderError as error:
+            if error.exit_code == INTERRUPTED:
+                raise
+            self.journal.append(
+                "refused", window=window.n, reason=str(error), seconds=self._since(began)
+            )
+            self._say(f"window {window.n} refused: {error}")
+            last = [each.usable for each in self.state.windows.values() if each.settled]
+            if len(last) > MOST_REFUSED and not any(last[-MOST_REFUSED - 1 :]):
+                raise
+            return
+        self.journal.append(
+            "watched",
+            window=window.n,
+            sequences=found.observations,
+            sessions=found.clusters,
+            release=used.name,
+            k=used.k,
+            acceptance=found.model_dump(mode="json"),
+            seconds=self._since(began),
+        )
+        self._forget_rows(self.state.windows[window.n])
+        self._say(
+            f"window {window.n}: {found.observations} sequences, acceptance length of {used.name}"
+            f" {found.value:.3f}"
+        )
+
+    def _begin_round(self, state: AdaptState, reason: str) -> None:
+        number = len(state.rounds) + 1
+        older = [window.n for window in state.older]
+        newer = [window.n for window in state.fresh]
+        self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
+        self._say(f"round {number}: {reason}")
+
+    def _train(self, pending: Round) -> None:
+        began = time.monotonic()
+        run, used, adapt = self.round_run(pending.n), self._in_use(), self.recipe.adapt
+        training = used.recipe.training.model_copy(
+            update={
+                "epochs": adapt.epochs,
+                "learning_rate": adapt.learning_rate or used.recipe.training.learning_rate,
+            }
+        )
+        recipe = used.recipe.model_copy(update={"training": training, "name": run.root.name})
+        plan = {
+            "number": pending.n,
+            "trained_from": used.name,
+            "newer": [str(self.window_run(number).root) for number in pending.newer],
+            "older": [str(self.window_run(number).root) for number in pending.older],
+        }
+        run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(run.root / PLAN, plan)
+        try:
+            parity = self.parity and pending.n == 1
+            result = self._run_stage(run, recipe, ADAPT_ROUND.name, {"parity": parity})
+        except StageFailed as error:
+            if error.exit_code == INTERRUPTED:
+                raise
+            self._settle(pending, f"the training failed: {error}", began)
+            return
+        self.journal.append(
+            "trained", round=pending.n, sequences=result["sequences"], seconds=self._since(began)
+        )
+
+    def _gate(self, pending: Round, windows: list[Window]) -> None:
+        began = time.monotonic()
+        run, used = self.round_run(pending.n), self._in_use()
+        verdict = judge(
+            run,
+            [self.window_run(window.n) for window in windows],
+            used.directory,
+            used.recipe,
+            used.k,
+        )
+        facts = verdict.model_dump(mode="json")
+        write_json(run.root / "gate.json", facts)
+        if verdict.ships:
+            write_bundle(run, used.recipe, verdict)
+        measured = {name: facts[name] for name in ("base", "custom", "ratio")}
+        self._settle(
+            pending,
+            verdict.reason,
+            began,
+            ships=verdict.ships,
+            windows=[window.n for window in windows],
+            sequences=verdict.sequences,
+            sessions=verdict.sessions,
+            acceptance=measured if verdict.ratio else None,
+        )
+
+    def _settle(
+        self, pending: Round, reason: str, began: float, ships: bool = False, **facts: Any
+    ) -> None:
+        """Records the gate's verdict, also where there was nothing to judge."""
+        self.journal.append(
+            "gated",
+            round=pending.n,
+            ships=ships,
+            reason=reason,
+            seconds=self._since(began),
+            **facts,
+        )
+        self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
+
+    def _deploy(self, pending: Round) -> None:
+        outcome = self.deployer.deploy(self.round_run(pending.n).bundle)
+        self.journal.append(
+            "deployed", round=pending.n, outcome=outcome.outcome, release=outcome.serving.name
+        )
+        self._say(f"round {pending.n}: {outcome.outcome}, {outcome.serving.name} serves")
+
+    def _forget_rows(self, window: Window) -> None:
+        """Deletes the log's rows, which are sequences now."""
+        if window.usable and not window.deleted:
+            run = self.window_run(window.n)
+            forget_rows(run.root / LOG, run.traffic)
+
+    def _delete(self, state: AdaptState) -> None:
+        """Deletes windows by retention, age and size, and what settled rounds need no more."""
+        pending = state.pending_round
+        if pending is not None and not pending.trained:
+            return  # it reads its windows
+        runs = {number: self.window_run(number).root for number in state.windows}
+        runs = {number: root for number, root in runs.items() if root.is_dir()}
+        sizes = {number: _bytes(runs[number]) if number in runs else 0 for number in state.windows}
+        keep_older = self.recipe.privacy.retention == "keep"
+        doomed = surplus(state, sizes, keep_older, self.clock(), self.recipe.adapt)
+        if doomed:
+            self.journal.append("deleted", windows=doomed)
+        for number, root in runs.items():
+            if state.windows[number].deleted or number in doomed:
+                shutil.rmtree(root, ignore_errors=True)
+            elif state.newest is not None and number < state.newest.n:  # nothing is carried over
+                shutil.rmtree(root / LOG, ignore_errors=True)
+        for each in state.rounds:
+            if not each.settled:
+                continue
+            run = self.round_run(each.n)
+            paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
+            if each.n <= len(state.rounds) - KEPT_ROUNDS:
+                paths += [run.speculator, run.bundle]
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _in_use(self) -> InUse:
+        return in_use(self._with_key(), self.deployer.serving())
+
+    def _with_key(self) -> Recipe:
+        """The recipe; where it replaces personal data, all windows have the same key."""
+        from outrider.data.privacy.guard import surrogate_key
+
+        privacy = self.recipe.privacy
+        if privacy.mode != "surrogate" or privacy.key_file is not None:
+            return self.recipe
+        path = self.folder / "privacy.key"
+        surrogate_key(privacy, path)
+        shared = PrivacyConfig.model_validate({**dict(privacy), "key_file": str(path)})
+        return self.recipe.model_copy(update={"privacy": shared})
+
+    def _run_stage(
+        self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        with run.locked():
+            run.begin_attempt(recipe, self.loaded.files, sys.argv)
+            return run_stages(run, recipe, [name], options, self.console)[name]
+
+    def _settled(self) -> int:
+        return sum(each.settled for each in self.state.rounds)
+
+    def _since(self, began: float) -> float:
+        return round(time.monotonic() - began, 1)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def summary(adapter: Adapter) -> dict[str, Any]:
+    """The line for scripts."""
+    state = adapter.state
+    last = state.usable[-1] if state.usable else None
+    return {
+        "recipe": adapter.recipe.name,
+        "windows": len(state.windows),
+        "rounds": len(state.rounds),
+        "shipped": sum(each.won for each in state.rounds),
+        "lost": sum(each.settled and not each.won for each in state.rounds),
+        "serving": adapter.deployer.serving().name,
+        "acceptance_length": last.acceptance.value if last and last.acceptance else None,
+        "state": str(adapter.folder),
+    }

@@ -1,0 +1,185 @@
+"""Exact replay of windows, and the gate of a training round.
+
+    sums = replayed(window, speculator_dir, recipe)                   # cached beside the window
+    verdict = judge(round_run, windows, serving_dir, recipe, k)       # ships, or why not
+    write_bundle(round_run, recipe, verdict, k)
+
+The gate compares the round's speculator with the one in use on windows that arrived after the
+training, without sessions and prompts that were trained on. Both are replayed on the same
+responses, and the interval of the ratio of their acceptance lengths is over sessions.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from outrider.common.child_process import in_child
+from outrider.common.fingerprint import Kept, file_digest, value_digest
+from outrider.data.sequences import load_sequences
+from outrider.data.split.rounds import unseen
+from outrider.eval.config import DO_NOT_SHIP, SHIP
+from outrider.eval.replay.heldout_replay import COLUMNS
+from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.select_sums import joined, selected
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.adapt import usable_ids
+from outrider.serving.speculator import Speculator
+
+
+class GateVerdict(BaseModel):
+    """The gate's decision about a round, and what it rests on."""
+
+    ships: bool
+    reason: str
+    windows: list[str]
+    """Names of the windows that were measured"""
+    k: int
+    sequences: int
+    sessions: int
+    left_out: dict[str, int]
+    """Why other sequences of these windows were not measured, with their number"""
+    base: ClusteredEstimate | None = None
+    """Acceptance length of the speculator in use; None where nothing was left to measure"""
+    custom: ClusteredEstimate | None = None
+    """The same of the round's speculator"""
+    ratio: ClusteredEstimate | None = None
+    """custom / base"""
+
+
+def replayed(window: RunDirectory, speculator_dir: Path, recipe: Recipe) -> ReplaySums:
+    """The sums of a speculator on all usable sequences of a window; computed once."""
+    weights = Speculator.named(speculator_dir).weights()
+    depth, method = recipe.speculator.depth, recipe.speculator.draft_sample_method
+    inputs = {
+        "weights": weights,
+        "config": file_digest(speculator_dir / "config.json"),
+        "states": file_digest(window.features / "quarantine.json"),
+        "settings": [depth, method, recipe.eval.replay_dtype],
+    }
+    kept = Kept(window.root / "replay" / f"{value_digest(inputs)[:12]}.json", inputs, private=True)
+    target_dir = recipe.target.training_directory()
+
+    def work() -> dict[str, Any]:
+        return in_child(
+            _replay_window, window, speculator_dir, target_dir, depth, method,
+            recipe.eval.replay_dtype,
+        )  # fmt: skip
+
+    return ReplaySums.from_dict(kept.run(work))
+
+
+def _replay_window(
+    window: RunDirectory, speculator_dir: Path, target_dir: Path, depth: int, method: str,
+    dtype: str,
+) -> dict[str, Any]:  # fmt: skip
+    from outrider.data.features.feature_store import FeatureStore
+
+    store = FeatureStore.open(window.features)
+    rows = load_sequences(window.sequences, usable_ids(window)).select_columns(COLUMNS).to_list()
+    return replay(
+        speculator_dir, target_dir, store, rows, depth, method, dtype=dtype
+    ).as_dict()  # fmt: skip
+
+
+def acceptance(sums: ReplaySums, k: int) -> ClusteredEstimate:
+    """Acceptance length at k drafts, with its interval over sessions."""
+    return ClusteredEstimate.of(compare(sums, sums, k)["base"])
+
+
+def judge(
+    trained: RunDirectory,
+    windows: Sequence[RunDirectory],
+    serving_dir: Path,
+    recipe: Recipe,
+    k: int,
+) -> GateVerdict:
+    """Whether the speculator of the round `trained` replaces the one in use."""
+    newest = load_sequences(
+        [window.sequences for window in windows],
+        [name for window in windows for name in usable_ids(window)],
+    )
+    allowed = unseen(
+        load_sequences(trained.sequences),
+        newest,
+        recipe.split.session_gap_minutes,
+        recipe.split.near_duplicate_similarity,
+    )
+    names = [window.root.name for window in windows]
+    of_each = {
+        directory: selected(
+            joined([replayed(window, directory, recipe) for window in windows]),
+            allowed.ids,
+            allowed.sessions,
+        )
+        for directory in (serving_dir, trained.speculator)
+    }
+    base, custom = of_each[serving_dir], of_each[trained.speculator]
+    facts: dict[str, Any] = {
+        "windows": names,
+        "k": k,
+        "sequences": len(base.sequence_ids),
+        "sessions": len(set(base.sessions)),
+        "left_out": allowed.left_out,
+    }
+    if not base.sequence_ids:
+        reason = "no sequence is left to measure: all were seen in training"
+        return GateVerdict(ships=False, reason=reason, **facts)
+    found = {
+        name: ClusteredEstimate.of(estimate) for name, estimate in compare(base, custom, k).items()
+    }
+    ships, reason = _verdict(found["ratio"], facts["sessions"], 1 + recipe.adapt.min_gain)
+    return GateVerdict(ships=ships, reason=reason, **facts, **found)
+
+
+def _verdict(ratio: ClusteredEstimate, sessions: int, least: float) -> tuple[bool, str]:
+    if ratio.low is None or ratio.high is None:
+        return False, f"{sessions} sessions are too few for an interval"
+    text = f"acceptance length x {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    if ratio.low > least:
+        return True, f"{text}, above {least:g}"
+    return False, f"{text}, not above {least:g}"
+
+
+def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Path:
+    """The bundle of a round that ships; its evidence is the gate's."""
+    if verdict.base is None or verdict.custom is None or verdict.ratio is None:
+        raise ValueError("a round without measurements does not ship")
+    evidence = {
+        "k_per_batch_size": None,
+        "recipe": recipe.name,
+        "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
+        "verdict": SHIP if verdict.ships else DO_NOT_SHIP,
+        "reason": verdict.reason,
+        "k": {"base": verdict.k, "custom": verdict.k},
+        "acceptance_length": {
+            "base": verdict.base.value,
+            "custom": verdict.custom.value,
+            "custom_ci95": [verdict.custom.low, verdict.custom.high],
+            "ratio": verdict.ratio.value,
+            "ratio_ci95": [verdict.ratio.low, verdict.ratio.high],
+        },
+        "tokens_per_s": {},
+        "replay_vs_engine": None,
+        "gate": verdict.model_dump(mode="json"),
+    }
+    in_child(_export, run, recipe, verdict.k, evidence)
+    return run.bundle
+
+
+def _export(run: RunDirectory, recipe: Recipe, k: int, evidence: dict[str, Any]) -> None:
+    from outrider.serving.bundle.bundle import export_bundle
+
+    export_bundle(
+        speculator_dir=run.speculator,
+        target=recipe.target,
+        serving=recipe.speculative_serving(),
+        k=k,
+        k_per_batch_size=None,
+        evidence=evidence,
+        out_dir=run.bundle,
+        other_formats=False,
+    )

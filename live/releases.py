@@ -1,0 +1,196 @@
+"""Releases of a live endpoint: immutable copies of bundles, the last few kept for rollback.
+
+    releases = Releases(state_dir / "releases")
+    release = releases.add(Path("runs/march/bundle"), parent="0c5e7d91aa02")
+    replica.swap(release.directory, release.name, release.digest, "keep")
+
+    releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
+    releases/4f1d0c2a9b77/release.json    digest, parent, address, when it was added
+
+A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
+has been added. Bytes are hashed while they are copied, so what is checked is what is kept.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.redaction import without_credentials
+from outrider.serving.bundle.bundle_digest import (
+    MANIFEST,
+    bundle_digest,
+    check_files,
+    digest_of,
+    listed_files,
+)
+
+_FACTS = "release.json"
+_NAME_LENGTH = 12
+_BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """A bundle that an endpoint keeps."""
+
+    name: str
+    """The first 12 digits of the digest; the version that replicas report."""
+    digest: str
+    """`bundle_digest` of the bundle."""
+    parent: str | None
+    """The release that served when this one was added; None for the first."""
+    added_at: float
+    """Unix time in seconds."""
+    directory: Path
+    """What replicas load."""
+    manifest: dict[str, Any]
+    """bundle.json."""
+
+    @property
+    def kind(self) -> str:
+        """Drafter kind."""
+        return str(self.manifest["method"])
+
+    @property
+    def k(self) -> int:
+        """Drafts per step that the bundle is served with."""
+        return int(self.manifest["num_speculative_tokens"])
+
+
+class Releases:
+    """The folder of releases."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self._clock = Path(folder), clock
+
+    def add(self, bundle: Path, parent: str | None, source: str | None = None) -> Release:
+        """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.
+
+        `source` is the address it came from, with the commit of a hub's repository.
+
+        An `OutriderError` names a file that is missing, differs from bundle.json, or is a link. A
+        full disk leaves nothing behind.
+        """
+        bundle = Path(bundle)
+        files = check_files(bundle)
+        digest = digest_of(files)
+        name = release_name(digest)
+        folder = self.folder / name
+        if not folder.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with publish(folder) as temporary:
+                self._copy(bundle, temporary / "bundle", files)
+                source = without_credentials(source or str(bundle))
+                facts = {"digest": digest, "parent": parent, "source": source}
+                write_json(temporary / _FACTS, facts | {"added_at": self._clock()})
+                _make_read_only(temporary)
+        else:
+            bundle_digest(bundle)  # a changed file is an error here too
+        return self.get(name)
+
+    def get(self, name: str) -> Release:
+        """A release by its name; an `OutriderError` where it is gone or broken."""
+        folder = self.folder / name
+        if not folder.is_dir():
+            kept = ", ".join(each.name for each in self.all()) or "none"
+            raise OutriderError(f"{folder}: no such release; kept are: {kept}")
+        facts = read_json(folder / _FACTS)
+        return Release(
+            name,
+            facts["digest"],
+            facts["parent"],
+            facts["added_at"],
+            folder / "bundle",
+            read_json(folder / "bundle" / MANIFEST),
+        )
+
+    def verified(self, name: str) -> Release:
+        """A release whose files have been compared with its digest."""
+        release = self.get(name)
+        if bundle_digest(release.directory) != release.digest:
+            raise OutriderError(
+                f"{release.directory}: changed since it was added; delete the folder and deploy"
+                " the bundle again"
+            )
+        return release
+
+    def all(self) -> list[Release]:
+        """All releases, the oldest first."""
+        found = self.folder.glob(f"*/{_FACTS}") if self.folder.is_dir() else ()
+        names = [path.parent.name for path in found if not path.parent.name.startswith(".")]
+        return sorted((self.get(name) for name in names), key=lambda each: each.added_at)
+
+    def prune(self, keep: int, in_use: Collection[str]) -> list[str]:
+        """Deletes all but the last `keep` releases and those `in_use`; returns their names.
+
+        Nobody may add one meanwhile: the controller has the endpoint's lock.
+        """
+        removed = [each.name for each in self.all()[:-keep] if each.name not in in_use]
+        for name in removed:
+            retired = self.folder / f".{name}.old"  # a half-deleted release has no name
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / name).rename(retired)
+        for left in self.folder.glob(".*"):  # and copies of a process that was killed
+            _delete(left)
+        return removed
+
+    @staticmethod
+    def _copy(bundle: Path, out: Path, files: dict[str, str]) -> None:
+        out.mkdir(parents=True)
+        for name, digest in files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            if _copy_file(bundle, name, out / name) != digest:
+                raise OutriderError(
+                    f"{bundle / name}: changed since {MANIFEST} was written; export again"
+                )
+        _copy_file(bundle, MANIFEST, out / MANIFEST)
+        if listed_files(read_json(out / MANIFEST), bundle) != files:
+            raise OutriderError(
+                f"{bundle / MANIFEST}: changed while it was being copied; try again"
+            )
+
+
+def release_name(digest: str) -> str:
+    """The name of the release with this digest."""
+    return digest[:_NAME_LENGTH]
+
+
+def _copy_file(bundle: Path, name: str, destination: Path) -> str:
+    """Copies one file of a bundle, none of whose folders is a link; returns its SHA-256."""
+    source = bundle / name
+    links = [path for path in (source, *source.parents) if path.is_symlink()]
+    if inside := [path for path in links if bundle in path.parents]:
+        raise OutriderError(f"{inside[0]}: a link; a bundle has files only, export it again")
+    digest = hashlib.sha256()
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutriderError(f"{source}: {error.strerror}; export the bundle again") from error
+    with os.fdopen(descriptor, "rb") as reader, destination.open("wb") as writer:
+        while block := reader.read(_BLOCK):
+            digest.update(block)
+            writer.write(block)
+        executable = os.fstat(reader.fileno()).st_mode & 0o111
+    destination.chmod(0o755 if executable else 0o644)
+    return digest.hexdigest()
+
+
+def _make_read_only(folder: Path) -> None:
+    """Takes the right to write from all files and folders below; the folder stays renameable."""
+    for path in folder.rglob("*"):
+        path.chmod(path.stat().st_mode & ~0o222)
+
+
+def _delete(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""Draft parity of the base before training: the trainer drafts what the serving engine drafts.
+
+    check_warm_start(run, recipe, validation_ids)
+
+Without parity, training would improve a model that nobody serves, with losses that look as good as
+ever. A failure raises an `OutriderError` with the usual causes, or warns (`training.parity`).
+"""
+
+import random
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.sources import served_base_of
+
+FILE = "parity.json"
+
+
+def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
+    """Compares trainer and engine on prompts of the validation part, once a run."""
+    from outrider.eval.replay.draft_parity import complaint, engine_parity
+
+    base = served_base_of(run, recipe)
+    if base.directory is None or not base.abilities.draft_parity:
+        return
+    if base.kind != recipe.speculator.only_kind:
+        return  # training starts from scratch: the evaluation compares what it ends with
+    path, parity = run.training / FILE, recipe.speculator.parity
+    asked = parity.model_dump(
+        exclude={"min_agreement", "max_difference", "agreement_margin", "difference_margin"}
+    )
+    kept = read_json(path) if path.is_file() else {}
+    if kept.get("asked") == asked:
+        found = kept["found"]
+    else:
+        prompts = _prompts(run, recipe, sequence_ids)
+        found = engine_parity(
+            recipe.target,
+            recipe.serving.engine,
+            {"base": base.directory},
+            recipe.speculator.depth,
+            prompts,
+            parity,
+            recipe.eval.replay_dtype,
+        )["base"]
+        write_json(path, {"asked": asked, "found": found})
+    say = Console(stderr=True, highlight=False, soft_wrap=True).print
+    why = complaint(found, parity)
+    if why is None:
+        say(
+            f"parity of the warm start: trainer and engine agree on {found['agreement']:.2%} of"
+            f" {found['steps']} x {len(found['per_depth'])} draft tokens,"
+            f" {found['near_ties']:.2%} more are near ties, log-probabilities"
+            f" {found['difference']:.3f} nats apart"
+        )
+    elif recipe.training.parity == "warn":
+        say(f"[yellow]warning[/] parity of the warm start: {why}")
+    else:
+        raise OutriderError(
+            "training.parity = strict: the base speculator drafts differently in trainer and"
+            f" engine, before any update: {why}. Check that target.model and speculator.base are"
+            " those that the endpoint serves; training.parity=warn trains all the same"
+        )
+
+
+def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> list[list[int]]:
+    """Prompts that leave room for an answer and its drafts, drawn by the evaluation's seed."""
+    from outrider.data.sequences import load_sequences
+
+    parity = recipe.speculator.parity
+    room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
+    order = sorted(sequence_ids)
+    random.Random(recipe.eval.seed).shuffle(order)
+    prompts: list[list[int]] = []
+    for row in load_sequences(run.sequences, order):
+        if row["completion_start"] <= room:
+            prompts.append(list(row["token_ids"][: row["completion_start"]]))
+        if len(prompts) == parity.prompts:
+            break
+    if not prompts:
+        raise OutriderError(
+            "parity of the warm start: no prompt of the validation part leaves room for"
+            f" speculator.parity.max_tokens = {parity.max_tokens} in serving.engine.max_model_len ="
+            f" {recipe.serving.engine.max_model_len}; lower the one or raise the other"
+        )
+    return prompts

@@ -1,0 +1,98 @@
+"""What target and engine decide of a recipe: kinds, the head's attention, lengths, learning rate.
+
+    recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
+
+Which kinds a target supports follows from its config.json, and which can be served from the form of
+cache that the engine keeps. Of a hub model that is not on this machine, only config.json is
+downloaded.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.pipeline.preflight import local_target
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.target_defaults import left_out, with_target_defaults
+from outrider.serving.engine import runs_mla
+from outrider.speculators.base import supported_kinds
+from outrider.speculators.config import AUTO
+from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
+from outrider.speculators.planned import planned
+
+
+def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
+    """The recipe with all that its target decides; prints the kinds of `kind: auto`.
+
+    A kind that cannot be served is left out of `auto`, and an error where it is named.
+    target_defaults.py has the values of keys that the recipe leaves out.
+    `target_dir` is a directory with the target's config.json, where it is known.
+    """
+    if not left_out(recipe):
+        return recipe
+    if found := target_dir or local_target(recipe):
+        return _replaced(recipe, found)
+    with tempfile.TemporaryDirectory(prefix="config-") as scratch:
+        try:
+            fetched = recipe.target.fetch(("config.json",), Path(scratch))
+        except OutriderError as error:
+            if recipe.speculator.kind != AUTO:
+                return recipe  # the run downloads the target, or ends there
+            raise OutriderError(
+                f"speculator.kind = {AUTO}: which kinds the target supports is not known ({error});"
+                f" name them, such as speculator.kind={DEFAULT_KIND}"
+            ) from None
+        return _replaced(recipe, fetched)
+
+
+def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
+    target_config = read_json(target_dir / "config.json")
+    recipe = with_target_defaults(recipe, target_config)
+    if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
+        return recipe
+    mla = runs_mla(target_config, recipe.serving.engine)
+    head = recipe.speculator.head
+    if head.layer_type == "auto":
+        head = head.model_copy(update={"layer_type": "mla" if mla else "llama"})
+    recipe = recipe.model_copy(
+        update={"speculator": recipe.speculator.model_copy(update={"head": head})}
+    )
+    if recipe.speculator.kind != AUTO:
+        for name in recipe.speculator.kinds:
+            if why := _unserved(recipe, name, target_config, mla):
+                raise OutriderError(f"speculator.kind = {name}: {why}")
+        return recipe.of_kinds(recipe.speculator.kinds)
+    names, others = supported_kinds(recipe.speculator.base, target_dir)
+    reasons = {name: _unserved(recipe, name, target_config, mla) for name in names}
+    others |= {name: why for name, why in reasons.items() if why}
+    names = [name for name in names if not reasons[name]]
+    if not names:
+        found = "; ".join(f"{name}: {why}" for name, why in others.items())
+        raise OutriderError(
+            f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
+            f" ({found}); use another target.model"
+        )
+    text = f"speculator.kind = {AUTO}: {', '.join(names)}"
+    text += "".join(f"; not {name}: {why}" for name, why in others.items())
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    return recipe.of_kinds(names)
+
+
+def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
+    """Why an engine with that form of cache cannot serve the kind; None where it can."""
+    kind = trainable_kind(name)
+    needs = kind.latent_cache(planned(recipe.speculator.of_kinds([name]), target_config))
+    if needs in (None, mla):
+        return None
+    has, engine = ("MLA", "without MLA") if needs else ("Llama's attention", "with MLA")
+    return (
+        f"{kind.in_words} with {has} cannot be served: vLLM keeps one form of cache for target and"
+        f" speculator, and the engine runs this target {engine}; set speculator.head.layer_type to"
+        f" auto, choose another kind, or set VLLM_MLA_DISABLE to {int(not needs)} in"
+        " serving.engine.environment"
+    )

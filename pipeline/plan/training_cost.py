@@ -1,0 +1,282 @@
+"""Cost of training, from config.json alone: parameters, memory, layouts that fit, disk, time.
+
+    price(run, recipe, gpu_bytes=None)      # one JSON object; training_cost_page.py prints it
+
+Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
+those that all of them read together.
+
+Memory (training/sizing/memory.py) is computed for the largest row of the ingested traffic; before
+the ingest, for one sequence that fills a row. It is compared with the GPUs of this machine or the
+size that `--gpu-memory` gives. Without a GPU, it is compared with this machine's memory, and if
+that is too small, with GPUs of an assumed size.
+"""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.pipeline.plan.cluster_schedule import cluster_schedule
+from outrider.pipeline.plan.estimates import capture_cost, traffic_tokens, training_cost
+from outrider.pipeline.preflight import has_weights, local_target
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.protocol import DrafterSize, RowShape
+from outrider.speculators.planned import planned, warms_up
+from outrider.training.packing import make_samples, plan_epoch
+from outrider.training.sizing.memory import MemoryPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ASSUMED_GPU = 141e9
+"""Memory of an H200 in bytes, assumed where none is known."""
+
+USABLE = 0.95
+"""Usable share of a device's memory; fragmentation and other processes take the rest."""
+
+MOST_PROCESSES = 64
+"""Largest number of processes in the search for a layout."""
+
+FP8_BYTES = 1 + 4 / 128**2
+"""Bytes of a weight in FP8 blocks, scales included."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Memory that training may use: of one GPU, or of a machine (`shared` by all processes)."""
+
+    bytes: int
+    source: str
+    shared: bool = False
+
+    def needed(self, plan: MemoryPlan) -> int:
+        """Bytes of it that the plan needs."""
+        return plan.host_bytes(plan.processes) if self.shared else plan.peak()[1]
+
+    def fits(self, plan: MemoryPlan) -> bool:
+        """Whether the plan fits into the usable share."""
+        return self.needed(plan) <= USABLE * self.bytes
+
+
+def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> dict[str, Any]:
+    """The whole estimate as one object. `gpu_bytes` is a GPU's memory from the command line."""
+    target = local_target(recipe)
+    config, source = _config(recipe, target)
+    if config is None:
+        return {
+            "target": {"model": recipe.target.model, "config": None, "weights_here": False},
+            "missing": source,
+        }
+    tokens, counted = traffic_tokens(run, recipe)
+    capture = capture_cost(tokens, recipe, config)
+    cluster = cluster_schedule(tokens, recipe, config)
+    kinds = {
+        name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes, tokens)
+        for name in recipe.speculator.kinds
+    }
+    return {
+        "target": {
+            "model": recipe.target.model,
+            "config": str(source),
+            "weights_here": target is not None and has_weights(target),
+        },
+        "features": {
+            "dtype": recipe.capture.dtype,
+            "bytes_per_token": capture.bytes_per_token,
+            "tokens": tokens,
+            "tokens_counted": counted,
+            "bytes": capture.bytes,
+        },
+        "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
+        **({"cluster": cluster} if cluster else {}),
+        **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
+    }
+
+
+def _of_kind(
+    run: RunDirectory,
+    recipe: Recipe,
+    config: dict[str, Any],
+    source: object,
+    gpu_bytes: int | None,
+    tokens: int,
+) -> dict[str, Any]:
+    """Parameters, time, memory and checkpoint of the training of the recipe's only kind."""
+    speculator = planned(recipe.speculator, config)
+    size = trainable_kind(recipe.speculator.only_kind).size(speculator, config, source)
+    traffic = _training_part(run)
+    row = _largest_row(traffic, recipe, size) if traffic is not None else None
+    assumed = row is None
+    plan = MemoryPlan(
+        size,
+        row or RowShape.full(recipe.training.row_tokens),
+        recipe.training.row_tokens,
+        recipe.speculator.depth,
+        zero_stage=recipe.training.zero_stage,
+        processes=recipe.training.processes,
+        rows_each=recipe.training.rows_per_step // recipe.training.processes,
+        compute=recipe.training.compute,
+        trained_parameters=recipe.speculator.train,
+        lora_rank=recipe.speculator.lora_rank,
+        frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
+        warm=warms_up(recipe.speculator, config),
+        looked_up=_different_tokens(traffic) if traffic is not None else None,
+    )
+    training = training_cost(tokens, recipe, config)
+    return {
+        "parameters": {
+            "total": size.total,
+            "trained": plan.trained,
+            "frozen": size.frozen(plan.trained_parameters),
+            "target_ends_frozen": size.ends,
+            "parts": size.parts,
+        },
+        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
+        "row": dataclasses.asdict(plan.row)
+        | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
+        "checkpoint_bytes": plan.checkpoint_bytes(),
+        "speculator_bytes": _speculator_bytes(size, speculator),
+        "memory": list(_judged(plan, recipe, gpu_bytes)),
+    }
+
+
+def _speculator_bytes(size: DrafterSize, config: Mapping[str, Any]) -> int:
+    """Bytes of the published weights; a head is not quantized, whatever its target is."""
+    return int(size.total * (FP8_BYTES if config.get("quantization_config") else 2))
+
+
+def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
+    """The target's config.json and its place; None and the reason where it is unreachable.
+
+    Of a hub model that is not on this machine, only config.json is downloaded.
+    """
+    if target is not None:
+        return read_json(target / "config.json"), target / "config.json"
+    with tempfile.TemporaryDirectory(prefix="config-") as scratch:
+        try:
+            fetched = recipe.target.fetch(("config.json",), Path(scratch))
+            return read_json(fetched / "config.json"), f"{recipe.target.model}/config.json"
+        except OutriderError as error:
+            return None, str(error)
+
+
+def _training_part(run: RunDirectory) -> "pa.Table | None":
+    """Ids, tokens and completion starts of the ingested training part; None before ingest."""
+    if run.read_record("ingest") is None or not run.sequences.exists():
+        return None
+    from outrider.data.sequences import load_sequences
+
+    parts = run.split / "parts.json"
+    ids = read_json(parts)["train"] if run.read_record("split") and parts.is_file() else None
+    columns = ["sequence_id", "token_ids", "completion_start"]
+    return load_sequences(run.tables, ids).select_columns(columns).with_format("arrow")[:]
+
+
+def _different_tokens(table: "pa.Table") -> int:
+    import pyarrow.compute as pc
+
+    return len(pc.unique(pc.list_flatten(table.column("token_ids"))))
+
+
+def _largest_row(table: "pa.Table", recipe: Recipe, size: DrafterSize) -> RowShape | None:
+    """The row of an epoch that keeps most for backward; None without rows."""
+    import pyarrow.compute as pc
+
+    row_tokens = recipe.training.row_tokens
+    lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
+    ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
+    samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)
+    steps = plan_epoch(samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0)
+    rows = []
+    for row in itertools.chain.from_iterable(steps):
+        packed = [samples[index] for index in row]
+        rows.append(RowShape.of_sequences((each.length, each.targets(0)) for each in packed))
+
+    def saved_bytes(row: RowShape) -> int:
+        return size.activations(row, recipe.speculator.depth, 2, "cpu", "all", 0).saved_bytes()
+
+    return max(rows, key=saved_bytes, default=None)
+
+
+def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
+    """The recipe's layout on each candidate memory, and the cheapest layout that fits it."""
+    for memory in memories(gpu_bytes):
+        here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
+        fits, needed = memory.fits(here), memory.needed(here)
+        yield {
+            "device": memory.source,
+            "shared_by_processes": memory.shared,
+            "bytes": memory.bytes,
+            "usable_bytes": int(USABLE * memory.bytes),
+            "zero_stage": here.zero_stage,
+            "processes": here.processes,
+            "phases": here.phases(),
+            "peak_phase": here.peak()[0],
+            "peak_bytes": here.peak()[1],
+            "host_bytes": here.host_bytes(here.processes),
+            "fits": fits,
+            "short_by_bytes": 0 if fits else needed - int(USABLE * memory.bytes),
+            "cheapest_layout": _cheapest(here, memory, recipe.training.rows_per_step),
+            "largest_row_tokens": None if fits else _largest_that_fits(here, memory),
+        }
+        if fits or not memory.shared:
+            return
+
+
+def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
+    """The layout with fewest processes, then lowest ZeRO stage; sharding needs two processes."""
+    most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
+    for processes in range(1, min(most, rows_per_step) + 1):
+        if rows_per_step % processes:
+            continue
+        for stage in (1, 2, 3) if processes > 1 else (1,):
+            tried = dataclasses.replace(
+                plan, processes=processes, zero_stage=stage, rows_each=rows_per_step // processes
+            )
+            if memory.fits(tried):
+                return {"processes": processes, "zero_stage": stage, "peak_bytes": tried.peak()[1]}
+    return None
+
+
+def _largest_that_fits(plan: MemoryPlan, memory: Memory) -> int | None:
+    """Tokens of the largest full row that fits, in steps of 256; None if 256 do not fit."""
+    for tokens in range(plan.row_tokens // 256 * 256, 0, -256):
+        if memory.fits(dataclasses.replace(plan, row=RowShape.full(tokens), row_tokens=tokens)):
+            return tokens
+    return None
+
+
+def memories(gpu_bytes: int | None = None) -> list[Memory]:
+    """Memories to compare with, in order of preference."""
+    if gpu_bytes is not None:
+        return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
+    if found := _smallest_gpu():
+        return [found]
+    host = Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True)
+    return [
+        host,
+        Memory(int(ASSUMED_GPU), "an assumed GPU (none found; --gpu-memory GB sets another size)"),
+    ]
+
+
+def _smallest_gpu() -> Memory | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    if answer.returncode != 0 or not answer.stdout.strip():
+        return None
+    found = [line.split(", ", 1) for line in answer.stdout.strip().splitlines()]
+    mebibytes, name = min(found, key=lambda gpu: int(gpu[0]))
+    return Memory(int(mebibytes) * 2**20, f"{name}, found here")

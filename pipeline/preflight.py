@@ -1,0 +1,130 @@
+"""Preflight: mistakes that are visible before the first stage, found before the first stage.
+
+check(recipe)      # an OutriderError names the key, the file and the fix
+"""
+
+import importlib.util
+from pathlib import Path
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.config import NOT_INSTALLED
+from outrider.eval.lossless.task_accuracy import task_of
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
+from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.speculators.base import base_of, is_directory
+from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import warm_directory, warms_up
+
+
+def check(recipe: Recipe, dry_run: bool = False) -> None:
+    """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
+
+    For a dry run the target's config.json, and its index if there is one, are enough.
+    """
+    _check_vllm()
+    check_traffic(recipe)
+    _check_privacy(recipe)
+    task_of(recipe.evaluation())
+    if target := local_target(recipe):
+        check_target(target, recipe.speculator, dry_run)
+        _check_base_kl(recipe, target)
+
+
+def has_weights(target: Path) -> bool:
+    """Whether a target's directory holds all its weight files."""
+    index = target / "model.safetensors.index.json"
+    shards = {"model.safetensors"}
+    if index.is_file():
+        shards = set(read_json(index)["weight_map"].values())
+    return all((target / shard).is_file() for shard in shards)
+
+
+def local_target(recipe: Recipe) -> Path | None:
+    """The target's directory if it is on this machine. Downloads nothing."""
+    model = recipe.target.model
+    if model in EMBEDDED_TARGETS or model.count("/") != 1 or Path(model).expanduser().is_dir():
+        return recipe.target.training_directory()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(model, revision=recipe.target.revision, local_files_only=True)
+        )
+    except LocalEntryNotFoundError:
+        return None
+
+
+def check_traffic(recipe: Recipe) -> None:
+    """Checks that every local path of the log exists."""
+    for key, paths in (("path", recipe.traffic.path), ("general", recipe.traffic.general or [])):
+        _check_paths(key, [paths] if isinstance(paths, str) else paths)
+
+
+def _check_paths(key: str, paths: list[str]) -> None:
+    for path in paths:
+        if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
+            continue
+        names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
+        embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
+        raise OutriderError(
+            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor "
+            "to the current directory; give a log, a folder of logs or a URL, in the recipe or as "
+            f"traffic.{key}=... on the command line (included: {', '.join(embedded) or 'none'})"
+        )
+
+
+def _check_privacy(recipe: Recipe) -> None:
+    privacy = recipe.privacy
+    if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
+        raise OutriderError(NOT_INSTALLED)
+    if privacy.mode != "surrogate" or privacy.key_file is None:
+        return
+    if not Path(privacy.key_file).expanduser().is_file():
+        raise OutriderError(
+            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
+            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
+            "leave the key out to get a new one for the run"
+        )
+
+
+def _check_base_kl(recipe: Recipe, target: Path) -> None:
+    """A loss that holds the custom speculator near its base needs one to start from."""
+    target_config = read_json(target / "config.json")
+    for name in recipe.speculator.kinds if recipe.training.base_kl else ():
+        if not warms_up(recipe.speculator.of_kinds([name]), target_config):
+            raise OutriderError(
+                f"training.base_kl = {recipe.training.base_kl:g}: {name} would be trained from"
+                " scratch, and there is no base to stay near; set it to 0, name a base of that kind"
+                " (speculator.base), or train the other kinds alone"
+            )
+
+
+def _check_vllm() -> None:
+    try:
+        installed = vllm_version()
+    except OutriderError:  # not installed: the stages that need it will fail
+        return
+    if refusal := untried_version(installed):
+        raise OutriderError(refusal)
+
+
+def check_target(
+    target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
+) -> None:
+    """Speculators of the recipe's kinds can be trained from this target and base.
+
+    A dry run needs config.json only.
+    """
+    speculator = speculator or SpeculatorConfig()
+    for name in speculator.kinds:
+        warm = warm_directory(speculator.of_kinds([name]))
+        trainable_kind(name).check_target(target, warm, dry_run)
+    base = base_of(speculator.base, target)
+    if is_directory(speculator.base) and (not dry_run or has_weights(target)):
+        check_speculator(Path(str(base.directory)), target)

@@ -1,0 +1,289 @@
+"""Loads a recipe: reads it, merges what it extends, applies overrides, checks the result.
+
+    loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
+    loaded.recipe.training.epochs, loaded.files
+
+A recipe may `extends:` another, by its path relative to this one or by a shipped name: sections are
+merged key by key, lists and values replaced.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from outrider.common.config_errors import explain
+from outrider.common.errors import OutriderError
+from outrider.common.redaction import redacted
+from outrider.common.yaml_tree import Origins, read_value, read_yaml
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import (
+    EMBEDDED_TRAFFIC,
+    SHIPPED,
+    shipped_heads,
+    shipped_recipes,
+)
+from outrider.serving.serve_command import ServeCommand
+from outrider.speculators.base import is_directory
+
+OPTIONS = (
+    "--recipe",
+    "--dry-run",
+    "--stages",
+    "--runs",
+    "--force",
+    "--rehearse",
+    "--speculator",
+    "--to",
+    "--rounds",
+    "--once",
+    "--first",
+    "--samples",
+    "--json",
+    "--gpu-memory",
+    "--from-serve-command",
+    "--help",
+)
+"""Options of all commands. A misspelled one arrives here as an override."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRecipe:
+    """A checked recipe and the files it was read from, the one named by the user first."""
+
+    recipe: Recipe
+    files: tuple[Path, ...]
+
+
+def load_recipe(
+    name: str, overrides: list[str] | None = None, serve_command: ServeCommand | None = None
+) -> LoadedRecipe:
+    """The recipe of that name; a mistake is an `OutriderError` with its place and the fix.
+
+    A serve command's values replace the recipe's; overrides replace both.
+    """
+    path = find_recipe(name)
+    values, origins, files = _read_chain(path, ())
+    values.setdefault("name", path.stem)
+    origins[()] = str(path)
+    for keys, value in _leaves(serve_command.values if serve_command else {}):
+        _set(values, origins, keys, value, "--from-serve-command")
+        _resolve_paths(values, Path.cwd(), only=keys)
+    return _checked(values, origins, files, overrides or [])
+
+
+def load_overrides(overrides: list[str]) -> LoadedRecipe:
+    """A recipe without a file, from overrides alone: for logs that have no recipe yet."""
+    return _checked({"name": "traffic"}, {(): "command line"}, (), overrides)
+
+
+def _checked(
+    values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]
+) -> LoadedRecipe:
+    for keys, value, text in parse_overrides(overrides):
+        _set(values, origins, keys, value, f"command line, {redacted(text)}")
+        _resolve_paths(values, Path.cwd(), only=keys)
+    try:
+        return LoadedRecipe(Recipe.model_validate(values), files)
+    except ValidationError as error:
+        raise OutriderError(explain(error, Recipe, origins, "a recipe")) from None
+
+
+def find_recipe(name: str, folder: Path | None = None) -> Path:
+    """The file of a recipe: a path, relative to `folder` first, or a shipped name."""
+    given = Path(name).expanduser()
+    for parent in [folder, Path.cwd()] if folder else [Path.cwd()]:
+        if (parent / given).is_file():
+            return parent / given if folder else given
+    shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
+    if shipped in shipped_recipes():
+        return SHIPPED / f"{shipped}.yaml"
+    if given.is_dir():
+        raise OutriderError(f"{name}: a directory, not a recipe; name a YAML file in it")
+    near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
+    hint = f"did you mean `{near[0]}`? Give" if near else "give"
+    raise OutriderError(
+        f"{name}: no such recipe, neither a file in {folder or Path.cwd()} nor shipped; {hint}"
+        f" the path of a YAML file, or one of {', '.join(shipped_recipes())}"
+    )
+
+
+def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
+    """`section.key=value`, `--section.key=value` and `--section.key value` as (keys, value, as
+    written)."""
+    parsed = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        option = word.startswith("--")
+        key, equals, text = word.removeprefix("--").partition("=")
+        written = word
+        keys = tuple(key.split("."))
+        if option and len(keys) == 1 and key not in Recipe.model_fields:
+            raise OutriderError(_no_such_option(redacted(word)))
+        if not equals:
+            if not option:
+                raise OutriderError(
+                    f"{word}: not an override; write section.key=value, such as training.epochs=3"
+                )
+            if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
+                raise OutriderError(f"{word}: needs a value, such as {word} 3")
+            text = remaining.pop(0)
+            written = f"{word} {text}"
+        if not all(keys):
+            raise OutriderError(
+                f"{word}: not a key; write section.key=value, such as training.epochs=3"
+            )
+        parsed.append((keys, _override_value(text, written), written))
+    return parsed
+
+
+def _read_chain(
+    path: Path, below: tuple[Path, ...]
+) -> tuple[dict[str, Any], Origins, tuple[Path, ...]]:
+    values, origins = read_yaml(path)
+    _resolve_paths(values, path.resolve().parent)
+    base_name = values.pop("extends", None)
+    if base_name is None:
+        return values, origins, (path,)
+    here = origins[("extends",)]
+    if not isinstance(base_name, str):
+        raise OutriderError(
+            f"{here}: extends = {base_name!r}: name one recipe, a path or a shipped name"
+        )
+    try:
+        base_path = find_recipe(base_name, path.resolve().parent)
+    except OutriderError as error:
+        raise OutriderError(f"{here}: extends: {error}") from None
+    chain = (*below, path)
+    if base_path.resolve() in [p.resolve() for p in chain]:
+        raise OutriderError(
+            f"{here}: extends: {' -> '.join(map(str, (*chain, base_path)))} never ends; "
+            "break the cycle"
+        )
+    base_values, base_origins, base_files = _read_chain(base_path, chain)
+    base_values.pop("name", None)
+    return _merge(base_values, values), base_origins | origins, (path, *base_files)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Keys and values of a serve command: sections down to the engine's keys."""
+    for section, keys in values.items():
+        for key, value in keys.items():
+            if (section, key) == ("serving", "engine"):
+                for name, setting in value.items():
+                    yield (section, key, name), setting
+            else:
+                yield (section, key), value
+
+
+def _no_such_option(word: str) -> str:
+    near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "--help lists the options."
+    return (
+        f"{word}: no such option; {hint} Keys of a recipe: --section.key value, section.key=value"
+    )
+
+
+def _override_value(text: str, written: str) -> Any:
+    try:
+        return read_value(text)
+    except yaml.YAMLError as error:
+        raise OutriderError(
+            f"{redacted(written)}: not a YAML value; quote it for the shell"
+            f" ({getattr(error, 'problem', None)})"
+        ) from None
+
+
+def _set(
+    values: dict[str, Any], origins: Origins, keys: tuple[str, ...], value: Any, origin: str
+) -> None:
+    section = values
+    for depth, key in enumerate(keys[:-1]):
+        origins.setdefault(keys[: depth + 1], origin)
+        child = section.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise OutriderError(
+                f"{origin}: {'.'.join(keys[: depth + 1])} is a value, not a section"
+            )
+        section = child
+    section[keys[-1]] = value
+    origins[keys] = origin
+
+
+def _resolve_paths(
+    values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
+) -> None:
+    """Makes relative paths of logs, key, known answers, target and base speculator absolute.
+
+    They are relative to the recipe's folder, else to the current directory.
+    """
+    for section, key, resolve in (
+        ("traffic", "path", _traffic_path),
+        ("traffic", "general", _traffic_path),
+        ("privacy", "key_file", _traffic_path),
+        ("eval", "answers", _traffic_path),
+        ("target", "model", _model_directory),
+        ("speculator", "base", _base_directory),
+    ):
+        within = values.get(section)
+        if isinstance(within, dict) and key in within and only in (None, (section, key)):
+            within[key] = _resolved(within[key], folder, resolve)
+
+
+def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> Any:
+    if isinstance(value, str):
+        return resolve(value, folder)
+    if isinstance(value, list):
+        return [_resolved(item, folder, resolve) for item in value]
+    return value
+
+
+def _base_directory(base: str, folder: Path) -> str:
+    """A shipped speculator's directory by its name, else the directory; kinds stay names."""
+    if not is_directory(base):
+        return base
+    found = _model_directory(base, folder)
+    if found != base or not base.startswith("nano_r1/"):
+        return found
+    heads = shipped_heads()
+    if base not in heads:
+        raise OutriderError(
+            f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
+            f" the package (included: {', '.join(heads) or 'none'})"
+        )
+    return str(heads[base])
+
+
+def _model_directory(model: str, folder: Path) -> str:
+    for parent in (folder, Path.cwd()):
+        if (parent / model / "config.json").is_file():
+            return str((parent / model).resolve())
+    return model
+
+
+def _traffic_path(path: str, folder: Path) -> str:
+    if "://" in path:
+        return path
+    embedded = EMBEDDED_TRAFFIC / f"{path.removeprefix('nano_r1/')}.jsonl.gz"
+    if path.startswith("nano_r1/") and (embedded.is_file() or not (folder / path).exists()):
+        return str(embedded)
+    expanded = Path(path).expanduser()
+    here, there = folder / expanded, Path.cwd() / expanded
+    return str(here if expanded.is_absolute() or _exists(here) else there)
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or any(Path("/").glob(str(path).lstrip("/")))

@@ -1,0 +1,194 @@
+"""The recipe: all settings of a run, in the order in which the stages read them.
+
+    Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
+
+Each section is defined in the room that reads it. Here they are combined, and rules that span two
+of them are checked. docs/recipes.md is generated from the docstrings (`make reference`).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.redaction import has_credentials
+from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
+from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
+from outrider.pipeline.recipe.adapt_config import AdaptConfig
+from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+
+
+class ExportConfig(BaseModel):
+    """The export bundle: how it is verified and where it is copied."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    verify: bool = True
+    """Before publishing the bundle, load it in vLLM as an endpoint would, and compare its
+    acceptance with the evaluated one."""
+
+    tolerance: float = Field(default=0.03, gt=0, lt=1)
+    """Largest relative difference between the bundle's acceptance length and the evaluated one, on
+    the same prompts with greedy decoding. Not 0, because bf16 engines that batch differently decide
+    near ties differently."""
+
+    k_per_batch_size: bool = False
+    """Whether the exported serve.sh drafts the best number of tokens for the current batch size
+    (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 where drafting does not pay.
+    The evaluation then serves base and custom with their schedules too."""
+
+    other_formats: bool = True
+    """Whether the bundle also holds the speculator as other programs load it: `sglang_nextn` (an
+    MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators). They
+    are copies of the weights: false halves the bundle."""
+
+    to: str | None = None
+    """Where to copy the verified bundle: a directory, an fsspec URL (`s3://...`), a repository of
+    the Hugging Face Hub (`hf://OWNER/NAME`) or an OCI image layout (`oci:FOLDER:TAG`). null: it
+    stays in the run directory. `export-speculator --to` copies it without changing the recipe."""
+
+
+class Recipe(BaseModel):
+    """One customer's speculator: its target, its traffic, its training and evaluation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    """Name of the run; its directory is runs/NAME. Default: the recipe's file name without
+    suffix."""
+
+    target: TargetConfig = Field(default_factory=TargetConfig)
+    """The model whose decoding is sped up."""
+
+    traffic: TrafficConfig
+    """The customer's logs."""
+
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    """Personal data in the logs, and retention."""
+
+    split: SplitConfig = Field(default_factory=SplitConfig)
+    """Training, validation and held-out parts of the traffic."""
+
+    capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    """The target's hidden states over the traffic."""
+
+    speculator: SpeculatorConfig = Field(default_factory=SpeculatorConfig)
+    """The drafter: its kind, depth, trained weights, and how it drafts."""
+
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    """Loss, optimizer, batches, processes and checkpoints."""
+
+    serving: ServingSection = Field(default_factory=ServingSection)
+    """The engine of capture, evaluation and serving."""
+
+    eval: EvalSection = Field(default_factory=EvalSection)
+    """Measurements, and the gate for shipping."""
+
+    report: ReportConfig = Field(default_factory=ReportConfig)
+    """Content of the report."""
+
+    export: ExportConfig = Field(default_factory=ExportConfig)
+    """The export bundle."""
+
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """A Ray cluster for capture, training and evaluation."""
+
+    adapt: AdaptConfig = Field(default_factory=AdaptConfig)
+    """`adapt-speculator`, which keeps up with a live endpoint's traffic."""
+
+    def speculative_serving(self) -> ServingConfig:
+        """`serving`, and how the speculator drafts."""
+        method = self.speculator.draft_sample_method
+        return ServingConfig(**dict(self.serving), draft_sample_method=method)
+
+    def evaluation(self) -> EvalConfig:
+        """`eval`, and how closely trainer and engine must agree on drafts."""
+        return EvalConfig(**dict(self.eval), parity=self.speculator.parity)
+
+    def of_kinds(self, names: Sequence[str]) -> "Recipe":
+        """The recipe for these kinds of drafter alone."""
+        return self.model_copy(update={"speculator": self.speculator.of_kinds(names)})
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_directory_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError(
+                "it names a directory: letters, digits, `.`, `_` and `-`, first a letter or digit"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _has_no_credentials(self) -> "Recipe":
+        for key, text in _texts(self.model_dump()):
+            if has_credentials(text):
+                raise ValueError(
+                    f"{key}: a password or a signed URL, which the run directory would keep; give"
+                    " the store's credentials in its own files or variables (AWS_..., HF_TOKEN,"
+                    " ~/.config/fsspec), or download the file"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_what_it_was_trained_for(self) -> "Recipe":
+        if isinstance(self.eval.k, int) and self.eval.k > self.speculator.depth:
+            raise ValueError(
+                f"eval.k = {self.eval.k} drafts deeper than speculator.depth = "
+                f"{self.speculator.depth} was trained; raise speculator.depth or lower eval.k"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _measures_no_queue(self) -> "Recipe":
+        widest, seats = max(self.eval.concurrency), self.serving.engine.max_num_seqs
+        if widest > seats:
+            raise ValueError(
+                f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: the "
+                "measurement would include a queue; raise serving.engine.max_num_seqs to "
+                f"{widest} or lower eval.concurrency"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _streams_on_a_cluster(self) -> "Recipe":
+        if not self.training.streams:
+            return self
+        if self.cluster.address is None:
+            raise ValueError(
+                "training.features = streamed captures while training runs, on a Ray cluster; set "
+                "cluster.address (local: a private one on this machine), or training.features: "
+                "stored"
+            )
+        if self.privacy.regenerate:
+            raise ValueError(
+                "training.features = streamed trains on the logged responses, and "
+                "privacy.regenerate = true replaces some of them before the capture; set "
+                "training.features: stored, or privacy.regenerate: false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shows_nothing_that_it_deletes(self) -> "Recipe":
+        if self.report.samples and self.privacy.retention == "delete_all":
+            raise ValueError(
+                "report.samples = true puts customer text into the report, which "
+                "privacy.retention = delete_all does not delete; set report.samples: false or a "
+                "privacy.retention of keep or delete_features"
+            )
+        return self
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a section with its dotted key."""
+    if isinstance(value, str):
+        yield key.removeprefix("."), value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)

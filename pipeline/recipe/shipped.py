@@ -1,0 +1,29 @@
+"""Recipes, traffic and base speculators that come with the package.
+
+shipped_recipes()      # ["document_extraction", "r1/resume_screening", ...]
+shipped_heads()        # {"nano_r1/eagle3": Path(...), ...}
+"""
+
+from pathlib import Path
+
+SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+EMBEDDED_TRAFFIC = SHIPPED / "nano_r1" / "traffic"
+EMBEDDED_TARGET = "target"
+"""Folder of an embedded target; its speculators have folders next to it."""
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`.
+
+    Not node.yaml, which is what R1's recipes share.
+    """
+    paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
+    others = ("cluster", "endpoints")
+    shipped = (path for path in paths if path.parts[0] not in others and path.stem != "node")
+    return sorted(str(path.with_suffix("")) for path in shipped)
+
+
+def shipped_heads() -> dict[str, Path]:
+    """Directories of speculators trained for the embedded target, by `speculator.base`."""
+    folders = (path.parent for path in sorted(SHIPPED.glob("nano_r1/*/config.json")))
+    return {f"nano_r1/{each.name}": each for each in folders if each.name != EMBEDDED_TARGET}

@@ -1,0 +1,71 @@
+"""Retention: deletes copies of the customer's text after the export, by `privacy.retention`.
+
+    retain(run, recipe.privacy.retention)   # deletes, and records it in retention.json
+    deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
+
+Later runs read retention.json to tell deleted outputs from missing ones.
+"""
+
+import datetime
+import shutil
+from pathlib import Path
+
+from outrider.common.files import read_json, write_json
+from outrider.pipeline.run_dir import RunDirectory
+
+COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
+"""Files that are kept because they hold no text. quarantine.json is part of what was measured."""
+
+
+def retain(run: RunDirectory, retention: str) -> list[str]:
+    """Deletes what the recipe asks for; returns the paths, relative to the run directory."""
+    doomed = [path for path in _held(run, retention) if _text(path)]
+    if not doomed:
+        return []
+    names = [str(path.relative_to(run.root)) for path in doomed]
+    earlier = read_json(_note(run))["deleted"] if _note(run).is_file() else {}
+    why = f"{datetime.date.today().isoformat()}, privacy.retention = {retention}"
+    # Recorded first: after an interruption the next run deletes the rest.
+    write_json(_note(run), {"deleted": earlier | dict.fromkeys(names, why)})
+    for path in doomed:
+        for text in _text(path):
+            shutil.rmtree(text) if text.is_dir() else text.unlink()
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    return names
+
+
+def deletion_of(run: RunDirectory, path: Path) -> str | None:
+    """Date and setting by which retention deleted `path`; None if it did not."""
+    if path.exists() or not _note(run).is_file():
+        return None
+    deleted = read_json(_note(run))["deleted"]
+    for name, why in deleted.items():
+        if path.is_relative_to(run.root / name):
+            return str(why)
+    return None
+
+
+def _text(path: Path) -> list[Path]:
+    """The file, or the directory's entries, without those that hold only counts."""
+    if not path.exists():
+        return []
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [entry for entry in entries if entry.name not in COUNTS]
+
+
+def _held(run: RunDirectory, retention: str) -> list[Path]:
+    if retention == "keep":
+        return []
+    # An evaluation of several kinds has a folder for each.
+    of_kinds = [path.parent for path in sorted(run.evaluation.glob("*/steps"))]
+    outs = [run.evaluation, *of_kinds, run.other_evaluation]
+    states = [run.features, *(out / "verification_states" for out in outs)]
+    if retention == "delete_features":
+        return states
+    traffic = sorted(run.traffic.glob("*"))
+    return [*states, *traffic, *(out / "steps" for out in outs)]
+
+
+def _note(run: RunDirectory) -> Path:
+    return run.root / "retention.json"

@@ -1,0 +1,217 @@
+"""The run directory: artifacts of the stages, their records, logs, and a lock.
+
+run = RunDirectory.of(recipe, runs=Path("runs"))
+with run.locked():
+    run.begin_attempt(recipe, files, command_line)
+
+runs/NAME/
+    recipe.resolved.yaml   every key with its value
+    provenance.json        command line, versions, commit, hardware
+    stages/STAGE.json      inputs and result of a stage
+    logs/attempt_N/        one log per stage
+    retention.json         what was deleted after the export
+    traffic/ split/ features/ training/ speculator/ evaluation/ bundle/    the artifacts
+    metrics.jsonl  report.html  report.json  report.md
+
+A run of several kinds (`speculator.kind: [mtp, eagle3]`) has for each kind
+
+    speculators/KIND/          training/ speculator/ metrics.jsonl
+    evaluation/KIND/           for the two that are served
+
+and `speculator`, `metrics.jsonl`, `evaluation/results.json` and the report are the chosen kind's.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json, write_json
+from outrider.pipeline.provenance import provenance
+from outrider.pipeline.recipe.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run. Everything below `root` may be deleted; the next run writes it again."""
+
+    root: Path
+    kind: str | None = None
+    """The kind whose training, speculator and evaluation the paths are, in a run of several"""
+
+    def of_kind(self, kind: str) -> "RunDirectory":
+        """The same run with the paths of one of its several kinds."""
+        return dataclasses.replace(self, kind=kind)
+
+    @classmethod
+    def of(cls, recipe: Recipe, runs: Path) -> "RunDirectory":
+        """The directory of a recipe's run below `runs`."""
+        return cls(runs.expanduser().resolve() / recipe.name)
+
+    @property
+    def shared(self) -> Path:
+        """What runs on the same target share: its own speculator, as the engine loads it."""
+        return self.root.parent / ".shared"
+
+    @property
+    def traffic(self) -> Path:
+        """Output of ingest: sequences/, rejects.jsonl, summary.json."""
+        return self.root / "traffic"
+
+    @property
+    def sequences(self) -> Path:
+        """The table of token sequences."""
+        return self.traffic / "sequences"
+
+    @property
+    def general(self) -> Path:
+        """Output of ingest for general traffic, if the recipe names any; laid out as `traffic`."""
+        return self.traffic / "general"
+
+    @property
+    def tables(self) -> list[Path]:
+        """All tables of token sequences, the customer's first."""
+        general = self.general / "sequences"
+        return [self.sequences, general] if general.is_dir() else [self.sequences]
+
+    @property
+    def split(self) -> Path:
+        """Output of split: parts.json."""
+        return self.root / "split"
+
+    @property
+    def features(self) -> Path:
+        """Output of capture. As confidential as the text: states reveal it."""
+        return self.root / "features"
+
+    @property
+    def trained(self) -> Path:
+        """What training writes: `training`, `speculator`, metrics.jsonl, train.log."""
+        return self.root / "speculators" / self.kind if self.kind else self.root
+
+    @property
+    def training(self) -> Path:
+        """Checkpoints with optimizer state, for resuming."""
+        return self.trained / "training"
+
+    @property
+    def speculator(self) -> Path:
+        """The trained speculator: config.json, model.safetensors."""
+        return self.trained / "speculator"
+
+    @property
+    def metrics(self) -> Path:
+        """The training's measurements, a line each."""
+        return self.trained / "metrics.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        """Output of evaluate and the logs of its servers."""
+        return self.root / "evaluation" / (self.kind or "")
+
+    @property
+    def kind_choice(self) -> Path:
+        """Output of choose_kind."""
+        return self.root / "evaluation" / "kinds.json"
+
+    @property
+    def other_evaluation(self) -> Path:
+        """Output of evaluate_other, with its report."""
+        return self.root / "evaluation_of_other"
+
+    @property
+    def bundle(self) -> Path:
+        """The directory that an endpoint loads."""
+        return self.root / "bundle"
+
+    @property
+    def resolved_recipe(self) -> Path:
+        """The recipe with every key filled in, as the stages read it."""
+        return self.root / "recipe.resolved.yaml"
+
+    def stage_record(self, stage: str) -> Path:
+        """The record of a stage: its inputs and its result."""
+        return self.root / "stages" / f"{stage}.json"
+
+    def attempt(self) -> Path:
+        """The log directory of the current attempt, or of the last one."""
+        names = [path.name for path in self.root.glob("logs/attempt_*")]
+        number = max((int(name.removeprefix("attempt_")) for name in names), default=0)
+        return self.root / "logs" / f"attempt_{number}"
+
+    def begin_attempt(
+        self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]
+    ) -> None:
+        """Creates logs/attempt_N+1 and writes the resolved recipe and the provenance."""
+        number = int(self.attempt().name.removeprefix("attempt_")) + 1
+        logs = self.root / "logs" / f"attempt_{number}"
+        # Private: libraries may log anything.
+        logs.mkdir(parents=True, mode=0o700)
+        self.write_resolved(recipe)
+        story = provenance(command_line, files)
+        write_json(self.root / "provenance.json", story, private=True)
+        write_json(logs / "provenance.json", story, private=True)
+
+    def write_resolved(self, recipe: Recipe) -> None:
+        """Publishes recipe.resolved.yaml. Private: paths and environments may be confidential."""
+        text = yaml.safe_dump(
+            recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
+        )
+        with publish(self.resolved_recipe) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_text(text, encoding="utf-8")
+
+    def read_resolved(self) -> Recipe:
+        """The recipe of the current attempt."""
+        return Recipe.model_validate(
+            yaml.safe_load(self.resolved_recipe.read_text(encoding="utf-8"))
+        )
+
+    def read_record(self, stage: str) -> dict[str, Any] | None:
+        """A stage's record, None if it has not finished yet."""
+        path = self.stage_record(stage)
+        return read_json(path) if path.is_file() else None
+
+    def result_of(self, stage: str) -> dict[str, Any]:
+        """A stage's result, empty if it has not finished yet."""
+        record = self.read_record(stage)
+        return record["result"] if record else {}
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Locks the directory. A second process gets an error that names the holder.
+
+        The kernel releases the lock when the holder dies.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = (self.root / ".lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise OutriderError(
+                f"{self.root}: cannot write here ({error.strerror}); use another place with "
+                "--runs DIR"
+            ) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = json.loads(file.read() or "{}")
+                raise OutriderError(
+                    f"{self.root}: in use by process {holder.get('pid', 'unknown')} since "
+                    f"{holder.get('since', 'unknown')}; wait for it, end it, or use another place "
+                    "with --runs DIR"
+                ) from None
+            file.truncate(0)
+            now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            file.write(json.dumps({"pid": os.getpid(), "since": now}))
+            file.flush()
+            yield

@@ -1,0 +1,130 @@
+"""A stage of a run: whether it is done, why it runs, and the record that it leaves.
+
+    stage_of("capture", recipe).state(run, recipe, {})      # done, or why it runs
+    stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
+
+A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
+the artifacts of the stages it needs, the target, the log, and the version of its code.
+"""
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import Kept, path_digest, resume_or_clear
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.retention import deletion_of
+from outrider.pipeline.run_dir import RunDirectory
+
+Options = dict[str, Any]
+"""Options of the command line that are not in the recipe, such as `force` for export."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Whether a stage is done; if not, why it runs."""
+
+    done: bool
+    reasons: tuple[str, ...] = ()
+    deleted: str | None = None
+    """For a stage that is done: when and by which setting retention deleted its output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage. Raise `version` when its code writes another output from the same inputs."""
+
+    name: str
+    version: int
+    needs: tuple[str, ...]
+    """Stages whose output it reads."""
+    settings: Callable[[Recipe], dict[str, Any]]
+    """The part of the recipe that it follows."""
+    sources: Callable[[Recipe], dict[str, str]]
+    """Digests of what it reads from outside the run directory."""
+    work: Callable[[RunDirectory, Recipe, Options], dict[str, Any]]
+    """Does the work and returns the result that the record holds."""
+    artifact: Callable[[RunDirectory], Path]
+    """The file or directory that must exist when it is done."""
+    identity: Callable[[RunDirectory], Path]
+    """The part of the artifact whose digest later stages depend on."""
+    unfinished: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
+    """Work in progress, useless once the inputs have changed."""
+    options: tuple[str, ...] = ()
+    """Options of the command line that count as inputs."""
+    reads: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
+    """Customer text that it opens, which retention may have deleted."""
+    handles_text: bool = False
+    """Whether its errors may quote customer text."""
+    imports: tuple[str, ...] = ()
+    """Modules that its process imports before its turn, while another stage works."""
+    starts_engines: bool = False
+    begins_with_engine: bool = False
+    """Whether an engine in its own process is the first that it needs."""
+    measures_speed: bool = False
+    """Whether other work on the machine would disturb it."""
+
+    def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+        """Everything that the result depends on, as digests and values."""
+        upstream = {}
+        for name in self.needs:
+            upstream[name] = (run.read_record(name) or {}).get("artifact", "absent")
+        return {
+            "code": {self.name: f"version {self.version}"},
+            "recipe": self.settings(recipe),
+            "source": self.sources(recipe),
+            "output of": upstream,
+            "option": {name: options.get(name) for name in self.options},
+        }
+
+    def state(self, run: RunDirectory, recipe: Recipe, options: Options) -> State:
+        """Done, or why it runs."""
+        if not run.stage_record(self.name).is_file():
+            started = self._started(run).is_file()
+            return State(False, ("resumes where it stopped" if started else "not done yet",))
+        artifact = self.artifact(run)
+        deleted = deletion_of(run, artifact)
+        if deleted and recipe.privacy.retention == "keep":
+            reason = f"retention deleted {artifact.name} after the export ({deleted})"
+            return State(False, (reason,))
+        if not deleted and not artifact.exists():
+            return State(False, (f"{artifact.name} is missing",))
+        changed = self._kept(run, recipe, options).changes() or []
+        return State(not changed, tuple(changed), None if changed else deleted)
+
+    def require_readable(self, run: RunDirectory, reasons: tuple[str, ...]) -> None:
+        """Refuses to run where retention has deleted an input of this stage."""
+        for path in self.reads(run):
+            if deleted := deletion_of(run, path):
+                raise OutriderError(
+                    f"{self.name} must run ({'; '.join(reasons)}), but its input {path} was "
+                    f"deleted after the export ({deleted}). To compute it again from the logs, set "
+                    "privacy.retention=keep in the recipe or on the command line and leave out "
+                    "--stages. To leave it deleted, undo the change or use another --name"
+                )
+
+    def perform(self, run: RunDirectory, recipe: Recipe, options: Options) -> None:
+        """Does the work and publishes the record last."""
+        kept = self._kept(run, recipe, options)
+        resume_or_clear(self._started(run), kept.inputs, self.unfinished(run))
+        kept.path.unlink(missing_ok=True)
+        begin, clock = datetime.datetime.now().astimezone(), time.monotonic()
+        result = self.work(run, recipe, options)
+        kept.put(
+            result,
+            stage=self.name,
+            artifact=path_digest(self.identity(run)),
+            started=begin.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - clock, 1),
+        )
+        self._started(run).unlink()
+
+    def _kept(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+        return Kept(run.stage_record(self.name), self.inputs(run, recipe, options))
+
+    def _started(self, run: RunDirectory) -> Path:
+        return run.root / "stages" / f"{self.name}.started.json"

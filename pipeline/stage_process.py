@@ -1,0 +1,114 @@
+"""Runs one stage in its own process, so that its memory, threads and environment end with it.
+
+    python -m outrider.pipeline.stage_process capture runs/resume_screening
+
+Descriptors 1 and 2 are the stage's log, for this process and all that it starts. Loggers are bound
+to the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A
+user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
+error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
+
+The process may be started before its stage's turn (stage_runner.py). Until `go` is on its input it
+imports what the stage will need; then it waits.
+"""
+
+import contextlib
+import errno
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.common.supervision import TERMINAL_DESCRIPTOR, wait_for_work, work_is_there
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.registry import stage_of
+from outrider.pipeline.tracebacks import traceback_of
+from outrider.serving.vllm_hooks.process_start import drop_forking_environment
+
+INTERRUPTED = 75
+UNEXPECTED = 70
+_LOGGER = ("vllm.logger",)
+"""What must be imported before sys.stderr is the terminal: vLLM's logger keeps the stream."""
+
+
+def main(stage: Stage, run: RunDirectory, options: Options) -> int:
+    """Runs the stage, publishes its record and returns the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    failed = run.attempt() / f"{stage.name}.failed.json"
+    log, quoting = sys.stderr, not stage.handles_text
+    try:
+        _show_progress_on_the_terminal(stage.starts_engines)
+        recipe = run.read_resolved()
+        quoting = quoting or recipe.report.samples
+        stage.perform(run, recipe, options)
+    except OutriderError as error:
+        write_json(failed, {"message": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{stage.name}: interrupted", file=log)
+        return INTERRUPTED
+    except Exception as error:
+        print(traceback_of(error, quoting), file=log)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = error.filename or run.root
+            message = f"{where}: no space left on the disk; free some and rerun the command"
+            write_json(failed, {"message": message, "exit_code": 1})
+        return UNEXPECTED
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
+def prepare(stage: Stage, recipe: Recipe) -> None:
+    """Imports what the stage needs, until it may work."""
+    # The stage imports them again, and reports what is wrong.
+    with contextlib.suppress(Exception):
+        for name in [*_LOGGER[: stage.starts_engines], *stage.imports]:
+            if work_is_there():
+                return
+            importlib.import_module(name)
+        if stage.begins_with_engine and not work_is_there():
+            from outrider.serving.engine import import_vllm
+
+            import_vllm(recipe.serving.engine)
+
+
+def _show_progress_on_the_terminal(starts_engines: bool) -> None:
+    descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
+    if descriptor is None:
+        return
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
+    logging.captureWarnings(True)
+    if starts_engines:
+        importlib.import_module(_LOGGER[0])
+    os.set_inheritable(int(descriptor), False)
+    log = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
+    os.register_at_fork(after_in_child=lambda: _write_to(log))  # engines are forked
+
+
+def _write_to(streams: tuple[TextIO, TextIO]) -> None:
+    sys.stdout, sys.stderr = streams
+
+
+if __name__ == "__main__":
+    name, root, *rest = sys.argv[1:]
+    run_dir = RunDirectory(Path(root))
+    recipe = run_dir.read_resolved()
+    stage = stage_of(name, recipe)
+    drop_forking_environment()
+    prepare(stage, recipe)
+    if not wait_for_work():
+        sys.exit(INTERRUPTED)
+    sys.exit(main(stage, run_dir, json.loads(rest[0]) if rest else {}))

@@ -1,0 +1,125 @@
+"""Stages of `adapt-speculator`: a window of new traffic, and a training round over windows.
+
+Each window and each round is a run directory, so the states of an exchange are captured once: a
+round joins the tables and stores of its windows.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json, write_json
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.capture import CAPTURE
+from outrider.pipeline.stages.ingest import INGEST
+from outrider.pipeline.stages.sources import (
+    parts_in_use,
+    section,
+    target_and_base_digests,
+    traffic_digests,
+)
+from outrider.pipeline.stages.train import TRAIN, train_on
+
+PLAN = "round.json"
+"""In a round's directory: its number, and its windows' directories, `newer` and `older`."""
+
+
+def usable_ids(window: RunDirectory) -> list[str]:
+    """The window's sequences in log order, without those that are quarantined."""
+    ids: list[str] = parts_in_use(window)["train"]
+    return ids
+
+
+def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.ingest.slice import ingest_slice
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.slices import name_slices, write_slices
+
+    summary = ingest_slice(
+        recipe.target.training_directory(),
+        recipe.traffic,
+        run.traffic,
+        f"{run.root.name}-",
+        recipe.privacy,
+    )
+    table = load_sequences(run.sequences)
+    write_slices(name_slices(table), run.split)
+    # All of it is captured; a round divides it later.
+    write_json(run.split / "parts.json", {"train": table["sequence_id"][:]})
+    captured = CAPTURE.work(run, recipe, options)
+    counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}
+    return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
+
+
+def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.features.join_stores import join_stores
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.rounds import choose_sequences, training_parts
+    from outrider.pipeline.draft_parity_check import check_warm_start
+
+    if recipe.training.streams:
+        raise OutriderError(
+            "training.features = streamed: adapt-speculator trains on the states of several"
+            " windows, which it has stored; set training.features: stored"
+        )
+    plan, adapt = read_json(run.root / PLAN), recipe.adapt
+    older, newer = _windows(plan["older"]), _windows(plan["newer"])
+    chosen = choose_sequences(
+        [name for window in newer for name in usable_ids(window)],
+        [name for window in older for name in usable_ids(window)],
+        adapt.train_sequences,
+        adapt.older_share,
+        seed=plan["number"],
+    )
+    table = load_sequences([window.sequences for window in older + newer], chosen)
+    with publish(run.sequences) as folder:
+        folder.mkdir(mode=0o700)
+        table.save_to_disk(str(folder))
+    join_stores([window.features for window in older + newer], chosen, run.features)
+    parts = training_parts(
+        table, recipe.split.validation_fraction, recipe.split.session_gap_minutes
+    )
+    write_json(run.split / "parts.json", parts)
+    if options.get("parity"):
+        check_warm_start(run, recipe, parts["validation"])
+    trained = train_on(run, recipe, parts)
+    return {"sequences": {name: len(ids) for name, ids in parts.items()}, "training": trained}
+
+
+def _windows(directories: Sequence[str]) -> list[RunDirectory]:
+    return [RunDirectory(Path(directory)) for directory in directories]
+
+
+ADAPT_WINDOW = Stage(
+    name="adapt_window",
+    version=1,
+    needs=(),
+    settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
+    sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),
+    work=_window,
+    artifact=lambda run: run.features / "manifest.json",
+    identity=lambda run: run.features / "quarantine.json",
+    handles_text=True,
+    starts_engines=True,
+)
+
+ADAPT_ROUND = Stage(
+    name="adapt_round",
+    version=1,
+    needs=(),
+    settings=lambda recipe: {
+        **TRAIN.settings(recipe),
+        "adapt": section(recipe.adapt),
+        "split": section(recipe.split),
+    },
+    sources=target_and_base_digests,
+    work=_round,
+    artifact=TRAIN.artifact,
+    identity=TRAIN.identity,
+    unfinished=TRAIN.unfinished,
+    handles_text=True,
+    starts_engines=True,
+)

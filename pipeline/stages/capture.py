@@ -1,0 +1,81 @@
+"""Capture: the target's hidden states over the sequences, and which sequences are on-policy."""
+
+from typing import Any
+
+from outrider.common.files import read_json
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.sources import section, target_digest
+from outrider.speculators.features import FeatureSpec
+from outrider.speculators.planned import stored_features
+
+SPEED_ONLY = {
+    "mode",
+    "max_num_seqs",
+    "kv_cache_gb",
+    "gpu_memory_utilization",
+    "cpu_cores",
+    "seed",
+    "prefix_caching",
+}
+"""Engine settings that do not change the captured states."""
+
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.data.features.capture import capture
+    from outrider.data.on_policy.check import check_traffic
+    from outrider.data.split.split import ids_of
+
+    parts = read_json(run.split / "parts.json")
+    streamed = ("train",) if recipe.training.streams else ()
+    stored = {name: value for name, value in parts.items() if name not in streamed}
+    captured = capture(
+        target=recipe.target,
+        sequences_dir=run.tables,
+        parts=parts,
+        capture=recipe.capture,
+        engine=recipe.serving.engine,
+        out_dir=run.features,
+        features=_features(recipe),
+        cluster=recipe.cluster,
+        only=frozenset(ids_of(stored)) if streamed else None,
+    )
+    least = recipe.capture.min_on_policy
+    judged = check_traffic(run.tables, run.split, run.features, least, streamed)
+    return {**captured, "on_policy": judged}
+
+
+def _features(recipe: Recipe) -> FeatureSpec:
+    """The states that the recipe's kinds of drafter read together."""
+    config = read_json(recipe.target.training_directory() / "config.json")
+    return stored_features(recipe.speculator, config)
+
+
+def _reads(recipe: Recipe) -> dict[str, Any]:
+    """The kinds and, where they read more than the final state, their streams."""
+    kinds: dict[str, Any] = {"kind": recipe.speculator.kind}
+    streams = _features(recipe).names
+    return kinds if len(streams) == 1 else kinds | {"streams": list(streams)}
+
+
+CAPTURE = Stage(
+    name="capture",
+    version=3,
+    needs=("ingest", "split"),
+    settings=lambda recipe: {
+        "target": section(recipe.target),
+        "capture": section(recipe.capture, {"tokens_per_s"}),
+        "speculator": _reads(recipe),
+        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+        **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
+    },
+    sources=target_digest,
+    work=_work,
+    reads=lambda run: (run.sequences,),
+    artifact=lambda run: run.features / "manifest.json",
+    identity=lambda run: run.features / "quarantine.json",
+    imports=("outrider.data.features.capture", "outrider.data.on_policy.check"),
+    starts_engines=True,
+    begins_with_engine=True,
+)

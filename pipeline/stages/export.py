@@ -1,0 +1,163 @@
+"""Export: writes the bundle of an evaluated speculator and verifies it in vLLM before publishing.
+
+EXPORT.perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
+copy_bundle(run, recipe, "s3://bucket/prefix")              # the same where an endpoint finds it
+"""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish, read_json
+from outrider.common.fingerprint import file_digest, value_digest
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
+
+if TYPE_CHECKING:
+    from outrider.eval.results.report import Results
+    from outrider.serving.config import ServingConfig
+
+
+class NotShipped(OutriderError):
+    """The evaluation does not allow the export."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        from outrider.eval.config import EXIT_CODES
+
+        super().__init__(
+            f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
+        )
+        self.exit_code = EXIT_CODES[verdict]
+
+
+def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
+    """Writes the exported bundle to a directory or an address as well, and returns where."""
+    from outrider.data.ingest.store_errors import answering
+
+    with answering(f"export to {to}"):
+        _write(run, recipe, read_json(run.bundle / "bundle.json")["evidence"], to)
+    return to
+
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    """Publishes the bundle once vLLM reaches the evaluated acceptance with it; then copies it."""
+    from outrider.eval.config import SHIP
+    from outrider.eval.results.report import Results
+
+    results = Results.read(run.evaluation / "results.json")
+    verdict = results.verdict
+    if verdict.verdict != SHIP and not options.get("force"):
+        raise NotShipped(verdict.verdict, verdict.reason)
+    unverified = run.root / "bundle.unverified"
+    _write(run, recipe, _evidence(run, recipe, results), str(unverified))
+    verification = _verify(run, recipe, unverified, results) if recipe.export.verify else None
+    with publish(run.bundle) as temporary:
+        shutil.move(unverified, temporary)
+    copied = copy_bundle(run, recipe, recipe.export.to) if recipe.export.to else None
+    return {"bundle": str(run.bundle), "verification": verification, "copied_to": copied}
+
+
+def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
+    from outrider.serving.bundle.bundle import export_bundle
+
+    k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
+    export_bundle(
+        speculator_dir=run.speculator,
+        target=recipe.target,
+        serving=serving_as_measured(recipe),
+        k=max([k, *(best for _, _, best in schedule or [])]),
+        k_per_batch_size=schedule,
+        evidence=evidence,
+        out_dir=to,
+        other_formats=recipe.export.other_formats,
+    )
+
+
+def serving_as_measured(recipe: Recipe) -> "ServingConfig":
+    """The recipe's serving settings in an engine mode that was measured, else in the first one."""
+    serving, modes = recipe.speculative_serving(), recipe.eval.engine_modes
+    if serving.engine.mode in modes:
+        return serving
+    return serving.with_engine(mode=modes[0])
+
+
+def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
+    """(first batch size, last, k) for the bundle to serve with; None for a single k."""
+    if not recipe.export.k_per_batch_size:
+        return None
+    ranges = evidence["k_per_batch_size"]
+    if ranges is None:
+        raise OutriderError(
+            "export.k_per_batch_size: true, but eval.k was set by hand, so the best k for each "
+            "batch size is unknown; set eval.k: auto, or export.k_per_batch_size: false"
+        )
+    return [tuple(row) for row in ranges]
+
+
+def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+    from outrider.eval.summary import summary
+
+    judged = summary(results)
+    kept = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
+    schedules = results.choice.k_per_batch_size
+    return {
+        "k_per_batch_size": schedules and schedules.custom,
+        "recipe": recipe.name,
+        "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
+        "report_sha256": file_digest(run.root / "report.json"),
+        **{name: judged[name] for name in kept},
+    }
+
+
+def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results") -> dict[str, Any]:
+    """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
+    from outrider.data.sequences import load_sequences
+    from outrider.eval.bench.prompts import evaluation_prompts
+    from outrider.serving.bundle.bundle import verify_bundle
+    from outrider.serving.client import Sampling
+
+    serving = recipe.speculative_serving().with_engine(mode=recipe.eval.engine_modes[0])
+    heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
+    prompts, _ = evaluation_prompts(heldout, recipe.evaluation(), serving)
+    expected = results.verification.greedy_acceptance_length.custom
+    if expected is None:
+        raise OutriderError(
+            f"{run.evaluation}: the evaluated speculator drafted nothing, so the bundle cannot be "
+            "compared with an acceptance length; set export.verify: false"
+        )
+    return verify_bundle(
+        bundle,
+        recipe.target,
+        serving,
+        [prompt.token_ids for prompt in prompts],
+        Sampling(temperature=0.0, top_p=1.0),
+        recipe.eval.verification_max_tokens,
+        expected=expected,
+        tolerance=recipe.export.tolerance,
+        log_path=run.attempt() / "export.server.log",
+        concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
+        # The verification pass ran at one k; a schedule may have another for a single request.
+        k=results.k.custom,
+    )
+
+
+EXPORT = Stage(
+    name="export",
+    version=2,
+    needs=("train", "evaluate"),
+    settings=lambda recipe: {
+        "export": section(recipe.export),
+        "serving": section(recipe.serving),
+        "speculator": {"draft_sample_method": recipe.speculator.draft_sample_method},
+    },
+    sources=target_digest,
+    work=_work,
+    reads=lambda run: (run.sequences, run.evaluation / "results.json"),
+    artifact=lambda run: run.bundle / "bundle.json",
+    identity=lambda run: run.bundle / "bundle.json",
+    options=("force",),
+    starts_engines=True,
+)

@@ -1,0 +1,136 @@
+"""Inputs that several stages share: sections of the recipe, the target, logs, the parts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from outrider.common.files import read_json
+from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.speculators.base import is_directory
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import warms_up
+from outrider.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from outrider.serving.speculator import Speculator
+
+
+def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
+    """A section of the recipe as plain values, without the keys that do not change the result."""
+    return values.model_dump(mode="json", exclude=leave_out or set())
+
+
+def speculator_section(recipe: Recipe, leave_out: set[str] | None = None) -> dict[str, Any]:
+    """The `speculator` section, without the shape of a head where no kind has one to shape."""
+    shaped = any(trainable_kind(name).head_keys for name in recipe.speculator.kinds)
+    return section(recipe.speculator, (leave_out or set()) | (set() if shaped else {"head"}))
+
+
+def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
+    """The `training` section, without what a start from scratch has where the start is warm.
+
+    Keys of streamed training are left out at their defaults, so that older runs stay valid.
+    """
+    config = read_json(recipe.target.training_directory() / "config.json")
+    kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
+    warm = all(warms_up(kind, config) for kind in kinds)
+    defaults = TrainingConfig()
+    streaming = ("features", "off_policy", "shuffle_tokens")
+    leave_out = leave_out | {
+        key for key in streaming if getattr(recipe.training, key) == getattr(defaults, key)
+    }
+    return section(recipe.training, leave_out | ({"scratch"} if warm else set()))
+
+
+def target_digest(recipe: Recipe) -> dict[str, str]:
+    """Digest of the target: of a local directory by content, of a hub model by its commit.
+
+    The directory of a hub model is named by the commit. Which of its files have been downloaded so
+    far must not count.
+    """
+    directory = recipe.target.training_directory()
+    if recipe.target.on_hub:
+        return {"target": value_digest([recipe.target.model, directory.name])}
+    return {"target": path_digest(directory)}
+
+
+def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the target and of the base speculator, where the recipe names another one."""
+    digests = target_digest(recipe)
+    base = recipe.speculator.base
+    if is_directory(base):
+        digests["speculator.base"] = path_digest(Path(str(base)).expanduser())
+    return digests
+
+
+def traffic_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the customer's logs."""
+    return {path: log_digest(path) for path in _listed(recipe.traffic.path)}
+
+
+def general_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the logs of general traffic."""
+    return {f"general {path}": log_digest(path) for path in _listed(recipe.traffic.general)}
+
+
+def log_digest(source: str) -> str:
+    """Digest of a log: of a local path or glob by content, of a URL by what its store reports."""
+    if "://" in source:
+        return _remote_digest(source)
+    if Path(source).exists():
+        return path_digest(Path(source))
+    files = sorted(Path("/").glob(source.lstrip("/")))
+    return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
+
+
+def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
+    """The speculator in use, with the directory from which engines load it."""
+    from outrider.serving.base_copy import served_base
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.base import base_of
+
+    target_dir = recipe.target.directory()
+    base = base_of(recipe.speculator.base, target_dir)
+    if base.directory is None:
+        return Speculator(base.kind.name)
+    return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
+
+
+def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
+    """The parts of the split without the sequences that capture has quarantined.
+
+    Before a capture: the whole parts. `masked`: `on_policy.quarantine.load_parts`.
+    """
+    from outrider.data.on_policy.quarantine import load_parts
+
+    if not has_quarantine(run):
+        parts: dict[str, Any] = read_json(run.split / "parts.json")
+        return parts
+    return load_parts(run.split, run.features, masked)
+
+
+def has_quarantine(run: RunDirectory) -> bool:
+    """Whether a capture has decided which sequences are off-policy."""
+    from outrider.data.on_policy.quarantine import FILE
+
+    return (run.features / FILE).is_file()
+
+
+def _listed(paths: str | list[str] | None) -> list[str]:
+    return [paths] if isinstance(paths, str) else paths or []
+
+
+def _remote_digest(url: str) -> str:
+    import fsspec
+
+    from outrider.data.ingest.store_errors import answering
+
+    with answering(f"traffic.path = {url!r}"):
+        filesystem, path = fsspec.url_to_fs(url)
+        found = filesystem.find(path, detail=True)
+        if not found:
+            found = {match: filesystem.info(match) for match in filesystem.glob(path)}
+    return value_digest({name: store_identity(info) for name, info in found.items()})

@@ -1,0 +1,187 @@
+"""Train: the speculator, after its base has been compared in trainer and engine.
+
+In a run of several kinds, TRAIN_KINDS trains one after another on the same captured states. Each
+has a record of its own (stages/train_KIND.json), so a kind that is done is not trained again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.common.files import read_json, write_json
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.sources import (
+    parts_in_use,
+    speculator_section,
+    target_and_base_digests,
+    training_section,
+)
+
+if TYPE_CHECKING:
+    from outrider.data.streaming.piece_plan import PiecePlan
+    from outrider.data.streaming.stream import Streamed
+
+FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
+
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from outrider.pipeline.draft_parity_check import check_warm_start
+
+    parts = parts_in_use(run, masked=recipe.training.masks)
+    check_warm_start(run, recipe, parts["validation"])
+    if not recipe.training.streams:
+        return train_on(run, recipe, parts)
+    from outrider.data.streaming.stream import SOURCE, streaming
+
+    streamed = _streamed(run, recipe)
+    parts["train"] = [name for name in parts["train"] if name in streamed.plan.piece_of]
+    directory = run.training / "stream"
+    with streaming(streamed, recipe.training.processes, directory):
+        return train_on(run, recipe, parts, streamed.plan.piece_of, (directory, SOURCE))
+
+
+def train_on(
+    run: RunDirectory,
+    recipe: Recipe,
+    parts: Mapping[str, list[str]],
+    piece_of: Mapping[str, int] | None = None,
+    source: tuple[Path, str] | None = None,
+) -> dict[str, Any]:
+    """Trains on parts of the run's sequences and publishes its speculator.
+
+    `parts` may list sequences of the training part as `masked`. `source`: directory and class of
+    the states; None: the run's feature store.
+    """
+    from outrider.data.sequences import load_sequences
+    from outrider.training.distributed.launch import train
+
+    rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
+    features_dir, feature_store = source or (run.features, FEATURE_STORE)
+    train_pieces: list[int] = []
+    if recipe.training.window_tokens is not None:
+        piece_of = piece_of or _piece_plan(run, recipe).piece_of
+        train_pieces = [piece_of[name] for name in parts["train"]]
+    return train(
+        target_dir=recipe.target.training_directory(),
+        features_dir=features_dir,
+        sampling={row["sequence_id"]: (row["temperature"], row["top_p"]) for row in rows},
+        parts=parts,
+        speculator=recipe.speculator,
+        training=recipe.training,
+        out_dir=run.training,
+        publish_dir=run.speculator,
+        log_dir=run.trained,
+        feature_store=feature_store,
+        probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
+        masked=parts.get("masked", ()),
+        train_pieces=train_pieces,
+        cluster=recipe.cluster,
+    )
+
+
+def _streamed(run: RunDirectory, recipe: Recipe) -> "Streamed":
+    """What is captured while training runs."""
+    from outrider.data.streaming.stream import Streamed
+    from outrider.speculators.planned import stored_features
+
+    config = read_json(recipe.target.training_directory() / "config.json")
+    return Streamed(
+        target=recipe.target,
+        engine=recipe.serving.engine,
+        capture=recipe.capture,
+        cluster=recipe.cluster,
+        spec=stored_features(recipe.speculator, config),
+        plan=_piece_plan(run, recipe),
+        tables=run.tables,
+        store=run.features,
+    )
+
+
+def _piece_plan(run: RunDirectory, recipe: Recipe) -> "PiecePlan":
+    """The pieces in which the run's sequences are captured."""
+    from outrider.data.features.lengths import fit
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.split import ids_of
+    from outrider.data.streaming.piece_plan import PiecePlan
+
+    table = load_sequences(run.tables, ids_of(read_json(run.split / "parts.json")))
+    table, lengths = fit(table, recipe.serving.engine.max_model_len, recipe.capture.too_long)
+    return PiecePlan(table, lengths.limit, recipe.capture.batch_tokens)
+
+
+TRAIN = Stage(
+    name="train",
+    version=2,
+    needs=("split", "capture"),
+    settings=lambda recipe: {
+        "speculator": speculator_section(recipe, {"parity"}),
+        "training": training_section(recipe, {"parity", "tokens_per_s"}),
+    },
+    sources=target_and_base_digests,
+    work=_work,
+    reads=lambda run: (run.sequences, run.features / "manifest.json"),
+    artifact=lambda run: run.speculator / "model.safetensors",
+    identity=lambda run: run.speculator,
+    unfinished=lambda run: (run.training, run.metrics, run.trained / "train.log"),
+    imports=("outrider.eval.replay.draft_parity", "outrider.training.distributed.launch"),
+    starts_engines=True,
+    begins_with_engine=True,
+)
+
+
+def train_of(kind: str) -> Stage:
+    """The training of one of several kinds, as a stage with its own record."""
+
+    def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+        return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
+
+    return dataclasses.replace(
+        TRAIN,
+        name=f"train_{kind}",
+        settings=lambda recipe: TRAIN.settings(recipe.of_kinds([kind])),
+        work=work,
+        artifact=lambda run: TRAIN.artifact(run.of_kind(kind)),
+        identity=lambda run: TRAIN.identity(run.of_kind(kind)),
+        unfinished=lambda run: TRAIN.unfinished(run.of_kind(kind)),
+    )
+
+
+def _work_of_each(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from rich.console import Console
+
+    console, results = Console(stderr=True, highlight=False), {}
+    for kind in recipe.speculator.kinds:
+        stage = train_of(kind)
+        state = stage.state(run, recipe, options)
+        why = "nothing changed, kept" if state.done else "; ".join(state.reasons)
+        console.print(f"{kind}: {why}", soft_wrap=True)
+        if not state.done:
+            stage.perform(run, recipe, options)
+        results[kind] = run.result_of(stage.name)
+    digests = {kind: (run.read_record(f"train_{kind}") or {})["artifact"] for kind in results}
+    write_json(_digests(run), digests)
+    return results
+
+
+def _digests(run: RunDirectory) -> Path:
+    return run.root / "speculators" / "digests.json"
+
+
+def _all_trained(run: RunDirectory) -> Path:
+    """The first speculator that is missing, else the file of their digests."""
+    kinds = read_json(_digests(run)) if _digests(run).is_file() else {}
+    paths = (TRAIN.artifact(run.of_kind(kind)) for kind in kinds)
+    return next((path for path in paths if not path.exists()), _digests(run))
+
+
+TRAIN_KINDS = dataclasses.replace(
+    TRAIN,
+    work=_work_of_each,
+    artifact=_all_trained,
+    identity=_digests,
+    unfinished=lambda run: (),
+)
+"""`train` in a run of several kinds."""

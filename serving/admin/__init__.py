@@ -1,0 +1,1 @@
+"""Exchanging the speculator of a running server: candidates, addresses, messages."""

@@ -1,0 +1,157 @@
+"""A speculator that is to replace another in a live engine, checked before a weight is touched.
+
+current = in_service(Path(directory_at_start))
+new = checked(hold_release(directory, root, digest), current, target_dir, k)
+for name, tensor in new.tensors(): ...
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.common.errors import OutriderError
+from outrider.serving.admin.held_files import HeldFiles, hold_directory
+from outrider.speculators.checkpoints.checks import check_finite, first_names
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.checkpoints.target_fingerprint import check_target
+from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.protocol import TrainableKind
+
+if TYPE_CHECKING:
+    import torch
+
+Form = tuple[str, tuple[int, ...]]
+"""Kind of number, and shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A speculator's open files, with what an engine loads of them."""
+
+    held: HeldFiles
+    kind: TrainableKind
+    forms: dict[str, Form]
+    """Of each tensor that an engine loads."""
+    digest: str = ""
+    """`bundle_digest` of the release; empty for a directory that was not checked against one."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the files can be read."""
+        return self.held.directory
+
+    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """(name, tensor as stored), mapped from the files."""
+        return self.kind.exchanged(self.directory)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.held.close()
+
+
+def in_service(directory: Path) -> Candidate:
+    """The speculator that an engine was started with."""
+    held = hold_directory(directory)
+    try:
+        return _read(held, "")
+    except BaseException:
+        held.close()
+        raise
+
+
+def checked(
+    held: HeldFiles, current: Candidate, target_dir: Path | None, k: int | None, digest: str = ""
+) -> Candidate:
+    """The speculator of `held`, which can take the place of `current`; closes `held` otherwise.
+
+    An `OutriderError` where it is of another kind, has other tensors, shapes or kinds of numbers, a
+    value that is not finite, or was made for another target or another number of drafts than `k`.
+    """
+    try:
+        new = _read(held, digest)
+        _check_form(new, current)
+        _check_manifest(new, k)
+        if not new.kind.exchangeable(current.directory, new.directory):
+            raise OutriderError(
+                f"{held.source}: its shape is not that of the speculator in use; it needs a server"
+                " that is started with it"
+            )
+        headers = tensor_headers(new.directory)  # by the same names: those of the files
+        check_finite({name: headers[name] for name in new.forms})
+        if target_dir is not None:
+            check_target(held.manifest, held.source, target_dir)
+            new.kind.check(new.directory, read_layout(target_dir))
+    except OutriderError as error:
+        held.close()
+        raise OutriderError(held.in_words(error)) from error
+    except Exception as error:  # such as a broken header, from the safetensors library
+        held.close()
+        raise OutriderError(f"{held.source}: {held.in_words(error)}") from error
+    except BaseException:
+        held.close()
+        raise
+    return new
+
+
+def _read(held: HeldFiles, digest: str) -> Candidate:
+    kind = kind_of(held.directory)
+    if not isinstance(kind, TrainableKind) or not kind.abilities.live_exchange:
+        raise OutriderError(f"{held.source}: {kind.in_words} cannot be exchanged in a live engine")
+    forms = {
+        name: (_number(tensor), tuple(tensor.shape))
+        for name, tensor in kind.exchanged(held.directory)
+    }
+    return Candidate(held, kind, forms, digest)
+
+
+def _number(tensor: "torch.Tensor") -> str:
+    """The dtype; one word for those that the engine's loader converts into each other."""
+    if tensor.dtype.itemsize > 1 and not tensor.is_complex():
+        return "float" if tensor.is_floating_point() else "integer"
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_form(new: Candidate, current: Candidate) -> None:
+    source = new.held.source
+    if new.kind.name != current.kind.name:
+        raise OutriderError(
+            f"{source}: {new.kind.in_words}, but the engine was started with"
+            f" {current.kind.in_words}; start another server for it"
+        )
+    # Kinds with several published layouts have several names for a tensor. With as many tensors of
+    # each form, the kind's own check of names decides.
+    names_differ = new.forms.keys() != current.forms.keys()
+    if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
+        return
+    if missing := sorted(current.forms.keys() - new.forms.keys()):
+        raise OutriderError(f"{source}: no weights for {first_names(missing)}")
+    if more := sorted(new.forms.keys() - current.forms.keys()):
+        raise OutriderError(f"{source}: weights of another speculator: {first_names(more)}")
+    wrong = [name for name, form in new.forms.items() if form != current.forms[name]]
+    if wrong:
+        name = min(wrong)
+        (number, shape), (own_number, own_shape) = new.forms[name], current.forms[name]
+        raise OutriderError(
+            f"{source}: {name} is {number} {list(shape)}, in the engine {own_number}"
+            f" {list(own_shape)} ({len(wrong)} such tensors); export again for this target"
+        )
+
+
+def _check_manifest(new: Candidate, k: int | None) -> None:
+    """The bundle was measured with the engine's kind and number of drafts."""
+    manifest, source = new.held.manifest, new.held.source
+    if not manifest:
+        return
+    if manifest.get("method", new.kind.name) != new.kind.name:
+        raise OutriderError(
+            f"{source}/bundle.json: method = {manifest['method']}, but config.json is that of"
+            f" {new.kind.in_words}; export again"
+        )
+    if k is not None and manifest.get("num_speculative_tokens", k) != k:
+        raise OutriderError(
+            f"{source}/bundle.json: num_speculative_tokens ="
+            f" {manifest['num_speculative_tokens']}, but the engine drafts {k}: start a server with"
+            " the bundle's serve.sh, or export with that k"
+        )

@@ -1,0 +1,91 @@
+"""Flags and environment with which `vllm serve` can exchange its speculator.
+
+    bundle/serve.sh --uds /run/outrider/a.sock $(python -m outrider.serving.admin.live_flags)
+
+with the variables of `live_environment`. Development mode (VLLM_SERVER_DEV_MODE) stays off.
+"""
+
+import json
+import os
+import secrets
+import shlex
+import stat
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from outrider.common.errors import OutriderError
+
+BACKEND = "safetensors"
+"""Name of Outrider's weight transfer engine (vllm_hooks/weight_transfer.py)."""
+
+HOOKS = "OUTRIDER_HOOKS"
+"""Variable: 1 installs the hooks in vLLM (vllm_hooks/plugin.py)."""
+
+HOOKED = {HOOKS: "1", "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "OUTRIDER_"}
+"""Environment of vLLM processes with the hooks, also of those that Ray starts: servers and engines
+that Outrider starts, and serve.sh."""
+
+ROOTS = "OUTRIDER_RELEASE_ROOTS"
+"""Variable with the folders below which releases are accepted, separated by os.pathsep."""
+
+ADMIN = "OUTRIDER_ADMIN"
+"""Variable with the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
+
+TOKEN_FILE = "OUTRIDER_ADMIN_TOKEN_FILE"
+"""Variable with the file of the token that the admin route asks for."""
+
+LIVE_FLAGS = (
+    "--weight-transfer-config",
+    json.dumps({"backend": BACKEND}),
+    "--per-request-spec-decode-metrics",
+    "summary",
+)
+"""Arguments of `vllm serve`, after those of the bundle."""
+
+
+def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dict[str, str]:
+    """Variables of a server with an admin route that accepts releases below `roots`."""
+    return HOOKED | {
+        ADMIN: admin,
+        TOKEN_FILE: str(token_file),
+        ROOTS: os.pathsep.join(str(Path(root).absolute()) for root in roots),
+    }
+
+
+def release_roots() -> list[Path]:
+    """The roots that this process was started with."""
+    return [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
+
+
+def admin_token(path: Path) -> str:
+    """The token in a private file, which whoever comes first writes: a server or a controller."""
+    try:
+        if not path.exists():
+            with tempfile.NamedTemporaryFile("w", dir=path.parent) as new:  # mode 0600
+                new.write(secrets.token_hex(32))
+                new.flush()
+                with suppress(FileExistsError):
+                    os.link(new.name, path)
+        mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise OutriderError(
+            f"{path}: the token of the admin route cannot be read or written ({error.strerror});"
+            " servers and controller must run as the same user"
+        ) from None
+    if mode & 0o077:
+        raise OutriderError(
+            f"{path}: mode {mode:o}, so others may read the token of the admin route; delete it,"
+            " and start the servers again"
+        )
+    if len(token) < 16 or len(token.split()) != 1:
+        raise OutriderError(
+            f"{path}: expected one word of at least 16 characters, the token of the admin route;"
+            " delete it, and start the servers again"
+        )
+    return token
+
+
+if __name__ == "__main__":
+    print(shlex.join(LIVE_FLAGS))

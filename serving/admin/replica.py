@@ -1,0 +1,221 @@
+"""A replica's admin route: which speculator it drafts with, exchange, and finished requests.
+
+    replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
+    replica.status().version
+    replica.swap(Path("releases/4f1d0c2a9b77"), "4f1d0c2a9b77", digest, "keep", watch=None)
+    finished, after = replica.requests(after=0)
+
+The other end is serving/vllm_hooks/admin_route.py. All JSON of the route is made of the classes
+here.
+"""
+
+import dataclasses
+import http.client
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from outrider.common.errors import OutriderError
+from outrider.serving.admin.address import address_of
+
+ROUTE = "/v1/admin/speculator"
+REQUESTS = ROUTE + "/requests"
+
+_REFUSALS = (400, 404, 409, 422)
+"""Statuses of an exchange that was not begun."""
+
+Cache = Literal["clear", "keep"]
+"""What happens to cached prefixes, which hold the old drafter's keys and values."""
+
+
+class SwapRefused(OutriderError):
+    """The replica did not exchange the speculator; the old one still serves."""
+
+
+class SwapFailed(OutriderError):
+    """An exchange failed; `status` has which speculator serves, which may be neither."""
+
+
+class ReplicaUnreachable(OutriderError):
+    """The replica gave no answer. A swap that was in progress may or may not have happened."""
+
+
+class _FromJson:
+    """A dataclass from JSON, whose unknown keys (of a newer server) are left out."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From the JSON object of the route."""
+        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in given.items() if name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch(_FromJson):
+    """What the acceptance after a swap must hold, or the swap is taken back."""
+
+    requests: int
+    """Finished requests, of those that began after the swap, after which the watch ends."""
+    min_tokens_per_step: float
+    """Tokens per engine step, 1 + accepted / drafts, that the evidence predicts at least."""
+    level: float = 0.05
+    """Largest probability of taking back a speculator that holds it, at any stopping time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaStatus(_FromJson):
+    """Which speculator a replica drafts with."""
+
+    version: str | None
+    """The version that the last swap was given; None with the one that it was started with."""
+    digest: str
+    """`bundle_digest` of the release; empty with the one that it was started with."""
+    draft_digest: str
+    """SHA-256 of the drafter's weights in the engine's memory, over all ranks."""
+    k: int
+    """Drafts per step that the engine was started for."""
+    kind: str
+    """Drafter kind."""
+    directory: str
+    """Where the speculator was loaded from."""
+    swaps: int
+    """Exchanges since the start, those that were taken back included."""
+    watching: bool = False
+    """True while the acceptance after a swap is being compared with its evidence."""
+    reverted: str | None = None
+    """The version of the last swap if it was taken back by the watch; None otherwise."""
+    reverted_because: str | None = None
+    """The numbers that took it back."""
+    broken: str | None = None
+    """Why the drafts are wrong until the replica is started again; None where they are not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapResult(_FromJson):
+    """A speculator that was exchanged."""
+
+    version: str
+    read_s: float
+    """Seconds to read and check the files; the engine may have been answering meanwhile."""
+    apply_s: float
+    """Seconds to load the weights, while the engine stood still."""
+    stall_s: float
+    """Seconds of the exchange itself, with the pause and the clearing of caches where that is the
+    policy: at most so long no request got a token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveRequest(_FromJson):
+    """A finished request, without its text."""
+
+    index: int
+    """Place in the order of ends, from 0 since the start of the server."""
+    request_id: str
+    """The id of the response, or the client's `X-Request-Id` with the API's prefix."""
+    version: str | None
+    """The release that drafted all of it; None before the first swap, or if a swap fell into it."""
+    finished_at: float
+    """Unix time in seconds."""
+    prompt_tokens: int
+    completion_tokens: int
+    drafts: int
+    """Steps that verified drafts."""
+    accepted: int
+    """Accepted draft tokens."""
+    ttft_s: float
+    """Seconds from arrival to the first token; 0 if there was none."""
+    decode_s: float
+    """Seconds from the first token to the last."""
+    e2e_s: float
+    """Seconds from arrival to the end."""
+    failed: bool
+    """Ended by an error of the engine. A client that hangs up is no failure."""
+    aborted: bool = False
+    """Ended before its last token: the client hung up, or the server aborted it."""
+    mixed: bool = False
+    """True where a swap fell into it."""
+
+
+class Replica:
+    """One vLLM server with the admin route."""
+
+    def __init__(self, admin: str, data: str, token: str) -> None:
+        """Addresses (`unix:/path`, `http://127.0.0.1:PORT`) of the route and of its requests."""
+        self.admin, self.data = address_of(admin), address_of(data)
+        self._token = token
+
+    def status(self) -> ReplicaStatus:
+        """The speculator in use; `ReplicaUnreachable` where there is no answer."""
+        status, answer = self._call("GET", ROUTE, None, 60)
+        is_broken = isinstance(answer, dict) and answer.get("broken")
+        if status != http.client.OK and not is_broken:
+            raise OutriderError(f"{self.admin}{ROUTE}: {status} {_reason(answer)}")
+        return ReplicaStatus.of(answer)
+
+    def swap(
+        self,
+        directory: Path,
+        version: str,
+        digest: str,
+        cache: Cache,
+        watch: Watch | None = None,
+        expected: str | None = None,
+        timeout_s: float = 600,
+    ) -> SwapResult:
+        """Exchanges the speculator for the bundle in `directory`.
+
+        `digest` is the bundle's `bundle_digest`, `expected` that of the speculator in use: another
+        one is not exchanged. `SwapRefused` has the server's reason and leaves the old speculator in
+        place. After `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
+        """
+        body = {
+            "directory": str(directory),
+            "version": version,
+            "digest": digest,
+            "cache": cache,
+            "watch": dataclasses.asdict(watch) if watch is not None else None,
+        }
+        if expected is not None:
+            body["expected"] = expected
+        status, answer = self._call("POST", ROUTE, body, timeout_s)
+        if status != http.client.OK:
+            error = SwapRefused if status in _REFUSALS else SwapFailed
+            raise error(f"{self.admin}: {directory} was not loaded ({status}): {_reason(answer)}")
+        return SwapResult.of(answer)
+
+    def requests(self, after: int) -> tuple[list[LiveRequest], int]:
+        """Requests that finished, from index `after` on, and the `after` of the next call.
+
+        The server keeps the last ones only, so indices may be missing. A smaller next value than
+        `after` means that the server was started again.
+        """
+        answer = self._get(f"{REQUESTS}?{urllib.parse.urlencode({'after': after})}")
+        return [LiveRequest.of(each) for each in answer["requests"]], int(answer["next"])
+
+    def healthy(self, timeout_s: float = 5) -> bool:
+        """True where the engine is alive."""
+        try:
+            return self.data.call("GET", "/health", None, None, timeout_s)[0] == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _get(self, path: str) -> Any:
+        status, answer = self._call("GET", path, None, 60)
+        if status != http.client.OK:
+            raise OutriderError(f"{self.admin}{path}: {status} {_reason(answer)}")
+        return answer
+
+    def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, Any]:
+        try:
+            return self.admin.call(method, path, body, self._token, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise ReplicaUnreachable(
+                f"{self.admin}: no answer ({error!r}); start the replica, or correct its address"
+            ) from error
+
+
+def _reason(answer: Any) -> str:
+    if isinstance(answer, dict):
+        return str(answer.get("error", answer))
+    return str(answer)[:2000]

@@ -1,0 +1,220 @@
+"""The export bundle: a directory that vLLM loads as a speculator, with its command and evidence.
+
+    export_bundle(speculator_dir, target, serving, k=3, k_per_batch_size=None, evidence={...},
+                  out_dir="runs/NAME/bundle")
+    verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
+
+`config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
+hold the speculator in other formats, where its kind has some.
+`serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
+SHA-256 of every file, and the evidence.
+"""
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.serving.admin.live_flags import HOOKED
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
+from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.client import Sampling, complete
+from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
+from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.serve_flags import exported_environment, serving_of
+from outrider.serving.server import Server
+from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
+from outrider.speculators.checkpoints.target_fingerprint import (
+    KEY,
+    check_target,
+    target_fingerprint,
+)
+from outrider.speculators.kinds import KINDS, kind_of
+from outrider.speculators.kinds.protocol import TrainableKind
+
+_HERE = Path("@HERE@")
+"""Placeholder for the bundle's directory, which serve.sh replaces when it runs."""
+
+
+def export_bundle(
+    speculator_dir: Path,
+    target: TargetConfig,
+    serving: ServingConfig,
+    k: int,
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None,
+    evidence: dict[str, Any],
+    out_dir: str | Path,
+    other_formats: bool = True,
+) -> dict[str, Any]:
+    """Writes the bundle to a directory or an address of bundle_places.py; returns its manifest.
+
+    A local bundle is published atomically. At an fsspec URL a bundle with bundle.json is complete.
+    `evidence` (the recipe's digest, the report's figures) is stored unchanged.
+    """
+    speculator_dir = Path(speculator_dir)
+    kind = kind_of(speculator_dir).name
+    weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(
+        speculator_dir.glob("*.safetensors.index.json")
+    )
+    if not weights:
+        raise OutriderError(
+            f"{speculator_dir}: no *.safetensors; train first, or give a speculator's directory"
+        )
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        stage = Path(folder) / "bundle"
+        stage.mkdir()
+        for file in [speculator_dir / "config.json", *weights]:
+            shutil.copyfile(file, stage / file.name)
+        (stage / "serve.sh").write_text(
+            serve_script(target, serving, kind, k, k_per_batch_size), encoding="utf-8"
+        )
+        (stage / "serve.sh").chmod(0o755)
+        trainable = KINDS[kind]
+        if other_formats and isinstance(trainable, TrainableKind):
+            # A format may name its target: by a path where no other reader knows the name.
+            name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
+            trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)
+        schedule = [list(row) for row in k_per_batch_size or []]
+        manifest = {
+            **listing(stage),
+            "method": kind,
+            "target": target.model_dump(),
+            KEY: target_fingerprint(target.directory()),
+            "num_speculative_tokens": k,
+            "num_speculative_tokens_per_batch_size": schedule or None,
+            "draft_sample_method": serving.draft_sample_method,
+            "vllm": vllm_version(),
+            "serve": serving_of(target, serving),
+            "evidence": evidence,
+        }
+        write_json(stage / MANIFEST, manifest)
+        put_bundle(stage, out_dir)
+    return manifest
+
+
+def verify_bundle(
+    location: str | Path,
+    target: TargetConfig,
+    serving: ServingConfig,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    max_tokens: int,
+    expected: float,
+    tolerance: float,
+    log_path: Path,
+    concurrency: int = 1,
+    k: int | None = None,
+) -> dict[str, Any]:
+    """Serves the bundle as serve.sh does and compares its acceptance length with the evaluated one.
+
+    `expected` must come from the same prompts and sampling; `tolerance` is relative. With another
+    `k` than the bundle's schedule has for one request, the bundle is served with that k alone. A
+    larger difference, or a file that differs from bundle.json, raises an `OutriderError`.
+    """
+    with local_bundle(location) as directory:
+        bundle_digest(directory)
+        manifest = read_manifest(directory)
+        check_target(manifest, location, target.directory())
+        most, k_per_batch_size = (
+            manifest["num_speculative_tokens"],
+            manifest["num_speculative_tokens_per_batch_size"],
+        )
+        if k is not None and k_per_batch_size and k_per_batch_size[0][2] != k:
+            most, k_per_batch_size = k, None
+        with Server(
+            target,
+            serving,
+            directory,
+            most,
+            log_path=log_path,
+            k_per_batch_size=k_per_batch_size,
+            port=serving.port,
+        ) as server:
+            before = server.counters()
+            complete(server.url, server.model_name, prompts, sampling, max_tokens, concurrency)
+            counters = server.counters() - before
+    difference = counters.acceptance_length / expected - 1
+    if abs(difference) > tolerance:
+        raise OutriderError(
+            f"{location}: served from the bundle, the acceptance length over {len(prompts)} prompts"
+            f" is {counters.acceptance_length:.3f}, {difference:+.1%} from the evaluated"
+            f" {expected:.3f} (tolerance {tolerance:.1%}); the weights or flags in the bundle are"
+            " not those of the evaluation"
+        )
+    return {
+        "prompts": len(prompts),
+        "drafts": counters.drafts,
+        "acceptance_length": counters.acceptance_length,
+        "expected": expected,
+        "relative_difference": difference,
+        "tolerance": tolerance,
+    }
+
+
+def serve_script(
+    target: TargetConfig,
+    serving: ServingConfig,
+    kind: str,
+    k: int,
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None,
+) -> str:
+    """serve.sh: the evaluated flags and environment. It finds its own paths when it runs."""
+    speculator = Speculator(kind, _HERE)
+    _, *flags = serve_arguments(
+        target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
+    )
+    is_hub_id = (
+        target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
+    )
+    if is_hub_id and target.revision is not None:
+        flags += ["--revision", target.revision]
+    flags += ["--served-model-name", Path(target.model).name]
+    environment = exported_environment(serving.engine)
+    preloads = "LD_PRELOAD" in engine_environment(serving.engine)
+    lines = [
+        "#!/usr/bin/env bash",
+        "# Serves the target with this speculator and the evaluated flags. Arguments are appended",
+        "# and override them, such as --enable-prefix-caching where serving.engine has it off.",
+        "# Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has",
+        "# Outrider installed).",
+        "set -euo pipefail",
+        'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        'python="${PYTHON:-python3}"',
+    ]
+    if target.model in EMBEDDED_TARGETS:
+        find = (
+            "from outrider.serving.config import TargetConfig; "
+            f'print(TargetConfig(model="{target.model}").directory())'
+        )
+        lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
+    else:
+        lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
+    environment |= HOOKED
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    if preloads:
+        find = 'import pathlib, sys; print(pathlib.Path(sys.prefix) / "lib" / "libiomp5.so")'
+        lines += [
+            f'openmp="$("$python" -c {shlex.quote(find)})"',
+            'if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi',
+        ]
+    command = '"$python" -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm"
+    words = [shlex.quote(word).replace(str(_HERE), "'\"$here\"'") for word in flags]
+    words += ["--host", '"${HOST:-127.0.0.1}"', "--port", '"${PORT:-8000}"', '"$@"']
+    lines.append(f'exec {command} serve "$target" \\')
+    lines += [f"  {line} \\" for line in _flag_lines(words)]
+    return "\n".join(lines)[: -len(" \\")] + "\n"
+
+
+def _flag_lines(words: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("--") or word == '"$@"':
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return lines

@@ -1,1 +1,0 @@
-"""The live endpoint: its replicas, the router in front of them, and releases."""

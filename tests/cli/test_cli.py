@@ -1,0 +1,265 @@
+"""The commands as a user runs them: one message and status for a mistake, and the JSON line."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outrider.pipeline.stages.registry import STAGES
+from tests.cli.commands import COMMANDS, assert_one_message, run, start
+from tests.data.logs import pair, screenings, write_log
+from tests.eval.sample_history import report
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, nano_r1) -> Path:
+    """A folder with a log of 40 screenings and a recipe for it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    rows = [
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s-{i}",
+            response__created=1_700_000_000 + 60 * i,
+            response__id=f"c-{i}",
+        )
+        for i, (messages, reasoning, answer) in enumerate(screenings(40))
+    ]
+    write_log(folder / "log.jsonl", rows)
+    recipe = {"target": {"model": str(nano_r1)}, "traffic": {"path": "log.jsonl"}}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--recipe", "nowhere.yaml"], ["nowhere.yaml: no such recipe", "resume_screening"]),
+        (["--dry-run"], ["--recipe requires an argument", "path of a YAML file", "template"]),
+        (
+            ["--recipe", "mine.yaml", "training.epoch=3"],
+            ["command line, training.epoch=3", "did you mean `training.epochs`?"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--training.epochs", "many"],
+            ["training.epochs = 'many'", "valid integer"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "traffic.path=gone.jsonl"],
+            ["traffic.path = ", "gone.jsonl", "no such file or folder"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "target.model=gone"],
+            ["target.model = 'gone': no such directory"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "privacy.mode=surrogate", "privacy.key_file=gone.key"],
+            ["privacy.key_file = ", "gone.key", "no such file", "/dev/urandom"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--privacy.regenerate", "true"],
+            [
+                "privacy.regenerate = true has nothing to regenerate under privacy.mode = 'off'; "
+                "set privacy.mode: surrogate"
+            ],
+        ),
+        (
+            ["--recipe", "mine.yaml", "eval.task=posixpath:jion"],
+            ["eval.task = 'posixpath:jion'", "no function jion"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--dryrun"],
+            ["--dryrun: no such option; did you mean --dry-run?"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--stages", "learn"],
+            ["no stage `learn`", "ingest, split, capture, train, evaluate, export"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--stages", "train", "--name", "empty"],
+            ["train needs the output of split"],
+        ),
+        (
+            ["--recipe", "mine.yaml", "--runs", "/proc/runs"],
+            ["/proc/runs/mine: cannot write here", "--runs DIR"],
+        ),
+        ([], ["--recipe"]),
+    ],
+)
+def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
+    assert_one_message(run("train-speculator", *words, cwd=workplace), *parts)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
+)
+def test_a_mistake_ends_a_process_with_status_1(tmp_path, command):
+    needs_place = command in ("export-speculator", "adapt-speculator")
+    words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if needs_place else [])]
+    assert_one_message(start(command, *words, cwd=tmp_path), "nowhere.yaml: no such recipe")
+
+
+def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
+    for file in nano_r1.iterdir():
+        shutil.copyfile(file, tmp_path / file.name)
+    config = json.loads((nano_r1 / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    words = ["--recipe", "mine.yaml", f"target.model={tmp_path}", "--name", "no_mtp"]
+    assert_one_message(
+        run("train-speculator", *words, cwd=workplace),
+        f"{tmp_path}/config.json: num_nextn_predict_layers is 0",
+        "target.model",
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
+    )
+    assert_one_message(
+        run("train-speculator", *words, cwd=workplace), "no tensor named model.layers."
+    )
+    assert not (workplace / "runs" / "no_mtp" / "stages").exists()
+
+
+def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
+    workplace, tmp_path, nano_r1
+):
+    words = ["--recipe", "mine.yaml", "--name", "not_mine", "--speculator"]
+    gone = run("evaluate-speculator", *words, str(tmp_path / "gone"), cwd=workplace)
+    assert_one_message(gone, f"{tmp_path}/gone/config.json: no such file")
+    (tmp_path / "stale").mkdir()
+    shutil.copyfile(nano_r1 / "model.safetensors", tmp_path / "stale" / "model.safetensors")
+    config = json.loads((nano_r1 / "config.json").read_text())
+    (tmp_path / "stale" / "config.json").write_text(json.dumps(config | {"vocab_size": 4000}))
+    stale = run("evaluate-speculator", *words, str(tmp_path / "stale"), cwd=workplace)
+    assert_one_message(
+        stale,
+        f"{tmp_path}/stale/config.json: vocab_size = 4000, but the target's is 4096",
+        "stale vocab",
+    )
+    assert not (workplace / "runs" / "not_mine" / "stages").exists()
+
+
+def test_a_log_with_no_usable_line_is_an_error_that_says_so(workplace, tmp_path):
+    write_log(tmp_path / "bad.jsonl", [b"not json", b'{"neither": "request nor response"}'])
+    words = ["--recipe", "mine.yaml", f"traffic.path={tmp_path}/bad.jsonl", "--name", "bad_log"]
+    assert_one_message(run("train-speculator", *words, cwd=workplace), "bad.jsonl")
+
+
+def test_help_and_recipes_do_not_import_torch():
+    script = (
+        "import sys, outrider.cli.main, outrider.pipeline.recipe.load as load\n"
+        "load.load_recipe('r1/social_chat')\n"
+        "heavy = ('torch', 'transformers', 'datasets', 'vllm', 'deepspeed')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
+)
+def test_help(tmp_path, command):
+    finished = run(command, "--help", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert "--recipe" in finished.stdout
+    assert "section.key=value" in finished.stdout
+
+
+def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
+    finished = run(
+        "train-speculator",
+        "--recipe",
+        "mine.yaml",
+        "--dry-run",
+        "--name",
+        "dry",
+        "eval.k=3",
+        cwd=workplace,
+    )
+    assert finished.returncode == 0, finished.stderr
+    told = json.loads(finished.stdout)
+    assert list(told["dry_run"]) == list(STAGES)
+    assert "x 388 bytes" in told["dry_run"]["capture"]["cost"]
+    assert (
+        yaml.safe_load(Path(told["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"] == 3
+    )
+    assert not Path(told["run_dir"], "stages").exists()
+
+
+def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):
+    words = ["--recipe", "mine.yaml", "--stages", "split,ingest", "--name", "kept"]
+    first = start("train-speculator", *words, cwd=workplace)
+    assert first.returncode == 0, first.stderr
+    *_, last = first.stdout.splitlines()
+    assert json.loads(last)["stages"] == ["ingest", "split"]
+    again = run("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
+    assert "ingest    nothing changed" in again.stderr
+    assert "split     recipe.split.heldout_fraction: 0.2 -> 0.3" in again.stderr
+    run_dir = Path(json.loads(again.stdout)["run_dir"])
+    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["attempt_1", "attempt_2"]
+    assert (run_dir / "provenance.json").is_file()
+
+
+def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
+    words = ["--recipe", "mine.yaml", "--stages", "ingest", "--name", "stopped"]
+    going = subprocess.Popen(
+        [COMMANDS / "train-speculator", *words],
+        cwd=workplace,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started = workplace / "runs" / "stopped" / "stages" / "ingest.started.json"
+    deadline = time.monotonic() + 120
+    while not started.is_file():
+        assert going.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    going.terminate()
+    _, told = going.communicate(timeout=120)
+    assert going.returncode == 75
+    assert "stopped by SIGTERM; rerun the command to resume" in told
+    assert "Traceback" not in told
+    again = run("train-speculator", *words, cwd=workplace)
+    assert again.returncode == 0, again.stderr
+    assert "resumes where it stopped" in again.stderr
+
+
+def test_runs_are_compared_without_measuring_anything(tmp_path):
+    for name, whole in (("march", report(0, 2.0, 3.0)), ("june", report(90, 2.0, 2.4))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(whole))
+    finished = run(
+        "evaluate-speculator",
+        "--compare",
+        "june",
+        "march",
+        "--html",
+        "pages/drift.html",
+        cwd=tmp_path,
+    )
+    assert finished.returncode == 0, finished.stderr
+    line = json.loads(finished.stdout)
+    assert line["runs"] == ["june", "march"] and line["figures"][0]["figure"] == "verdict"
+    assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
+    assert (
+        "drifts away" in (tmp_path / "pages" / "drift.html").read_text()
+        and "pages/drift.html" in finished.stderr
+    )
+    mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
+    assert_one_message(mistaken, "--html page.html needs --compare RUN_A RUN_B")
+
+
+def test_the_version_names_what_computes(tmp_path) -> None:
+    finished = run("train-speculator", "--version", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert finished.stdout.startswith("outrider 0.1.0\n") and "\ntorch " in finished.stdout

@@ -1,0 +1,190 @@
+"""Small replicas behind a real Envoy, all on Unix sockets.
+
+with Fleet(folder, stable=["a", "b"], canary=["c"]) as fleet, Router(fleet.endpoint) as router:
+    assert fleet.ask().name in ("a", "b")
+"""
+
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.live.endpoint_file import Endpoint, load_endpoint
+from outrider.live.envoy_config import POOLS
+from outrider.live.router import Router
+from outrider.serving.admin.address import Address
+
+BACKEND = Path(__file__).with_name("backend.py")
+PATIENCE_S = 240.0
+"""No test asserts on time; this only ends one that would hang."""
+
+
+@dataclass
+class Answer:
+    """What a client got: status 0 if nothing; `complete` is False for a response that broke off."""
+
+    status: int
+    body: Any = None
+    complete: bool = True
+    error: str = ""
+
+    @property
+    def name(self) -> str | None:
+        return self.body.get("name") if isinstance(self.body, dict) else None
+
+
+class Fleet:
+    """Replicas as processes, and the endpoint that they belong to."""
+
+    def __init__(
+        self, stable: Sequence[str] = ("a",), canary: Sequence[str] = ("c",), **router: Any
+    ) -> None:
+        # Not pytest's folder: a Unix socket's path has at most 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="fleet-")
+        self.state = Path(self._folder.name)
+        replicas = [(name, "stable") for name in stable] + [(name, "canary") for name in canary]
+        tree = {
+            "state_dir": str(self.state),
+            "replicas": [
+                {"name": name, "role": role, "data": f"unix:{name}.sock"} for name, role in replicas
+            ],
+            "router": {"listen": "unix:front.sock"} | router,
+        }
+        path = self.state / "fleet.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        self.endpoint: Endpoint = load_endpoint(path)
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def __enter__(self) -> "Fleet":
+        for replica in self.endpoint.replicas:
+            self.launch(replica.name)
+        for replica in self.endpoint.replicas:
+            self.await_replica(replica.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self._folder.cleanup()
+
+    def launch(self, name: str) -> None:
+        command = [sys.executable, "-S", str(BACKEND), name, str(self.socket(name))]
+        self.processes[name] = subprocess.Popen(command)
+
+    def await_replica(self, name: str) -> None:
+        address = Address(path=str(self.socket(name)))
+        wait_for(lambda: request(address, "GET", "/health").status == 200)
+
+    def socket(self, name: str) -> Path:
+        return self.state / f"{name}.sock"
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def ask(
+        self,
+        body: dict[str, Any] | None = None,
+        path: str = "/v1/completions",
+        method: str = "POST",
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """A request to the router."""
+        return request(Address.parse(self.endpoint.router.listen), method, path, body, headers)
+
+    def names(self, count: int, clients: int = 4, **arguments: Any) -> list[str | None]:
+        """Replicas that answered `count` requests, which all succeeded."""
+        with ThreadPoolExecutor(clients) as pool:
+            answers = list(pool.map(lambda _: self.ask(**arguments), range(count)))
+        assert [answer for answer in answers if answer.status != 200] == []
+        return [answer.name for answer in answers]
+
+
+def counts(router: Router, role: str) -> dict[str, int]:
+    """Envoy's statistics of a role's cluster and of its pool, by their last word."""
+    clusters = (role, POOLS[role])
+    found = [router.stats(f"^cluster.{each}.[a-z0-9_]+$") for each in clusters]
+    return {
+        f"{prefix}{key.rsplit('.', 1)[1]}": value
+        for prefix, stats in zip(("", "pool_"), found, strict=True)
+        for key, value in stats.items()
+    }
+
+
+def healthy(router: Router, role: str) -> int:
+    """Replicas of a role that get requests now."""
+    return counts(router, role)["pool_membership_healthy"]
+
+
+class Load:
+    """Clients that send requests until the context ends; `answers` has what each got."""
+
+    def __init__(self, fleet: Fleet, bodies: Sequence[dict[str, Any]]) -> None:
+        self._fleet = fleet
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=[body]) for body in bodies]
+        self.answers: list[Answer] = []
+
+    def _send(self, body: dict[str, Any]) -> None:
+        while not self._ended.is_set():
+            self.answers.append(self._fleet.ask(body))
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def more(self, count: int) -> None:
+        """Returns when `count` more answers have come."""
+        have = len(self.answers)
+        wait_for(lambda: len(self.answers) >= have + count)
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def request(
+    address: Address,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    connection = address.connect(PATIENCE_S)
+    status = 0
+    try:
+        data = json.dumps(body) if body is not None else None
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        status = response.status
+        text = response.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(status, complete=False, error=repr(error))
+    finally:
+        connection.close()
+    if response.headers.get("Content-Type") == "application/json" and text:
+        return Answer(status, json.loads(text))
+    if text.startswith("data: "):
+        return Answer(status, {"name": text.split()[1]}, complete=text.endswith("[DONE]\n\n"))
+    return Answer(status, text)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends, "did not happen"
+        time.sleep(0.01)

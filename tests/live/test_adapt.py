@@ -1,0 +1,327 @@
+"""The loop's steps, killed at every one; what is expensive is replaced by arithmetic on the rows.
+
+The whole loop with engines and training is in test_adapt_loop.py (slow), and benchmarks/adaptation.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.live import adapt
+from outrider.live.adapt import Adapter, summary
+from outrider.live.adapt_gate import GateVerdict
+from outrider.live.deployer import BASE, Outcome, Serving
+from outrider.live.journal import Journal, read_journal
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.stage_runner import StageFailed
+
+ROWS = 10
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+class World:
+    """A log whose rows have an acceptance length by speculator, and an endpoint."""
+
+    def __init__(self, folder, nano_r1, monkeypatch, **settings):
+        self.folder, self.log = folder, folder / "log.jsonl"
+        self.log.touch()
+        self.bundles = folder / "endpoint"
+        self.bundles.mkdir()
+        words = [f"adapt.{name}={value}" for name, value in settings.items()]
+        self.loaded = load_recipe(
+            "resume_screening",
+            [f"traffic.path={self.log}", f"target.model={nano_r1}", "adapt.fresh=null",
+             "adapt.from_start=true", f"adapt.window={ROWS}", "adapt.most_behind=99", *words],
+        )  # fmt: skip
+        self.kill_at, self.reached = None, 0
+        monkeypatch.setattr(adapt, "run_stages", self.run_stages)
+        monkeypatch.setattr(adapt, "replayed", self.replayed)
+        monkeypatch.setattr(adapt, "acceptance", lambda lengths, k: lengths)
+        monkeypatch.setattr(adapt, "judge", self.judge)
+        monkeypatch.setattr(adapt, "write_bundle", self.write_bundle)
+        monkeypatch.setattr(adapt, "start_server", lambda: None)
+        append = Journal.append
+
+        def killed_around(journal, event, **facts):
+            self.point()
+            entry = append(journal, event, **facts)
+            self.point()
+            return entry
+
+        monkeypatch.setattr(Journal, "append", killed_around)
+
+    def point(self):
+        """A place where the process may be killed."""
+        self.reached += 1
+        if self.reached == self.kill_at:
+            raise Killed
+
+    def traffic(self, kind, windows):
+        with self.log.open("a") as log:
+            rows = ROWS * windows
+            log.writelines(json.dumps({"kind": kind, "n": n}) + "\n" for n in range(rows))
+
+    def rows_of(self, run):
+        return read_json(run.root / "traffic" / "rows.json")
+
+    def ingest(self, run):
+        paths = sorted((run.root / "log").iterdir())
+        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        if any(row["kind"] == "broken" for row in rows):
+            raise StageFailed("the log is broken")
+        write_json(run.root / "traffic" / "rows.json", rows)
+
+    def run_stages(self, run, recipe, names, options, console):
+        self.point()
+        if names == ["adapt_window"]:
+            self.ingest(run)
+            return {"adapt_window": {}}
+        plan = read_json(run.root / "round.json")
+        kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Run(Path(path)))}
+        if kinds == {"hopeless"}:
+            raise StageFailed("does not train")
+        write_json(run.speculator / "config.json", sorted(kinds - {"hopeless"}))
+        self.point()
+        return {"adapt_round": {"sequences": {"train": ROWS}}}
+
+    def replayed(self, run, directory, recipe):
+        fitted = {"a"}
+        if directory != recipe.target.training_directory():
+            fitted = set(read_json(directory / "config.json"))
+        kinds = [row["kind"] for row in self.rows_of(run)]
+        return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
+
+    def judge(self, trained, windows, serving, recipe, k):
+        self.point()
+        of = {
+            run: [self.replayed(run, each, recipe).value for each in (serving, trained.speculator)]
+            for run in windows
+        }
+        base, custom = (sum(values) / len(of) for values in zip(*of.values(), strict=True))
+        return GateVerdict(
+            ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
+            sequences=ROWS, sessions=ROWS, left_out={}, base=estimate(base),
+            custom=estimate(custom), ratio=estimate(custom / base),
+        )  # fmt: skip
+
+    def write_bundle(self, run, recipe, verdict):
+        write_json(run.bundle / "config.json", read_json(run.speculator / "config.json"))
+        self.point()
+
+    def serving(self):
+        kept = sorted(self.bundles.iterdir())
+        return Serving(kept[-1].name, kept[-1]) if kept else Serving(BASE, None)
+
+    def deploy(self, bundle):
+        self.point()
+        name = f"{bundle.parent.name}"
+        write_json(self.bundles / name / "config.json", read_json(bundle / "config.json"))
+        self.point()
+        return Outcome("promoted", self.serving())
+
+    def run(self, **how):
+        console = Console(file=io.StringIO())
+        with Adapter.open(self.loaded, self.folder, self, console, parity=False) as adapter:
+            adapter.run(once=True, **how)
+            return summary(adapter)
+
+    @property
+    def entries(self):
+        return read_journal(self.folder / "adapt" / "journal.jsonl")
+
+
+class Run:
+    def __init__(self, root):
+        self.root = root
+
+
+def estimate(value):
+    half = math.exp(0.02)
+    low, high = value / half, value * half
+    return ClusteredEstimate(value=value, low=low, high=high, observations=ROWS, clusters=ROWS)
+
+
+@pytest.fixture(autouse=True)
+def native_kind(monkeypatch):
+    """Directories of this world are of the target's own kind, and it drafts with depth 5."""
+    monkeypatch.setattr("outrider.live.deployer.kind_of", lambda directory: Native)
+    monkeypatch.setattr(
+        "outrider.live.deployer.base_of",
+        lambda base, target: Native.at(Path(base) if base else target),
+    )
+
+
+class Native:
+    name, in_words = "mtp", "the target's own"
+
+    @classmethod
+    def at(cls, directory):
+        found = cls()
+        found.kind, found.directory = cls, directory
+        return found
+
+
+@pytest.fixture
+def shifting(tmp_path, nano_r1, monkeypatch):
+    """Traffic that shifts and comes back."""
+    world = World(tmp_path, nano_r1, monkeypatch)
+    for kind, windows in (("a", 3), ("b", 4), ("a", 2)):
+        world.traffic(kind, windows)
+    return world
+
+
+def story(entries):
+    """What was done, without times."""
+    return [
+        (entry.event, {k: v for k, v in entry.facts.items() if k != "seconds"}) for entry in entries
+    ]
+
+
+def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
+    found = shifting.run()
+    assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
+    rounds = [entry.facts for entry in shifting.entries if entry.event == "round"]
+    assert rounds[0]["newer"] == [1, 2, 3, 4] and "fell to 0.75" in rounds[0]["reason"]
+    watched = [entry.facts for entry in shifting.entries if entry.event == "watched"]
+    assert [one["release"] for one in watched] == [BASE] * 5 + ["r0001"] * 4
+    gated = [entry.facts for entry in shifting.entries if entry.event == "gated"]
+    assert gated[0]["windows"] == [5] and gated[0]["ships"]
+    text = shifting.folder / "adapt" / "rounds" / "r0001"
+    assert (text / "gate.json").is_file() and not (text / "traffic").exists()
+
+
+def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
+    world = World(tmp_path, nano_r1, monkeypatch)
+    world.traffic("a", 1)
+    world.traffic("b", 3)
+    assert world.run()["shipped"] == 1
+    whole, points = story(world.entries), world.reached
+    assert points > 30
+    for kill_at in range(1, points + 1):
+        world.folder = tmp_path / f"killed at {kill_at}"
+        world.bundles = world.folder / "endpoint"
+        world.bundles.mkdir(parents=True)
+        world.kill_at, world.reached = kill_at, 0
+        with suppress(Killed):
+            world.run()
+        assert world.reached == kill_at
+        world.kill_at = None
+        world.run()
+        assert story(world.entries) == whole, f"killed at point {kill_at}"
+
+
+def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch)
+    world.traffic("a", 2)
+    world.traffic("hopeless", 8)
+    found = world.run()
+    assert found["shipped"] == 0 and found["serving"] == BASE
+    rounds = [entry.facts["newer"] for entry in world.entries if entry.event == "round"]
+    assert rounds == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    gated = [entry.facts for entry in world.entries if entry.event == "gated"]
+    assert [one["ships"] for one in gated] == [False] * len(gated)
+    assert "does not train" in gated[1]["reason"]
+
+
+def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch)
+    for kind in ("a", "broken", "a", "b", "b"):
+        world.traffic(kind, 1)
+    assert world.run()["shipped"] == 1
+    rounds = [entry.facts for entry in world.entries if entry.event == "round"]
+    assert rounds[0]["newer"] == [1, 3, 4]
+    assert not (tmp_path / "adapt" / "windows" / "w000002").exists()
+    world.traffic("broken", 4)
+    with pytest.raises(OutriderError, match="the log is broken"):
+        world.run()
+
+
+def test_more_traffic_than_can_be_captured_is_passed_over(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, most_behind=2)
+    world.traffic("a", 7)
+    world.run()
+    windows = [entry.facts for entry in world.entries if entry.event == "window"]
+    assert [one["skipped"] for one in windows] == [5 * ROWS, 0]
+
+
+def test_without_from_start_only_what_comes_later_is_read(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, from_start="false")
+    world.traffic("a", 5)
+    assert world.run()["windows"] == 0
+    world.traffic("b", 2)
+    assert world.run()["windows"] == 2
+
+
+def test_beyond_the_budget_windows_wait(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, gpu_hours_per_day=1)
+    world.traffic("a", 3)
+    with Journal(world.folder / "adapt" / "journal.jsonl") as journal:
+        journal.append("start", position={}, seconds=3601.0)
+    assert world.run()["windows"] == 0
+
+
+def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
+    console = Console(file=io.StringIO())
+    opened = Adapter.open(shifting.loaded, shifting.folder, shifting, console, parity=False)
+    with opened as adapter:
+        with pytest.raises(OutriderError, match="in use by process"):
+            shifting.run()
+        adapter.run(rounds=1)
+        assert summary(adapter)["rounds"] == 1
+
+
+def windows_left(folder):
+    return sorted(int(path.name[1:]) for path in (folder / "adapt" / "windows").iterdir())
+
+
+def test_rows_of_the_log_are_deleted_once_they_are_sequences(shifting):
+    shifting.run()
+    assert windows_left(shifting.folder) == list(range(1, 10))
+    left = (shifting.folder / "adapt" / "windows").rglob("log/*")
+    assert list(left) == []
+
+
+def test_beyond_the_disk_space_only_the_newest_window_is_kept(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, max_gb=1e-9)
+    for kind, windows in (("a", 3), ("b", 3)):
+        world.traffic(kind, windows)
+    assert world.run()["shipped"] == 1
+    assert windows_left(tmp_path) == [6]
+
+
+@pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
+def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
+    world = World(tmp_path, nano_r1, monkeypatch)
+    privacy = world.loaded.recipe.privacy.model_copy(update={"retention": retention})
+    recipe = world.loaded.recipe.model_copy(update={"privacy": privacy})
+    world.loaded = dataclasses.replace(world.loaded, recipe=recipe)
+    for kind, windows in (("a", 3), ("b", 4)):
+        world.traffic(kind, windows)
+    assert world.run()["shipped"] == 1
+    rounds = [entry.facts for entry in world.entries if entry.event == "round"]
+    assert rounds[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
+
+
+def test_windows_are_deleted_by_their_age(tmp_path, nano_r1, monkeypatch):
+    world = World(tmp_path, nano_r1, monkeypatch, max_days=7)
+    world.traffic("a", 3)
+    world.run()
+    console = Console(file=io.StringIO())
+    with Adapter.open(world.loaded, world.folder, world, console, parity=False) as adapter:
+        adapter.clock = lambda: time.time() + 8 * 24 * 3600
+        adapter.run(once=True)
+    assert windows_left(tmp_path) == []

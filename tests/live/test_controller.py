@@ -1,0 +1,464 @@
+"""Deployments on small servers: promoted, rolled back, refused, and everything that may break."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.live.control import ask
+from outrider.live.deploy import read_state
+from outrider.serving.admin.replica import SwapRefused
+from tests.live.bundles import write_bundle
+from tests.live.rig import Rig, TestClock
+from tests.live.small_endpoint import SmallEndpoint
+
+
+@pytest.fixture
+def small() -> Iterator[SmallEndpoint]:
+    with SmallEndpoint(stable=2) as endpoint:
+        yield endpoint
+
+
+def everywhere(small: SmallEndpoint, bundle: str) -> None:
+    assert small.served() == dict.fromkeys(("canary", "stable0", "stable1"), bundle)
+    assert small.share() == 33.33
+
+
+def test_a_better_release_is_promoted_and_taken_back_by_request(small: SmallEndpoint) -> None:
+    with Rig(small) as controller:
+        controller.recover()
+        done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.by, done.behind) == ("promoted", "judge", ())
+        assert done.figures["acceptance"] == pytest.approx([1.45, 1.45, 1.45], abs=0.1)
+        everywhere(small, "better")
+        back = controller.roll_back()
+        assert (back.outcome, back.by, back.mode) == ("promoted", "operator", "rollback")
+        everywhere(small, "first")
+        with pytest.raises(OutriderError, match="no release before the one in use"):
+            controller.roll_back()
+    state = read_state(small.endpoint)
+    assert (state.promoted, state.rolled_back) == (1, 1)
+
+
+def test_a_worse_release_is_rolled_back_and_no_stable_replica_had_it(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+    with rig as controller:
+        done = controller.deploy(small.bundles["worse"])
+    assert (done.outcome, done.by) == ("rolled_back", "judge")
+    assert done.ended_at is not None and done.decided_at is not None
+    assert done.ended_at - done.decided_at <= 10
+    everywhere(small, "first")
+    swaps = [e.facts["replica"] for e in rig.journal.entries if e.event == "swap"]
+    assert swaps == ["canary", "canary"]
+
+
+def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own() -> None:
+    with SmallEndpoint(stable=1, shares=[5, 25, 80, 100]) as small:
+        rig = Rig(small, TestClock(small, requests=100))
+        with rig as controller:
+            controller.deploy(small.bundles["better"])
+    shares = [e.facts["percent"] for e in rig.journal.entries if e.event == "share"]
+    assert shares == [0, 5, 25, 50]
+
+
+@pytest.mark.parametrize(("k", "method", "what"), [(5, "mtp", "K is 5"), (3, "eagle3", "kind is")])
+def test_a_release_for_other_servers_is_refused(small, k: int, method: str, what: str) -> None:
+    bundle = write_bundle(small.folder / "other" / "bundle", b"9.0", k=k, method=method)
+    with Rig(small) as controller, pytest.raises(OutriderError, match=what):
+        controller.deploy(bundle)
+    assert read_state(small.endpoint).refused == 1
+    assert small.served() == dict.fromkeys(("canary", "stable0", "stable1"), "first")
+
+
+def test_a_bundle_that_was_changed_is_refused_and_the_one_in_use_too(small) -> None:
+    (small.bundles["better"] / "model.safetensors").write_bytes(b"9.9")
+    with Rig(small) as controller:
+        with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
+            controller.deploy(small.bundles["better"])
+        with pytest.raises(OutriderError, match="is in use already"):
+            controller.deploy(small.bundles["first"])
+
+
+def test_a_replica_that_refuses_keeps_the_old_release_everywhere(small: SmallEndpoint) -> None:
+    for replica, exchanged in (("canary", []), ("stable1", ["canary", "stable0"])):
+        small.restart()
+        small.test("/test/fault", replica=replica, fault="refuse")
+        rig = Rig(small)
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+        assert done.outcome == "rolled_back" and "refused on purpose" in done.reason
+        everywhere(small, "first")
+        new = read_state(small.endpoint).last.new
+        swaps = [e.facts for e in rig.journal.entries if e.event == "swap"]
+        tried = [facts["replica"] for facts in swaps if facts["release"] == new]
+        assert tried == [*exchanged, replica]
+
+
+def test_the_watch_of_a_replica_rolls_back(small: SmallEndpoint) -> None:
+    bundle = write_bundle(small.folder / "vain" / "bundle", b"2.4", evidence={"floor": 3.5})
+    small.bundles["vain"] = bundle
+    with Rig(small) as controller:
+        done = controller.deploy(bundle)
+    assert (done.outcome, done.by) == ("rolled_back", "watch")
+    assert "canary took release" in done.reason and "2.4 tokens per step" in done.reason
+    everywhere(small, "first")
+
+
+def test_in_place_only_the_watch_decides(small: SmallEndpoint) -> None:
+    vain = write_bundle(small.folder / "vain" / "bundle", b"1.9", evidence={"floor": 3.5})
+    with Rig(small) as controller:
+        done = controller.deploy(vain, in_place=True)
+        assert (done.outcome, done.by) == ("rolled_back", "watch")
+        everywhere(small, "first")
+        done = controller.deploy(small.bundles["worse"], in_place=True)
+        assert done.outcome == "promoted", "its evidence promises nothing"
+        everywhere(small, "worse")
+
+
+def watched_bundle(small: SmallEndpoint, weights: bytes, floor: float):
+    small.bundles["watched"] = write_bundle(
+        small.folder / "watched" / "bundle", weights, evidence={"floor": floor}
+    )
+    return small.bundles["watched"]
+
+
+def test_a_promotion_waits_for_a_watch_whose_requests_take_minutes(small: SmallEndpoint) -> None:
+    vain, rig = watched_bundle(small, b"1.9", floor=3.5), Rig(small)
+    rig.clock.requests = 0
+
+    def later(now: float) -> None:
+        rig.clock.requests = 8 if now > 1400 else 0
+
+    rig.clock.then = later
+    with rig as controller:
+        done = controller.deploy(vain, in_place=True)
+    assert (done.outcome, done.by) == ("rolled_back", "watch")
+    assert done.exchanged == {"canary"} and rig.clock.now > 1400
+    everywhere(small, "first")
+    (reverted,) = [e.facts for e in rig.journal.entries if e.event == "reverted"]
+    assert reverted["release"] == done.new and "1.9 tokens" in reverted["reason"]
+
+
+def test_a_watch_that_decides_nothing_in_time_takes_the_release_back() -> None:
+    with SmallEndpoint(stable=1, max_seconds=200) as small:
+        rig = Rig(small)
+        rig.clock.requests = 0
+        with rig as controller:
+            done = controller.deploy(watched_bundle(small, b"4.0", floor=3.5), in_place=True)
+        assert (done.outcome, done.by) == ("rolled_back", "controller")
+        assert "undecided after 201 s: a replica had fewer than 32 requests" in done.reason
+        assert set(small.served().values()) == {"first"}
+
+
+def test_a_release_that_is_taken_back_after_its_promotion_is_replaced() -> None:
+    """A person promotes what the watch has not decided; `recover` sees what became of it."""
+    with SmallEndpoint(stable=1, max_seconds=50, on_undecided="hold") as small:
+        rig = Rig(small)
+        with rig as controller:
+            controller.deploy(small.bundles["better"])
+            rig.clock.requests = 0
+            rig.clock.then = lambda now: ask(small.endpoint.state_dir, "promote", "tester")
+            done = controller.deploy(watched_bundle(small, b"1.9", floor=3.5), in_place=True)
+            assert done.outcome == "promoted"
+            assert small.served() == dict.fromkeys(("canary", "stable0"), "watched")
+            small.test("/test/traffic", at=rig.clock.now, requests=4)  # and the watch decides
+            controller.recover()
+            assert small.served() == dict.fromkeys(("canary", "stable0"), "better")
+            last = read_state(small.endpoint).last
+            assert (last.mode, last.by, last.old) == ("rollback", "watch", done.new)
+            assert "took release" in last.reason and "reverted" in {
+                e.event for e in rig.journal.entries
+            }
+            swaps = len(rig.journal.entries)
+            controller.recover()
+            assert len(rig.journal.entries) == swaps, "it is settled"
+
+
+def test_without_a_canary_replicas_are_exchanged_in_place() -> None:
+    with SmallEndpoint(stable=2, canary=0) as small, Rig(small) as controller:
+        done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.mode) == ("promoted", "in_place")
+        assert small.served() == dict.fromkeys(("stable0", "stable1"), "better")
+
+
+@pytest.mark.parametrize("how", ["die", "sicken"])
+def test_a_canary_that_dies_is_rolled_back_and_recovered_when_it_is_back(small, how) -> None:
+    rig = Rig(small)
+    rig.clock.then = lambda now: (
+        small.test(f"/test/{how}", replica="canary") if now > 1002 else None
+    )
+    rig.clock.requests = 1
+    with rig as controller:
+        done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.behind) == ("rolled_back", ("canary",))
+        assert "canary does not answer" in done.reason
+        assert small.share() == 0
+        small.test("/test/start", replica="canary")
+        rig.clock.then = lambda now: None
+        controller.recover()
+        everywhere(small, "first")
+
+
+def test_a_canary_whose_drafts_are_wrong_gets_no_requests_until_it_is_started_again(small) -> None:
+    for breaks in ("in its exchange", "while it is tested"):
+        small.restart()
+        rig = Rig(small)
+        if breaks == "in its exchange":
+            small.test("/test/fault", replica="canary", fault="break")
+        else:
+            rig.clock.requests = 1
+            rig.clock.then = lambda now: small.test("/test/break", replica="canary")
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+            assert (done.outcome, done.by) == ("rolled_back", "controller"), breaks
+            assert done.behind == ("canary",) and small.share() == 0
+            controller.recover()
+            assert small.share() == 0 and small.served()["stable0"] == "first"
+            assert any("canary drafts wrongly until it is started again" in t for t in rig.said)
+            small.test("/test/start", replica="canary")
+            controller.recover()
+        everywhere(small, "first")
+
+
+def test_a_stable_replica_that_breaks_in_a_promotion_ends_it(small: SmallEndpoint) -> None:
+    small.test("/test/fault", replica="stable0", fault="break")
+    with Rig(small) as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert (done.outcome, done.behind) == ("rolled_back", ("stable0",))
+    assert "stable0 drafts wrongly" in done.reason
+    assert (small.served()["canary"], small.served()["stable1"]) == ("first", "first")
+    assert small.share() == 33.33
+
+
+def test_an_answer_that_tells_of_no_exchange_is_not_believed(small: SmallEndpoint) -> None:
+    small.test("/test/fault", replica="stable0", fault="fail_after")
+    with Rig(small) as controller:
+        assert controller.deploy(small.bundles["better"]).outcome == "promoted"
+    everywhere(small, "better")
+
+
+def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+
+    def refusing(now: float) -> None:
+        opened = read_state(small.endpoint).open
+        if opened is not None and "stable0" in opened.exchanged:  # and its watch goes on
+            small.test("/test/fault", replica="canary", fault="refuse")
+            small.test("/test/fault", replica="stable1", fault="refuse")
+
+    rig.clock.then = refusing
+    with rig as controller:
+        done = controller.deploy(watched_bundle(small, b"4.0", floor=1.0))
+        assert (done.outcome, done.behind) == ("rolled_back", ("canary",))
+        assert small.share() == 0
+        assert small.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
+        rig.clock.then = lambda now: None
+        controller.recover()
+    everywhere(small, "first")
+
+
+def test_a_replica_that_somebody_else_exchanged_is_left_alone(small: SmallEndpoint) -> None:
+    with Rig(small) as controller:
+        controller.deploy(small.bundles["better"])
+        seen = controller._fleet.status("canary")
+        worse = controller.parts.releases.add(small.bundles["worse"], None)
+        controller._fleet.exchange("canary", seen, worse, watched=False)
+        better = controller.parts.releases.get(read_state(small.endpoint).serving)
+        with pytest.raises(SwapRefused, match="drafts with"):
+            controller._fleet.exchange("canary", seen, better, watched=False)
+    assert small.served()["canary"] == "worse"
+
+
+def test_requests_of_a_stable_replica_with_another_speculator_are_no_baseline() -> None:
+    with SmallEndpoint(stable=1, max_seconds=20) as small:
+        equal = write_bundle(small.folder / "equal" / "bundle", b"2.00")
+        worse = str(small.bundles["worse"])
+
+        def restart(now: float) -> None:
+            if now == 1001:
+                small.test("/test/start", replica="stable0", directory=worse)
+
+        rig = Rig(small)
+        rig.clock.then, rig.clock.requests = restart, 2
+        with rig as controller:
+            done = controller.deploy(equal)
+        assert done.outcome == "rolled_back" and "undecided" in done.reason
+
+
+def test_a_canary_that_hangs_is_rolled_back() -> None:
+    with SmallEndpoint(stable=2, min_requests=1000, stall_seconds=30) as small:
+        rig = Rig(small)
+        rig.clock.then = lambda now: (
+            small.test("/test/hang", replica="canary") if now > 1060 else None
+        )
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.by) == ("rolled_back", "controller")
+        assert "ended none of them in 30 s" in done.reason
+        assert 1085 < rig.clock.now < 1130, "not while it ended requests, and soon after"
+        everywhere(small, "first")
+
+
+@pytest.mark.parametrize("fault", ["die_before", "die_after"])
+@pytest.mark.parametrize("replica", ["canary", "stable0"])
+def test_a_replica_killed_in_its_exchange(small: SmallEndpoint, fault, replica) -> None:
+    small.test("/test/fault", replica=replica, fault=fault)
+    with Rig(small) as controller:
+        done = controller.deploy(small.bundles["better"])
+        assert done.outcome == ("rolled_back" if replica == "canary" else "promoted")
+        assert done.behind == (replica,)
+        small.test("/test/start", replica=replica)  # with what it was first started with
+        controller.recover()
+    everywhere(small, "first" if replica == "canary" else "better")
+
+
+def test_a_replica_that_is_back_soon_is_not_left_behind(small: SmallEndpoint) -> None:
+    small.test("/test/fault", replica="stable1", fault="die_before")
+    rig = Rig(small)
+
+    def back(now: float) -> None:
+        if not small.test("/test/status")["replicas"]["stable1"]["alive"]:
+            small.test("/test/start", replica="stable1")
+
+    rig.clock.then = back
+    with rig as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert (done.outcome, done.behind) == ("promoted", ())
+    everywhere(small, "better")
+
+
+def test_a_canary_that_was_started_again_is_rolled_back(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+    rig.clock.requests = 1
+    rig.clock.then = lambda now: small.test("/test/start", replica="canary") if now > 1002 else None
+    with rig as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert done.outcome == "rolled_back" and "started again" in done.reason
+    everywhere(small, "first")
+
+
+def test_the_share_is_set_again_after_a_restart_of_the_router(small: SmallEndpoint) -> None:
+    rig, shares = Rig(small), []
+
+    def restart(now: float) -> None:
+        shares.append(small.share())
+        if now == 1002:
+            small.test("/test/router", alive=False)
+        if now == 1005:
+            small.test("/test/router", alive=True)
+
+    rig.clock.then, rig.clock.requests = restart, 3
+    with rig as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert done.outcome == "promoted"
+    assert shares[0] == 33.33 and 0 in shares and shares[-1] == 33.33
+    everywhere(small, "better")
+    assert sum("router.admin" in text for text in rig.said) == 1
+
+
+def test_undecided_goes_back_or_is_held_until_a_person_decides(tmp_path) -> None:
+    with SmallEndpoint(stable=2, max_seconds=20) as small:
+        equal = write_bundle(small.folder / "equal" / "bundle", b"2.00")
+        small.bundles["equal"] = equal
+        with Rig(small) as controller:
+            done = controller.deploy(equal)
+        assert done.outcome == "rolled_back" and "undecided after 20 s" in done.reason
+    with SmallEndpoint(stable=2, max_seconds=20, on_undecided="hold") as small:
+        equal = write_bundle(small.folder / "equal" / "bundle", b"2.00")
+        small.bundles["equal"] = equal
+        rig = Rig(small)
+        rig.clock.then = lambda now: (
+            ask(small.endpoint.state_dir, "promote", "tester") if now > 1100 else None
+        )
+        with rig as controller:
+            done = controller.deploy(equal)
+        assert (done.outcome, done.by) == ("promoted", "tester")
+        everywhere(small, "equal")
+
+
+def test_a_request_ends_a_canary_and_a_promotion_that_goes_on(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+    rig.clock.requests = 0
+    rig.clock.then = lambda now: ask(small.endpoint.state_dir, "roll_back", "tester")
+    with rig as controller:
+        done = controller.deploy(small.bundles["better"])
+    assert (done.outcome, done.by) == ("rolled_back", "tester")
+    everywhere(small, "first")
+
+
+def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) -> None:
+    rig = Rig(small)
+
+    def ask_later(now: float) -> None:
+        if "stable0" in read_state(small.endpoint).open.exchanged:  # and its watch goes on
+            ask(small.endpoint.state_dir, "roll_back", "tester")
+
+    rig.clock.then = ask_later
+    small.bundles["slow"] = write_bundle(
+        small.folder / "slow" / "bundle", b"4.0", evidence={"floor": 1.0}
+    )
+    with rig as controller:
+        done = controller.deploy(small.bundles["slow"])
+    assert (done.outcome, done.by) == ("rolled_back", "tester")
+    assert done.exchanged == {"canary", "stable0"}
+    everywhere(small, "first")
+
+
+def test_old_releases_are_deleted_and_what_a_rollback_needs_is_not() -> None:
+    with SmallEndpoint(stable=1, keep_releases=2) as small, Rig(small) as controller:
+        for weights in (b"3", b"5", b"8"):
+            bundle = write_bundle(small.folder / weights.decode() / "bundle", weights)
+            assert controller.deploy(bundle).outcome == "promoted"
+        state = read_state(small.endpoint)
+        kept = {path.name for path in small.endpoint.releases.iterdir()}
+        assert {state.serving, state.previous} < kept and len(kept) == 3  # and the first one
+        assert controller.roll_back().outcome == "promoted"
+
+
+def test_a_release_that_is_gone_is_named_before_anything_is_begun(small: SmallEndpoint) -> None:
+    with Rig(small) as controller:
+        controller.deploy(small.bundles["better"])
+        serving = read_state(small.endpoint).serving
+        (small.endpoint.releases / serving).rename(small.folder / "elsewhere")
+        with pytest.raises(OutriderError, match=f"{serving}: no such release"):
+            controller.deploy(small.bundles["worse"])
+    assert set(small.served().values()) == {"better"}
+
+
+def test_replicas_that_serve_different_speculators_are_no_endpoint(small: SmallEndpoint) -> None:
+    with Rig(small) as controller:
+        controller.deploy(small.bundles["better"])
+    (small.endpoint.state_dir / "journal.jsonl").unlink()
+    small.test("/test/start", replica="stable1")
+    with Rig(small) as controller, pytest.raises(OutriderError, match="different speculators"):
+        controller.deploy(small.bundles["worse"])
+    small.test("/test/start", replica="stable0")
+    small.test("/test/start", replica="canary")
+    with Rig(small) as controller:
+        assert controller.deploy(small.bundles["better"]).outcome == "promoted"
+
+
+def test_a_disk_that_is_full_before_and_while_a_canary_is_tested(small_disk) -> None:
+    with SmallEndpoint(state_dir=small_disk / "state") as small:
+        rig, filler = Rig(small), small_disk / "filler"
+
+        def fill(now: float) -> None:
+            if not filler.exists():
+                with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
+
+        rig.clock.then, rig.clock.requests = fill, 0
+        with rig as controller:
+            # Lines until the reserve is needed: the journal's last block has room for some.
+            note = controller.parts.journal.append
+            controller.parts.clock.then = lambda now: (fill(now), note("note", text="x" * 4096))
+            done = controller.deploy(small.bundles["better"])
+            assert (done.outcome, done.reason) == ("rolled_back", "no space left on the disk")
+            assert set(small.served().values()) == {"first"}
+            with pytest.raises(OutriderError, match="no space left on the disk; free some first"):
+                controller.deploy(small.bundles["better"])
+        filler.unlink()
+        with Rig(small) as controller:
+            assert controller.deploy(small.bundles["better"]).outcome == "promoted"

@@ -1,0 +1,113 @@
+"""adapt-speculator's view of an endpoint, on the controller and small real servers."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.live import endpoint_deployer
+from outrider.live.control import controlling
+from outrider.live.deploy import read_state
+from outrider.live.deployer import BASE
+from outrider.live.endpoint_deployer import EndpointDeployer
+from outrider.live.releases import Releases
+from outrider.serving.admin.replica import ReplicaUnreachable
+from tests.cli.commands import assert_one_message, run
+from tests.live.bundles import write_bundle
+from tests.live.rig import Rig
+from tests.live.small_endpoint import SmallEndpoint
+
+
+@pytest.fixture
+def small(monkeypatch) -> Iterator[SmallEndpoint]:
+    """Deployments are judged by the rig, whose clock does not wait."""
+
+    def deploy(bundle, endpoint, say):
+        with controlling(endpoint.state_dir), Rig(small) as control:
+            control.recover()
+            return control.deploy(bundle)
+
+    with SmallEndpoint(stable=1) as small:
+        monkeypatch.setattr(endpoint_deployer, "deploy_bundle", deploy)
+        yield small
+
+
+def test_what_serves_before_the_first_release_is_asked_of_a_replica(small):
+    serving = EndpointDeployer(small.endpoint).serving()
+    assert (serving.name, serving.k) == (BASE, 3)
+    assert serving.directory is not None and (serving.directory / "model.safetensors").is_file()
+
+
+def test_a_promoted_bundle_serves_and_is_not_deployed_twice(small):
+    deployer, bundle = EndpointDeployer(small.endpoint), small.bundles["better"]
+    outcome = deployer.deploy(bundle)
+    assert outcome.promoted and outcome.serving == deployer.serving()
+    release = Releases(small.endpoint.releases).get(outcome.serving.name)
+    assert (outcome.serving.directory, outcome.serving.k) == (release.directory, 3)
+    assert set(small.served().values()) == {"better"}
+    done = read_state(small.endpoint)
+    again = deployer.deploy(bundle)  # as after a kill before the outcome was recorded
+    assert again == outcome and read_state(small.endpoint) == done
+
+
+def test_a_bundle_that_loses_live_is_rolled_back(small):
+    deployer = EndpointDeployer(small.endpoint)
+    deployer.deploy(small.bundles["better"])
+    serving = deployer.serving()
+    outcome = deployer.deploy(small.bundles["worse"])
+    assert outcome.outcome == "rolled_back" and outcome.serving == serving
+    assert set(small.served().values()) == {"better"}
+
+
+def test_a_bundle_that_does_not_fit_is_refused(small, tmp_path):
+    deployer = EndpointDeployer(small.endpoint)
+    deployer.deploy(small.bundles["better"])
+    wide = write_bundle(tmp_path / "wide", b"9", k=5)
+    assert deployer.deploy(wide).outcome == "refused"
+    assert deployer.serving().k == 3
+
+
+def test_an_endpoint_that_does_not_answer_is_an_error(small, tmp_path, monkeypatch):
+    # It waits a minute for the replicas to come back.
+    monkeypatch.setattr(endpoint_deployer, "recover", lambda endpoint, say: read_state(endpoint))
+    deployer = EndpointDeployer(small.endpoint)
+    deployer.deploy(small.bundles["better"])
+    small.test("/test/die", replica="stable0")
+    small.test("/test/die", replica="canary")
+    with (
+        pytest.raises(ReplicaUnreachable),
+        controlling(small.endpoint.state_dir),
+        Rig(small) as control,
+    ):
+        monkeypatch.setattr(
+            endpoint_deployer, "deploy_bundle", lambda bundle, *_, **__: control.deploy(bundle)
+        )
+        deployer.deploy(write_bundle(tmp_path / "fine", b"4.5"))
+
+
+def test_another_deployment_is_waited_for(small):
+    held = controlling(small.endpoint.state_dir)
+    held.__enter__()
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        held.__exit__(None, None, None)
+
+    said: list[str] = []
+    deployer = EndpointDeployer(small.endpoint, said.append, wait)
+    assert deployer.deploy(Path(small.bundles["better"])).promoted
+    assert len(waited) == 1 and any("is deploying to this endpoint" in text for text in said)
+
+
+def test_the_command_without_new_traffic(small, tmp_path):
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--to", str(small.file())]
+    done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
+    assert (small.endpoint.state_dir / "adapt" / "journal.jsonl").is_file()
+    wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
+    assert_one_message(wrong, "--rounds 0: give 1 or more")

@@ -1,0 +1,161 @@
+"""The file of an endpoint: paths, defaults, and messages for mistakes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outrider.common.errors import OutriderError
+from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, CanaryPolicy, load_endpoint
+
+REPLICAS = """
+- {name: one, data: "unix:one.sock"}
+- {name: two, data: "http://10.0.0.2:8000", admin: "http://127.0.0.1:9002", role: canary}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "resume.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def changed(folder: Path, **values: object) -> Path:
+    tree = {"state_dir": "/run/e", "replicas": yaml.safe_load(REPLICAS)} | values
+    return written(folder, yaml.safe_dump(tree, sort_keys=False))
+
+
+def mistake(path: Path) -> str:
+    with pytest.raises(OutriderError) as caught:
+        load_endpoint(path)
+    return str(caught.value)
+
+
+def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_path) -> None:
+    path = changed(
+        tmp_path,
+        state_dir="state",
+        admin_token_file="token",
+        release_roots=["more", "/srv/releases"],
+        router={"listen": "unix:front.sock", "binary": "bin/envoy"},
+    )
+    endpoint = load_endpoint(path)
+    assert endpoint.name == "resume"
+    assert endpoint.state_dir == tmp_path / "state"
+    assert endpoint.admin_token_file == tmp_path / "token"
+    assert endpoint.roots == [
+        tmp_path / "state/releases",
+        tmp_path / "more",
+        Path("/srv/releases"),
+    ]
+    one, two = endpoint.replicas
+    assert one.data == f"unix:{tmp_path}/state/one.sock"
+    assert one.admin == f"unix:{tmp_path}/state/one.admin.sock"
+    assert (two.data, two.admin) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
+    assert (endpoint.stable, endpoint.canary) == ([one], [two])
+    router = endpoint.router
+    assert router.listen == f"unix:{tmp_path}/state/front.sock"
+    assert router.admin == f"unix:{tmp_path}/state/envoy.sock"
+    assert router.access_log == tmp_path / "state/access.log"
+    assert router.binary == tmp_path / "bin/envoy"
+
+
+def test_another_state_dir_moves_the_sockets(tmp_path) -> None:
+    endpoint = load_endpoint(changed(tmp_path), state_dir=tmp_path / "other")
+    assert endpoint.state_dir == tmp_path / "other"
+    assert endpoint.replicas[0].data == f"unix:{tmp_path}/other/one.sock"
+    assert endpoint.router.admin == f"unix:{tmp_path}/other/envoy.sock"
+
+
+def test_a_file_without_a_router_section_has_its_defaults(tmp_path) -> None:
+    endpoint = load_endpoint(changed(tmp_path))
+    assert endpoint.router.listen == "http://127.0.0.1:8000"
+    assert endpoint.router.access_log == Path("/run/e/access.log")
+    assert endpoint.policy.shares == [5, 25, 100]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_ENDPOINTS.glob("*.yaml")))
+def test_shipped_endpoints_load_by_name(name) -> None:
+    endpoint = load_endpoint(name)
+    assert endpoint.name == name
+    assert endpoint.stable and endpoint.canary
+
+
+def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> None:
+    path = written(
+        tmp_path,
+        f"state_dir: s\nreplicas:{REPLICAS}policy:\n  min_request: 3\n",
+    )
+    assert mistake(path) == (
+        f"{path}:6: policy.min_request: no such key; did you mean `policy.min_requests`? "
+        f"`policy` has: {', '.join(sorted(CanaryPolicy.model_fields))}"
+    )
+
+
+def test_a_mistake_in_a_replica_is_named_with_its_line(tmp_path) -> None:
+    path = written(
+        tmp_path, 'state_dir: s\nreplicas:\n- {name: a, data: "unix:a", rolle: stable}\n'
+    )
+    assert mistake(path).startswith(f"{path}:3: replicas.0.rolle: no such key; did you mean `repl")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replicas": []}, "at least one replica has `role: stable`"),
+        (
+            {"replicas": [{"name": "a", "data": "unix:/a", "role": "canary"}]},
+            "at least one replica has `role: stable`",
+        ),
+        (
+            {"replicas": [{"name": n, "data": "unix:/a"} for n in "ab"]},
+            "two replicas have data unix:/a; each needs its own",
+        ),
+        (
+            {"replicas": [{"name": "a", "data": "unix:/a", "admin": "http://10.0.0.2:80"}]},
+            "http://10.0.0.2:80': other machines can reach this address",
+        ),
+        (
+            {"replicas": [{"name": "a", "data": "unix:/a", "admin": "unix:/a"}]},
+            "a: admin = unix:/a: customers' requests go there",
+        ),
+        (
+            {"replicas": [{"name": "a", "data": "https://10.0.0.2:80"}]},
+            "https is not supported",
+        ),
+        ({"replicas": [{"name": "a", "data": "/a.sock"}]}, "not an address; write unix:"),
+        ({"replicas": [{"name": "a", "data": "unix:/" + "x" * 107}]}, "a path of 108 bytes"),
+        ({"policy": {"shares": [5, 25]}}, "shares rise from above 0 to 100 percent"),
+        ({"policy": {"shares": [25, 5, 100]}}, "shares rise from above 0 to 100 percent"),
+        ({"policy": {"shares": [0, 100]}}, "shares rise from above 0 to 100 percent"),
+        ({"policy": {"watch_requests": 1}}, "one request has no spread"),
+        ({"policy": {"min_seconds": 9, "max_seconds": 3}}, "max_seconds = 3 is below min_seconds"),
+        ({"policy": {"margin": float("nan")}}, "policy.margin = nan"),
+        ({"router": {"admin": "127.0.0.1:9901"}}, "only a Unix socket"),
+        ({"router": {"sticky_header": "Authorization"}}, "must not be a secret"),
+        ({"router": {"listen": "unix:one.sock"}}, "one.sock: the address of replica one"),
+        ({"router": {"admin": "unix:one.sock"}}, "one.sock: the address of replica one"),
+        ({"router": {"listen": "unix:envoy.sock"}}, "envoy.sock: the address of router.admin"),
+        ({"router": {"sticky_header": "a b"}}, "not the name of an HTTP header"),
+        ({"name": "Bad Name"}, "name = 'Bad Name'"),
+        ({"state_dir": 3}, "state_dir = 3"),
+    ],
+)
+def test_a_mistake_names_key_value_and_fix(tmp_path, values, message) -> None:
+    assert message in mistake(changed(tmp_path, **values))
+
+
+def test_a_state_dir_is_needed(tmp_path) -> None:
+    path = written(tmp_path, f"replicas:{REPLICAS}")
+    assert mistake(path) == f"{path}: state_dir: must be given"
+
+
+def test_a_missing_file_lists_the_shipped_endpoints(tmp_path) -> None:
+    assert "give the path of its file or a shipped name: nano_r1" in mistake(tmp_path / "none")
+
+
+def test_the_token_is_made_with_the_private_state_folder(tmp_path) -> None:
+    endpoint = load_endpoint(changed(tmp_path, state_dir="state"))
+    token = endpoint.admin_token()
+    assert (tmp_path / "state" / "admin.token").read_text() == token == endpoint.admin_token()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,128 @@
+"""The journal survives a kill at every byte and a full disk."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.live.journal import Journal, read_journal
+
+
+def events(path: Path) -> list[tuple[int, str, dict[str, object]]]:
+    return [(entry.n, entry.event, entry.facts) for entry in read_journal(path)]
+
+
+def test_entries_come_back_in_order_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    path, heard = tmp_path / "state" / "journal.jsonl", []
+    with Journal(path, clock=lambda: 12.5, listener=heard.append) as journal:
+        journal.append("share", percent=5.0)
+        journal.append("swap", replica="é", release=None)
+        assert events(path) == [
+            (1, "share", {"percent": 5.0}),
+            (2, "swap", {"replica": "é", "release": None}),
+        ]
+        assert heard == journal.entries == read_journal(path)
+        assert journal.entries[0].at == 12.5
+    with Journal(path) as journal:
+        assert journal.append("end").n == 3
+    assert [n for n, *_ in events(path)] == [1, 2, 3]
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append("one")
+        whole = path.read_bytes()
+        journal.append("two", word="ä")
+    second = path.read_bytes()[len(whole) :]
+    for kept in range(len(second)):
+        path.write_bytes(whole + second[:kept])
+        assert [event for _, event, _ in events(path)] == ["one"]
+        assert path.read_bytes() == whole + second[:kept], "reading changes nothing"
+        with Journal(path) as journal:
+            journal.append("three")
+        assert [event for _, event, _ in events(path)] == ["one", "three"]
+
+
+def test_a_line_of_zeros_at_the_end_is_torn_too(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append("one")
+    path.write_bytes(path.read_bytes() + bytes(100))
+    assert [event for _, event, _ in events(path)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0][:9], *lines[1:]], "line 1 is broken, and it is not the last"),
+        (lambda lines: lines[1:], "line 1 has the number 2"),
+        (lambda lines: [lines[0].replace(b'"v": 1', b'"v": 9'), lines[1]], "has version 9"),
+    ],
+)
+def test_a_changed_journal_is_refused(tmp_path: Path, change, message: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append("one")
+        journal.append("two")
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join(change(lines)) + b"\n")
+    with pytest.raises(OutriderError, match=message):
+        read_journal(path)
+
+
+def test_a_full_disk_gives_the_reserve_and_then_an_error(small_disk: Path) -> None:
+    with Journal(small_disk / "state" / "journal.jsonl") as journal:
+        assert not journal.low_on_space
+        fill(small_disk / "filler")
+        count = 0
+        with pytest.raises(OutriderError, match="no space left on the disk"):
+            while True:
+                journal.append("swap", replica="x" * 200)
+                count += 1
+        assert journal.low_on_space and count > 500, "the reserve holds many lines"
+        assert len(read_journal(journal.path)) == count, "nothing torn"
+    with Journal(journal.path) as journal:
+        assert journal.low_on_space
+    (small_disk / "filler").unlink()
+    with Journal(journal.path) as journal:
+        assert not journal.low_on_space
+
+
+def fill(path: Path) -> None:
+    """Writes until the disk is full."""
+    with path.open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+        while True:
+            filler.write(bytes(4096))
+
+
+def test_an_entry_is_synced_before_append_returns(tmp_path: Path, monkeypatch) -> None:
+    synced: list[int] = []
+    journal = Journal(tmp_path / "journal.jsonl")
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(os.fstat(file).st_size), fsync(file))
+    )
+    journal.append("one")
+    assert synced == [journal.path.stat().st_size]
+
+    def broken(file: int) -> None:
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="broken disk"):
+        journal.append("two")
+    assert [entry.event for entry in journal.entries] == ["one"]
+    assert [event for _, event, _ in events(journal.path)] == ["one"]
+
+
+def test_a_folder_that_others_may_use_is_refused(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(OutriderError, match=r"state: other users may .*run chmod 700 /"):
+        Journal(folder / "journal.jsonl")
+    folder.chmod(0o700)
+    Journal(folder / "journal.jsonl").close()

@@ -1,0 +1,335 @@
+"""The admin route of a real server: exchange, refusals, faults, watch, requests in flight."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.admin.address import address_of
+from outrider.serving.admin.live_flags import admin_token
+from outrider.serving.admin.replica import (
+    REQUESTS,
+    ROUTE,
+    Replica,
+    SwapFailed,
+    SwapRefused,
+    SwapResult,
+    Watch,
+)
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.serving.client import Completion, Sampling, complete
+from outrider.serving.counters import SpeculationCounters
+from outrider.serving.server import Server
+from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from tests.live.faults import FAULT
+from tests.live.releases import edited, listed, release, truncated
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 40
+NOISE = 3.0
+"""Added to the projection, relative to its spread: hardly a draft is accepted."""
+NONE = SpeculationCounters(0, 0, 0, (), 0)
+
+
+@pytest.fixture(scope="module")
+def replica(server: Server) -> Replica:
+    folder = server.log_path.parent
+    return Replica(f"unix:{folder}/admin.sock", server.url, admin_token(folder / "admin.token"))
+
+
+@pytest.fixture(scope="module")
+def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
+    """The server's own speculator as a release, and one that hardly drafts anything right."""
+    folder = release_root / "module"
+    return {
+        name: release(short_r1, folder / name, noise, num_speculative_tokens=k)
+        for name, noise in (("base", 0.0), ("noise", NOISE))
+    }
+
+
+@pytest.fixture
+def swap(replica: Replica) -> Callable[..., SwapResult]:
+    def swap(folder: Path, watch: Watch | None = None, digest: str | None = None) -> SwapResult:
+        return replica.swap(folder, folder.name, digest or bundle_digest(folder), "keep", watch)
+
+    return swap
+
+
+@pytest.fixture(autouse=True)
+def base_afterwards(server: Server, short_r1: Path) -> Iterator[None]:
+    yield
+    server.exchange(short_r1)
+
+
+def answered(
+    server: Server, prompts: list[list[int]], tokens: int = TOKENS
+) -> tuple[list[list[int]], SpeculationCounters]:
+    """Greedy texts, one request at a time, and the counts of their drafts."""
+    done: list[Completion] = complete(
+        server.url, server.model_name, prompts, Sampling(temperature=0), tokens, concurrency=1
+    )
+    return [each.token_ids for each in done], sum((each.counters for each in done), NONE)
+
+
+def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_server(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+    k: int,
+) -> None:
+    before, (texts, base) = replica.status(), answered(server, prompts[:3])
+    result = swap(releases["noise"])
+    during, (other_texts, noise) = replica.status(), answered(server, prompts[:3])
+    swap(releases["base"])
+    after, (texts_again, again) = replica.status(), answered(server, prompts[:3])
+
+    assert texts == other_texts == texts_again
+    assert again == base != noise and noise.accepted_tokens < 0.5 * base.accepted_tokens
+    assert (result.version, during.version, after.version) == ("noise", "noise", "base")
+    assert 0 < result.apply_s <= result.stall_s
+    assert during.digest == bundle_digest(releases["noise"]) and before.digest == ""
+    assert during.draft_digest != before.draft_digest == after.draft_digest
+    assert (during.k, during.kind, after.swaps) == (k, "mtp", before.swaps + 2)
+    assert during.directory == str(releases["noise"])
+
+
+def test_finished_requests_are_counted_with_their_version_and_without_their_text(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    _, after = replica.requests(0)
+    swap(releases["noise"])
+    texts, counted = answered(server, prompts[:2])
+    began = time.time()
+    found, following = replica.requests(after)
+    assert [request.index for request in found] == [after, after + 1] and following == after + 2
+    assert [request.version for request in found] == ["noise", "noise"]
+    assert [request.prompt_tokens for request in found] == [len(p) for p in prompts[:2]]
+    assert [request.completion_tokens for request in found] == [len(text) for text in texts]
+    assert sum(request.drafts for request in found) == counted.drafts
+    assert sum(request.accepted for request in found) == counted.accepted_tokens
+    for request in found:
+        assert not (request.failed or request.aborted or request.mixed)
+        assert 0 < request.ttft_s < request.e2e_s and 0 < request.decode_s < request.e2e_s
+        assert began - 60 < request.finished_at <= began
+    assert replica.requests(following) == ([], following)
+
+
+def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
+    server: Server,
+    replica: Replica,
+    swap: Callable[..., SwapResult],
+    short_r1: Path,
+    release_root: Path,
+    tmp_path: Path,
+    k: int,
+) -> None:
+    def nan(tensors):
+        next(iter(tensors.values())).view(-1)[0] = float("nan")
+
+    def missing(tensors):
+        del tensors[next(name for name in tensors if "eh_proj" in name)]
+
+    bad = release_root / "bad"
+    link = release_root / "link"
+    link.symlink_to(release(short_r1, tmp_path / "outside"))
+    attempts = {
+        "not a finite number": edited(release(short_r1, bad / "nan"), nan),
+        "no weights for .*eh_proj": edited(release(short_r1, bad / "missing"), missing),
+        "not a whole safetensors file|HeaderTooLarge|[Hh]eader|whole": truncated(
+            release(short_r1, bad / "truncated")
+        ),
+        f"the engine drafts {k}": release(short_r1, bad / "k", num_speculative_tokens=k + 1),
+        "a plain folder, not a link": link,
+        "not below a release root": tmp_path / "outside",
+    }
+    before = replica.status()
+    for message, folder in attempts.items():
+        with pytest.raises(SwapRefused, match=message):
+            swap(folder)
+        assert replica.status() == before, message
+    good = release(short_r1, bad / "good")
+    with pytest.raises(SwapRefused, match="its files have digest"):
+        swap(good, digest="0" * 64)
+    with pytest.raises(SwapRefused, match="No such file"):
+        swap(bad / "nowhere", digest=bundle_digest(good))
+    for fields in ({"version": "a b"}, {"cache": "drop"}, {"digest": "xyz"}, {"directory": ""}):
+        body = {"directory": good, "version": "1", "digest": "0" * 64, "cache": "keep"} | fields
+        with pytest.raises(SwapRefused, match=r"400|422"):
+            replica.swap(**body)
+    assert replica.status() == before
+    listed(good)
+    assert swap(good).version == "good"
+
+
+def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+    short_r1: Path,
+) -> None:
+    swap(releases["base"])
+    before, (texts, base) = replica.status(), answered(server, prompts[:1])
+    tensors = len(list(stored_mtp_tensors(short_r1)))
+    for after in range(tensors + 1):
+        server._rpc("next_load_fails_after", {"tensors": after})
+        with pytest.raises(SwapRefused, match=f"stays in use: {FAULT}"):
+            swap(releases["noise"])
+        assert replica.status() == before, f"after {after} of {tensors} tensors"
+        if after % 8 == 0:
+            assert answered(server, prompts[:1]) == (texts, base)
+    assert answered(server, prompts[:1]) == (texts, base)
+    assert swap(releases["noise"]).version == "noise"
+
+
+def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    swap(releases["base"])
+    before, (texts, base) = replica.status(), answered(server, prompts[:2])
+    predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
+    swap(releases["noise"], Watch(200, predicted))
+    assert replica.status().watching
+    sent = 0
+    while (status := replica.status()).version == "noise":
+        answered(server, prompts[sent % len(prompts) :][:1], 16)
+        sent += 1
+        assert sent < 60, "the watch never takes the speculator back"
+    assert status.reverted == "noise" and not status.watching
+    assert "the evidence predicts at least" in (status.reverted_because or "")
+    assert (status.version, status.draft_digest) == ("base", before.draft_digest)
+    assert status.digest == before.digest and status.swaps == before.swaps + 2
+    assert answered(server, prompts[:2]) == (texts, base)
+
+    swap(releases["base"], Watch(4, predicted))
+    answered(server, prompts[:5], 16)
+    status = replica.status()
+    assert (status.version, status.watching, status.reverted) == ("base", False, None)
+
+
+def test_a_request_in_flight_keeps_its_text(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    (reference,), _ = answered(server, prompts[:1], 240)
+    _, after = replica.requests(0)
+    texts: list[list[list[int]]] = []
+    stream = threading.Thread(
+        target=lambda: texts.extend(answered(server, prompts[:1], 240)[0] for _ in range(2))
+    )
+    stream.start()
+    swaps = 0
+    while stream.is_alive():
+        swap(releases[("noise", "base")[swaps % 2]])
+        swaps += 1
+    stream.join()
+    assert swaps > 2 and texts == [[reference], [reference]]
+    found, _ = replica.requests(after)
+    assert any(request.mixed and request.version is None for request in found)
+
+
+def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_succeeds(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    swap(releases["base"])
+    before, (texts, base) = replica.status(), answered(server, prompts[:1])
+    server._rpc("next_load_fails_after", {"tensors": 3, "times": 2})
+    with pytest.raises(SwapFailed, match="could not be loaded again"):
+        swap(releases["noise"])
+    broken = replica.status()
+    assert FAULT in (broken.broken or "") and broken.version == before.version
+    assert replica.admin.call("GET", ROUTE, None, replica._token)[0] == 503
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    with pytest.raises(SwapFailed, match=FAULT):  # restored now, but nothing proves it
+        swap(releases["noise"])
+    assert replica.status().broken
+    assert answered(server, prompts[:1])[0] == texts, "the target decides on the text"
+    swap(releases["base"])
+    assert replica.status().broken is None
+    assert answered(server, prompts[:1]) == (texts, base)
+
+    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    while not (status := replica.status()).broken:
+        assert status.version == "noise", "taken back, although the load failed"
+        answered(server, prompts[:1], 16)
+    assert (status.watching, status.reverted) == (False, None)
+    swap(releases["base"])
+    assert replica.status().broken is None
+
+
+def test_a_refused_exchange_leaves_the_watch_its_take_back(
+    server: Server,
+    replica: Replica,
+    releases: dict[str, Path],
+    swap: Callable[..., SwapResult],
+    prompts: list[list[int]],
+) -> None:
+    swap(releases["base"])
+    before, (_, base) = replica.status(), answered(server, prompts[:1])
+    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    server._rpc("next_load_fails_after", {"tensors": 3})
+    with pytest.raises(SwapRefused, match=FAULT):
+        swap(releases["base"])
+    while (status := replica.status()).watching:
+        answered(server, prompts[:1], 16)
+    assert (status.reverted, status.version) == ("noise", "base")
+    assert status.draft_digest == before.draft_digest
+
+
+def test_an_exchange_of_another_speculator_than_the_expected_one_is_refused(
+    replica: Replica, releases: dict[str, Path], swap: Callable[..., SwapResult]
+) -> None:
+    swap(releases["base"])
+    digests = {name: bundle_digest(folder) for name, folder in releases.items()}
+    before = replica.status()
+
+    def to_noise(expected: str) -> SwapResult:
+        return replica.swap(releases["noise"], "noise", digests["noise"], "keep", expected=expected)
+
+    for other in (digests["noise"], ""):
+        with pytest.raises(SwapRefused, match="another controller exchanged it"):
+            to_noise(other)
+    assert replica.status() == before
+    assert to_noise(digests["base"]).version == "noise"
+
+
+def test_only_the_token_opens_the_route_which_customers_do_not_reach(
+    server: Server, replica: Replica
+) -> None:
+    path = Path(replica.admin.path or "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    for token in (None, "", "another", replica._token + "x"):
+        for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", "/docs"), ("GET", "/")):
+            assert replica.admin.call(method, route, {}, token)[0] == 401, (method, route, token)
+    customers = address_of(server.url)
+    for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS)):
+        assert customers.call(method, route, {}, replica._token)[0] == 404
+
+
+def test_paths_and_methods_that_are_not_there(replica: Replica) -> None:
+    assert replica.admin.call("DELETE", ROUTE, None, replica._token)[0] == 405
+    with pytest.raises(OutriderError, match=r"400|422"):
+        replica.requests(-1)

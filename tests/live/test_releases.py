@@ -1,0 +1,112 @@
+"""Releases are checked copies: what happens to the bundle afterwards does not matter."""
+
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.live.releases import Releases
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from tests.live.bundles import write_bundle
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Releases:
+    ticks = itertools.count(1)
+    return Releases(tmp_path / "state" / "releases", clock=lambda: float(next(ticks)))
+
+
+def test_a_release_is_a_read_only_copy_with_its_parent(releases: Releases, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", b"weights", k=4)
+    address = f"hf://acme/x@{'c' * 40}"
+    release = releases.add(bundle, "0c5e7d91aa02", address)
+    facts = json.loads((release.directory.parent / "release.json").read_text())
+    assert facts["source"] == address
+    digest = bundle_digest(bundle)
+    assert (release.name, release.digest, release.parent) == (digest[:12], digest, "0c5e7d91aa02")
+    assert (release.kind, release.k, release.added_at) == ("mtp", 4, 1.0)
+    for path in release.directory.rglob("*"):
+        assert path.stat().st_mode & 0o222 == 0, path
+    assert os.access(release.directory / "serve.sh", os.X_OK)
+    shutil.rmtree(bundle)
+    assert releases.verified(release.name) == release
+    assert releases.all() == [release]
+
+
+def test_the_same_bundle_is_the_same_release(releases: Releases, tmp_path: Path) -> None:
+    first = releases.add(write_bundle(tmp_path / "a", b"weights"), None)
+    assert releases.add(write_bundle(tmp_path / "b", b"weights"), first.name) == first
+
+
+def test_a_changed_copy_of_a_release_is_refused(releases: Releases, tmp_path: Path) -> None:
+    releases.add(write_bundle(tmp_path / "a", b"weights"), None)
+    copy = write_bundle(tmp_path / "b", b"weights")
+    (copy / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
+        releases.add(copy, None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda b: (b / "model.safetensors").write_bytes(b"other"), "model.safetensors: changed"),
+        (lambda b: (b / "model.safetensors").unlink(), "model.safetensors: No such file"),
+        (lambda b: (b / "bundle.json").unlink(), "bundle.json: no such file"),
+        (lambda b: _link(b / "model.safetensors"), "model.safetensors: a link"),
+        (lambda b: _link(b / "twin"), "twin: a link"),
+        (lambda b: shutil.rmtree(b), "no such folder"),
+        (
+            lambda b: (b / "bundle.json").write_text(
+                (b / "bundle.json").read_text().replace("twin/config.json", "../a/config.json")
+            ),
+            "not inside of the bundle",
+        ),
+    ],
+)
+def test_a_bad_bundle_leaves_nothing(releases, tmp_path: Path, damage, message: str) -> None:
+    bundle = write_bundle(tmp_path / "bundle", b"weights")
+    damage(bundle)
+    with pytest.raises(OutriderError, match=message):
+        releases.add(bundle, None)
+    assert not releases.folder.exists() or not list(releases.folder.iterdir())
+
+
+def _link(path: Path) -> None:
+    moved = path.parent.parent / path.name
+    path.rename(moved)
+    path.symlink_to(moved)
+
+
+def test_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", bytes(6_000_000))
+    releases = Releases(small_disk / "releases")
+    with pytest.raises(OutriderError, match="no space left on the disk"):
+        releases.add(bundle, None)
+    assert not list(releases.folder.iterdir())
+
+
+def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Path) -> None:
+    release = releases.add(write_bundle(tmp_path / "bundle", b"weights"), None)
+    weights = release.directory / "model.safetensors"
+    weights.chmod(0o644)
+    weights.write_bytes(b"changed")
+    with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
+        releases.verified(release.name)
+    with pytest.raises(OutriderError, match="no such release; kept are: " + release.name):
+        releases.get("000000000000")
+
+
+def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Path) -> None:
+    added = [
+        releases.add(write_bundle(tmp_path / str(i), b"weights %d" % i), None).name
+        for i in range(5)
+    ]
+    shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
+    assert releases.prune(2, in_use={added[1]}) == [added[0], added[2]]
+    assert [each.name for each in releases.all()] == [added[1], *added[3:]]
+    assert releases.prune(2, in_use={added[1]}) == []
+    assert not list(releases.folder.glob(".*")), "nothing half-deleted"

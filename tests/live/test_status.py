@@ -1,0 +1,171 @@
+"""The status of an endpoint, and the commands that act on it."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
+from outrider.live.control import InControl, controller, controlling
+from outrider.live.deploy import read_state
+from outrider.live.status import endpoint_status, status_lines
+from tests.cli.commands import assert_one_message, run
+from tests.live.rig import Rig
+from tests.live.small_endpoint import SmallEndpoint
+
+
+@pytest.fixture
+def small() -> Iterator[SmallEndpoint]:
+    with SmallEndpoint(stable=2) as endpoint:
+        yield endpoint
+
+
+def test_a_status_in_ten_lines_and_as_json(small: SmallEndpoint) -> None:
+    before = endpoint_status(small.endpoint)
+    assert before["serving"] is None and not before["problems"]
+    with Rig(small) as control:
+        control.deploy(small.bundles["better"])
+        control.deploy(small.bundles["worse"])
+    status = endpoint_status(small.endpoint)
+    assert json.loads(json.dumps(status, allow_nan=False)) == status
+    state = read_state(small.endpoint)
+    assert (status["serving"], status["previous"]) == (state.serving, state.previous)
+    assert status["everywhere"] and status["problems"] == []
+    assert (status["promoted"], status["rolled_back"], status["refused"]) == (1, 1, 0)
+    assert status["router"] == {"answers": True, "canary_percent": 33.33}
+    assert {each["release"] for each in status["replicas"].values()} == {state.serving}
+    lines = status_lines(status)
+    assert len(lines) <= 10
+    assert lines[0] == f"small: release {state.serving} everywhere; before it {state.previous}"
+    assert lines[1].startswith(f"canary: canary, {state.serving}, mtp, 3 drafts per step")
+    assert lines[2].startswith("stable0, stable1: stable, ")
+    assert "rolled back at" in lines[4] and "by the judge: acceptance ratio 0.4" in lines[4]
+    assert lines[5] == "so far: 1 promoted, 1 rolled back, 0 refused; 3 releases kept"
+
+
+def test_a_status_names_what_is_not_as_it_should_be(small: SmallEndpoint) -> None:
+    with Rig(small) as control:
+        control.deploy(small.bundles["better"])
+        small.test("/test/start", replica="stable0")
+        small.test("/test/die", replica="stable1")
+        small.test("/test/router", alive=False)
+        first = read_state(small.endpoint).previous
+        control.parts.journal.append("begin", new="a", old="b", mode="canary")
+    status = endpoint_status(small.endpoint)
+    assert status["problems"] == [
+        "stable1: no answer",
+        "a deployment was interrupted: run --recover",
+    ]
+    lines = status_lines(status)
+    assert any(line.startswith("deploying a since") and "nobody is at it" in line for line in lines)
+    assert f"stable0: stable, {first}, mtp, 3 drafts per step" in lines
+    assert "stable1: stable, no answer" in lines and "router: no answer" in lines
+
+
+def test_a_broken_replica_is_a_problem_with_its_fix(small: SmallEndpoint) -> None:
+    with Rig(small) as control:
+        control.deploy(small.bundles["better"])
+        small.test("/test/break", replica="stable1")
+        status = endpoint_status(small.endpoint)
+        assert not status["everywhere"] and status["replicas"]["stable1"]["release"] is None
+        assert status["problems"] == [
+            "stable1 drafts wrongly (not restored): start the replica again, then run --recover"
+        ]
+        assert "stable1: stable, broken" in status_lines(status)
+        with pytest.raises(OutriderError, match="stable1 drafts wrongly until it is started again"):
+            control.deploy(small.bundles["worse"])
+
+
+def test_the_commands_on_an_endpoint(small: SmallEndpoint, tmp_path) -> None:
+    with Rig(small) as control:
+        control.deploy(small.bundles["better"])
+    to = ("--to", str(small.file()))
+    told = run("deploy-speculator", "--status", *to, cwd=tmp_path)
+    assert told.returncode == 0 and told.stdout.startswith("small: release ")
+    told = run("deploy-speculator", "--status", "--json", *to, cwd=tmp_path)
+    serving = json.loads(told.stdout)["serving"]
+    told = run("deploy-speculator", "--rollback", *to, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    answer = json.loads(told.stdout.splitlines()[-1])
+    assert (answer["replaced"], answer["by"]) == (serving, "operator")
+    assert set(small.served().values()) == {"first"}
+    small.test("/test/start", replica="canary")
+    told = run("deploy-speculator", "--recover", *to, cwd=tmp_path)
+    assert json.loads(told.stdout.splitlines()[-1])["everywhere"]
+    told = run("deploy-speculator", "--promote", *to, cwd=tmp_path)
+    assert_one_message(told, "no deployment is in progress")
+
+
+def test_an_interrupted_deployment_is_promoted_or_taken_back(small: SmallEndpoint, tmp_path):
+    to = ("--to", str(small.file()))
+    for word, reached in (("--promote", "better"), ("--rollback", "first")):
+        small.restart()
+        with Rig(small) as control:
+            control.recover()
+            old = control._adopted().serving
+            new = control.parts.releases.add(small.bundles["better"], old)
+            control.parts.journal.append("begin", new=new.name, old=old, mode="canary")
+            seen = control._fleet.status("canary")
+            control._fleet.exchange("canary", seen, new, watched=False)
+        told = run("deploy-speculator", word, *to, cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        assert set(small.served().values()) == {reached}
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "no bundle: give the folder"),
+        (["--status", "--rollback"], "--status and --rollback: give one of them"),
+        (["bundle", "--rollback"], "--rollback takes no bundle"),
+        (["bundle", "--load", "x"], "--load needs --local"),
+        (["nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_a_mistake_is_one_message(small: SmallEndpoint, tmp_path, words, part) -> None:
+    assert_one_message(
+        run("deploy-speculator", *words, "--to", str(small.file()), cwd=tmp_path), part
+    )
+
+
+def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint, tmp_path) -> None:
+    state_dir = small.endpoint.state_dir
+    assert controller(state_dir) is None
+    child = os.fork()
+    if child == 0:
+        try:
+            with controlling(state_dir):
+                rig = Rig(small)
+                rig.clock.requests = 0
+                rig.clock.then = lambda now: wait_until(lambda: False, 0.02)
+                with rig as control:
+                    done = control.deploy(small.bundles["better"])
+                os._exit(0 if (done.outcome, done.by) == ("rolled_back", "operator") else 1)
+        finally:
+            os._exit(1)
+    try:
+        assert wait_until(lambda: read_state(small.endpoint).open is not None, 20)
+        assert controller(state_dir) == child
+        with (
+            pytest.raises(InControl, match=f"process {child} is deploying"),
+            controlling(state_dir),
+        ):
+            pass
+        to = ("--to", str(small.file()))
+        told = run("deploy-speculator", str(small.bundles["worse"]), *to, cwd=tmp_path)
+        assert_one_message(told, f"process {child} is deploying to this endpoint")
+        told = run("deploy-speculator", "--rollback", *to, cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout.splitlines()[-1])["outcome"] == "rolled_back"
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        child = 0
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert controller(state_dir) is None
+    assert set(small.served().values()) == {"first"}

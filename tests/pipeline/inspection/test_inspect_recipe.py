@@ -1,0 +1,295 @@
+"""`inspect-traffic` as a user runs it: the page, the JSON object, exit statuses, a run's ingest."""
+
+import io
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+from outrider.pipeline.inspection.page import print_inspection
+from outrider.pipeline.plan.estimates import CAPTURE_TOKENS_PER_S
+from outrider.pipeline.recipe.load import load_overrides, load_recipe
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.registry import STAGES
+from tests.cli.commands import assert_one_message, run, start
+from tests.data.logs import pair, screenings, write_log
+
+KEYS = {
+    *(
+        "rows",
+        "exchanges",
+        "joined",
+        "extra_choices",
+        "rejects",
+        "formats",
+        "fidelity",
+        "models",
+        "tenants",
+        "lengths",
+    ),
+    *(
+        "sampling",
+        "time",
+        "duplicates",
+        "predicted",
+        "sessions",
+        "split",
+        "round_trips",
+        "problems",
+    ),
+}
+
+
+def rows(count=40, model="nano-r1"):
+    return [
+        pair(
+            messages,
+            reasoning,
+            answer,
+            request__metadata__session_id=f"s-{index}",
+            request__metadata__tenant="[bold]acme[/]\x1b[2J",
+            response__model=model,
+            timestamp=1_700_000_000 + 60 * index,
+        )
+        for index, (messages, reasoning, answer) in enumerate(screenings(count))
+    ]
+
+
+def page(found, width=100):
+    console = Console(record=True, width=width, file=io.StringIO())
+    print_inspection(found, console)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    recipe = load_recipe("social_chat").recipe
+    runs = tmp_path_factory.mktemp("runs")
+    found, samples = inspect_recipe(
+        recipe, RunDirectory.of(recipe, runs), rows_per_file=None, samples=2
+    )
+    assert not list(runs.iterdir())
+    return found, samples
+
+
+def test_the_shipped_log(shipped):
+    found, samples = shipped
+    assert set(found) >= KEYS and json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (
+        600,
+        600,
+        {},
+        [],
+    )
+    assert sum(found["fidelity"].values()) == 600 and found["formats"] == {"openai_pairs": 600}
+    predicted = found["predicted"]
+    assert predicted["tokens"] == sum(
+        found["split"][part]["tokens"] for part in ("train", "validation", "heldout")
+    )
+    assert (
+        predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4)
+        and predicted["tokens_per_s"] == CAPTURE_TOKENS_PER_S
+    )
+    assert len(samples) == 2 and "completion, trained on" in samples[0].plain
+    assert not samples[0].style  # a bold title makes no bold sequence, on which dim would be lost
+    *_, completion = samples[0].plain.partition("completion, trained on")
+    words = [word for word in completion.split() if word.isalpha() and len(word) > 6]
+    assert words and not [word for word in words if word in json.dumps(found)]
+
+
+def test_the_page_says_what_was_found(shipped):
+    found, _ = shipped
+    text = page(found)
+    for part in (
+        "600 = 600 exchanges + 0 rejects",
+        "corner-and-co 600",
+        "5,500 tokens/s",
+        "heldout",
+        "reasoning, tokens",
+    ):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_names_of_a_log_are_printed_and_not_obeyed(shipped):
+    found, _ = shipped
+    hostile = {**found, "tenants": {"[red]x[/]\x1b[2J": 5}, "rejects": {"not_json": 1}}
+    hostile["reject_examples"] = {
+        "not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}
+    }
+    text = page(hostile)
+    assert "[red]x[/]␛[2J 5" in text and "/logs/[b]␇.jsonl:3" in text and "\x1b" not in text
+
+
+def test_a_page_without_a_usable_row_a_time_or_a_known_rate(shipped):
+    found, _ = shipped
+    bare = {
+        **found,
+        "exchanges": 0,
+        "time": None,
+        "split": None,
+        "lengths": {"prompt": {"n": 0}},
+        "rows_per_file": 3,
+        "predicted": {**found["predicted"], "tokens_per_s": None},
+    }
+    text = page(bare)
+    assert (
+        "not logged" in text
+        and "no rate is known for this target" in text
+        and "first 3 rows of each file" in text
+    )
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, nano_r1):
+    folder = tmp_path_factory.mktemp("workplace")
+    write_log(folder / "log.jsonl", rows())
+    recipe = {"target": {"model": str(nano_r1)}, "traffic": {"path": "log.jsonl"}}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "bare").mkdir()
+    (folder / "bare" / "config.json").write_text((nano_r1 / "config.json").read_text())
+    return folder
+
+
+def test_json_is_one_object_on_stdout(workplace):
+    finished = run("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
+    assert finished.returncode == 0, finished.stderr
+    (line,) = finished.stdout.splitlines()
+    found = json.loads(line)
+    assert set(found) >= KEYS and found["exchanges"] == 40 and found["target"] == "nano_r1"
+    assert not [path for path in workplace.iterdir() if path.name == "runs"]
+
+
+def test_off_a_terminal_no_customer_text_is_printed(workplace):
+    finished = run("inspect-traffic", "--recipe", "mine.yaml", "--first", "20", cwd=workplace)
+    assert finished.returncode == 0, finished.stderr
+    assert "first 20 rows of each file" in finished.stdout and "20 exchanges" in finished.stdout
+    assert "trained on (" not in finished.stdout and "\x1b[2J" not in finished.stdout
+
+
+def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
+    write_log(tmp_path / "two.jsonl", [*rows(6), *rows(4, model="qwen")])
+    finished = run(
+        "inspect-traffic", "--traffic.path", f"{tmp_path}/two.jsonl", "--json", cwd=workplace
+    )
+    assert finished.returncode == 1 and "Traceback" not in finished.stderr
+    assert json.loads(finished.stdout)["models"] == {"nano-r1": 6, "qwen": 4}
+    assert "2 models (nano-r1 6, qwen 4)" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ([], ["give --recipe R, or --traffic.path LOGS"]),
+        (["--traffic.path", "gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
+        (
+            ["--traffic.path", "log.jsonl", "--target.model", "gone"],
+            ["target.model = 'gone': no such directory"],
+        ),
+        (
+            ["--traffic.path", "log.jsonl", "--target.model", "./bare"],
+            ["bare: no usable tokenizer", "tokenizer.json"],
+        ),
+        (
+            ["--traffic.path", "log.jsonl", "traffic.formt=x"],
+            ["command line", "did you mean `traffic.format`?"],
+        ),
+        (["--recipe", "mine.yaml", "--first", "0"], ["--first 0: give a number from 1"]),
+        (["--recipe", "mine.yaml", "--samples", "2", "--json"], ["which --json never contains"]),
+        (
+            ["--recipe", "mine.yaml", "--frist", "3"],
+            ["--frist: no such option; did you mean --first?"],
+        ),
+    ],
+)
+def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
+    assert_one_message(run("inspect-traffic", *words, cwd=workplace), *parts)
+
+
+def test_a_mistake_ends_a_process_with_status_1(workplace):
+    finished = start("inspect-traffic", "--traffic.path", "gone.jsonl", cwd=workplace)
+    assert_one_message(finished, "gone.jsonl", "no such file or folder")
+
+
+def test_what_the_run_has_ingested_is_not_read_again(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    recipe = load_recipe("mine.yaml").recipe
+    run_dir = RunDirectory.of(recipe, workplace / "elsewhere")
+    before, _ = inspect_recipe(recipe, run_dir, None, 0)
+    (run_dir.root / "stages").mkdir(parents=True)
+    STAGES["ingest"].perform(run_dir, recipe, {})
+    left = sorted(run_dir.root.rglob("*"))
+    found, samples = inspect_recipe(recipe, run_dir, None, 1)
+    assert found["ingested_in"] == str(run_dir.traffic) and len(samples) == 1
+    assert {**found, "ingested_in": None} == before
+    assert sorted(run_dir.root.rglob("*")) == left
+    changed = load_recipe("mine.yaml", ["traffic.model=nano-r1"]).recipe
+    assert inspect_recipe(changed, run_dir, None, 0)[0]["ingested_in"] is None
+
+
+def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp_path):
+    seen = []
+
+    def note(target, traffic, split, scratch, *_):
+        seen.append((Path(scratch).parent, stat.S_IMODE(Path(scratch).parent.stat().st_mode)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.pipeline.inspection.inspect_recipe.inspect", note)
+    recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
+    with pytest.raises(KeyboardInterrupt):
+        inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), None, 0)
+    ((folder, mode),) = seen
+    assert mode == 0o700 and not folder.exists()
+
+
+def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
+    workplace, monkeypatch, nano_r1, tmp_path
+):
+    asked = []
+
+    def download(model, **which):
+        asked.append((model, which["allow_patterns"]))
+        return str(nano_r1)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(
+        "outrider.pipeline.inspection.inspect_recipe.local_target", lambda recipe: None
+    )
+    recipe = load_overrides(
+        [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]
+    ).recipe
+    found, _ = inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), 5, 0)
+    ((model, patterns),) = asked
+    assert (
+        model == "a/b"
+        and "config.json" in patterns
+        and not [p for p in patterns if "safetensors" in p]
+    )
+    assert found["predicted"]["seconds"] is None
+
+
+def test_help_needs_no_torch(tmp_path):
+    finished = run("inspect-traffic", "--help", cwd=tmp_path)
+    assert (
+        finished.returncode == 0
+        and "--first" in finished.stdout
+        and "--traffic.path" in finished.stdout
+    )
+    script = (
+        "import sys\nfrom outrider.cli.main import inspect_traffic\n"
+        "sys.argv = ['inspect-traffic', '--help']\n"
+        "try:\n    inspect_traffic()\nexcept SystemExit:\n    pass\n"
+        "heavy = ('torch', 'transformers', 'datasets')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert told.stderr == "[]\n"

@@ -1,0 +1,220 @@
+"""The cost in --dry-run: from R1's config.json alone, on machines with and without GPUs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.pipeline.plan import training_cost as pricing
+from outrider.pipeline.plan.estimates import capture_cost
+from outrider.pipeline.plan.plan import plan
+from outrider.pipeline.plan.training_cost import Memory, memories, price
+from outrider.pipeline.preflight import check, has_weights
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.speculators.kinds.mtp.size import mtp_size
+from outrider.speculators.kinds.protocol import RowShape
+from outrider.training.sizing.memory import MemoryPlan
+from tests.cli.commands import assert_one_message, run
+from tests.r1_config import R1
+from tests.tiny import write_tiny_target
+
+H200 = 141 * 10**9
+
+
+@pytest.fixture(scope="module")
+def r1_target(tmp_path_factory) -> Path:
+    """A directory as a download of the small files leaves it: no shard."""
+    directory = tmp_path_factory.mktemp("DeepSeek-R1")
+    (directory / "config.json").write_text(json.dumps(R1))
+    names = [
+        f"model.layers.61.{name}" for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight")
+    ]
+    index = {"weight_map": dict.fromkeys(names, "model-00163-of-000163.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory
+
+
+def words(target: Path, *more: str) -> list[str]:
+    traffic = "traffic.path=nano_r1/social_chat"
+    return [
+        "--recipe",
+        "r1/resume_screening",
+        f"target.model={target}",
+        traffic,
+        "--dry-run",
+        *more,
+    ]
+
+
+def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
+    finished = run(
+        "train-speculator", *words(r1_target, "--json", "--gpu-memory", "141"), cwd=tmp_path
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    told = json.loads(finished.stdout)
+    assert list(told["dry_run"]) == ["ingest", "split", "capture", "train", "evaluate", "export"]
+    assert "weights are not on this machine" in told["dry_run"]["ingest"]["action"]
+    found = told["price"]
+    assert found["target"]["weights_here"] is False
+    assert found["parameters"]["trained"] == pytest.approx(11.6e9, rel=0.005)
+    assert sum(found["parameters"]["parts"].values()) == found["parameters"]["total"]
+    assert found["features"]["bytes_per_token"] == 14_340
+    assert found["features"]["bytes"] == found["features"]["tokens"] * 14_340 > 0
+    assert found["capture"]["seconds"] == round(found["features"]["tokens"] / 10_000)
+    assert found["training"]["seconds"] == round(found["training"]["tokens"] / 20_000)
+    [judged] = found["memory"]
+    for phase, parts in judged["phases"].items():
+        assert sum(parts.values()) <= judged["peak_bytes"], phase
+    assert sum(judged["phases"][judged["peak_phase"]].values()) == judged["peak_bytes"]
+    assert judged["fits"] == (judged["peak_bytes"] <= 0.95 * H200)
+    assert judged["short_by_bytes"] == max(0, judged["peak_bytes"] - judged["usable_bytes"])
+
+
+def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target, tmp_path):
+    finished = run(
+        "train-speculator", *words(r1_target, "--gpu-memory", "24"), cwd=tmp_path, COLUMNS="80"
+    )
+    lines = finished.stderr.splitlines()
+    assert all(len(line) <= 80 for line in lines if "recipe.resolved.yaml" not in line)
+    assert "it does NOT fit, short by" in finished.stderr
+    assert "no layout fits" in finished.stderr
+    assert "11.6 B parameters" in finished.stderr
+    assert json.loads(finished.stdout)["price"]["memory"][0]["cheapest_layout"] is None
+
+
+def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
+    without = [word for word in words(r1_target) if word != "--dry-run"]
+    assert_one_message(
+        run("train-speculator", *without, "--json", cwd=tmp_path), "--json needs --dry-run"
+    )
+    refused = run("train-speculator", *words(r1_target, "--gpu-memory", "0"), cwd=tmp_path)
+    assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB")
+
+
+def recipe_for(target: Path, *overrides: str):
+    return load_recipe(
+        "r1/resume_screening",
+        [f"target.model={target}", "traffic.path=nano_r1/social_chat", *overrides],
+    ).recipe
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bf16", 57_348), ("fp8", 28_692)])
+def test_states_of_layers_take_their_disk(r1_target, dtype, each):
+    """Four states of 7,168 values, 2 bytes each, or 1 byte and a scale; and the token id."""
+    overrides = ["speculator.kind=eagle3", f"capture.dtype={dtype}"]
+    cost = capture_cost(80_000_000, recipe_for(r1_target, *overrides), R1)
+    assert (cost.bytes_per_token, cost.bytes) == (each, 80_000_000 * each)
+    assert f"(80,000,000 tokens x {each:,} bytes)" in str(cost)
+
+
+def test_a_head_is_published_in_bf16_though_the_target_is_in_fp8(r1_target, tmp_path):
+    traffic = ["traffic.path=nano_r1/social_chat", f"target.model={r1_target}"]
+    bytes_each = {}
+    for kind in ("mtp", "eagle3"):
+        recipe = load_recipe("r1/resume_screening", [*traffic, f"speculator.kind={kind}"]).recipe
+        found = price(RunDirectory(tmp_path), recipe, H200)
+        bytes_each[kind] = found["speculator_bytes"] / found["parameters"]["total"]
+    assert bytes_each == pytest.approx({"mtp": 1, "eagle3": 2}, rel=0.001)
+
+
+def test_nothing_is_read_that_is_not_there(r1_target, tmp_path):
+    recipe = recipe_for(r1_target)
+    check(recipe, dry_run=True)
+    assert not has_weights(r1_target)
+    with_weights = write_tiny_target(tmp_path / "tiny", layers_in_shards=True)
+    assert has_weights(with_weights)
+    (with_weights / "model-00002-of-00002.safetensors").unlink()
+    assert not has_weights(with_weights)
+
+
+def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path, monkeypatch):
+    """The hub's cache holds a snapshot without shards; a stage's state would download the rest."""
+    recipe = recipe_for(r1_target)
+    monkeypatch.setattr(
+        type(recipe.target), "directory", lambda self: pytest.fail("this would download")
+    )
+    for module in ("plan", "training_cost"):
+        monkeypatch.setattr(
+            f"outrider.pipeline.plan.{module}.local_target", lambda recipe: r1_target
+        )
+    run_dir = RunDirectory.of(recipe, tmp_path)
+    rows = plan(run_dir, recipe, ["ingest", "capture"], {})
+    assert [row.action.split(";")[0] for row in rows] == ["would run", "would run after ingest"]
+    assert price(run_dir, recipe, H200)["parameters"]["total"] == mtp_size(R1).total
+
+
+def test_a_target_whose_config_cannot_be_had_is_said_to_be(tmp_path, monkeypatch):
+    from outrider.common.errors import OutriderError
+
+    def no_network(self, patterns, into):
+        raise OutriderError("target.model = 'deepseek-ai/DeepSeek-R1': could not be fetched")
+
+    recipe = load_recipe("r1/resume_screening", ["traffic.path=nano_r1/social_chat"]).recipe
+    monkeypatch.setattr(pricing, "local_target", lambda recipe: None)
+    monkeypatch.setattr(type(recipe.target), "fetch", no_network)
+    found = price(RunDirectory.of(recipe, tmp_path), recipe, H200)
+    assert found["target"]["config"] is None and "could not be fetched" in found["missing"]
+
+
+def test_fp8_halves_the_disk_and_no_rate_gives_no_time(r1_target, tmp_path):
+    run_dir = RunDirectory.of(recipe_for(r1_target), tmp_path)
+    whole = price(run_dir, recipe_for(r1_target), H200)
+    half = price(
+        run_dir, recipe_for(r1_target, "capture.dtype=fp8", "capture.tokens_per_s=null"), H200
+    )
+    assert half["features"]["bytes"] / whole["features"]["bytes"] == pytest.approx(0.5, abs=0.001)
+    assert half["capture"] == {"tokens_per_s": None, "seconds": None}
+
+
+def r1_plan(**changes) -> MemoryPlan:
+    settings = {"zero_stage": 1, "processes": 8, "rows_each": 4} | changes
+    return MemoryPlan(mtp_size(R1), RowShape.full(8192), 8192, 3, **settings)
+
+
+def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
+    memory, rows = Memory(H200, "a GPU"), 32
+    found = pricing._cheapest(r1_plan(), memory, rows)
+    tried = [(n, s) for n in (1, 2, 4, 8, 16, 32) for s in ((1, 2, 3) if n > 1 else (1,))]
+    before = tried[: tried.index((found["processes"], found["zero_stage"]))]
+    assert before and memory.fits(
+        r1_plan(
+            processes=found["processes"],
+            zero_stage=found["zero_stage"],
+            rows_each=rows // found["processes"],
+        )
+    )
+    assert not any(
+        memory.fits(r1_plan(processes=n, zero_stage=s, rows_each=rows // n)) for n, s in before
+    )
+    assert pricing._cheapest(r1_plan(), Memory(10**9, "a small GPU"), rows) is None
+
+
+def test_the_largest_row_that_fits_is_where_it_stops_fitting():
+    memory, plan_of = Memory(102 * 10**9, "a GPU"), r1_plan(processes=8, zero_stage=2)
+    tokens = pricing._largest_that_fits(plan_of, memory)
+    assert 256 <= tokens < 8192
+    fits = [
+        memory.fits(MemoryPlan(mtp_size(R1), RowShape.full(n), n, 3, 2, 8, 4))
+        for n in (tokens, tokens + 256)
+    ]
+    assert fits == [True, False]
+
+
+def test_without_a_gpu_this_machine_is_judged_and_then_an_assumed_one(monkeypatch):
+    monkeypatch.setattr(pricing.shutil, "which", lambda name: None)
+    host, assumed = memories()
+    assert host.shared and host.source.startswith("this machine's memory")
+    assert (assumed.bytes, assumed.shared) == (H200, False) and "assumed" in assumed.source
+    [named] = memories(80 * 10**9)
+    assert named.bytes == 80 * 10**9 and "--gpu-memory" in named.source
+
+
+def test_the_smallest_gpu_here_is_what_counts(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '143771, NVIDIA H200'\necho '81559, NVIDIA H100 80GB HBM3'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    [found] = memories()
+    assert (found.bytes, found.source) == (81559 * 2**20, "NVIDIA H100 80GB HBM3, found here")

@@ -1,0 +1,314 @@
+"""Recipes from files and command lines, and the messages for mistakes in them."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.pipeline.recipe.load import find_recipe, load_recipe, parse_overrides
+from outrider.pipeline.recipe.shipped import shipped_heads, shipped_recipes
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_recipe(text: str, name: str = "mine.yaml") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write_recipe
+
+
+def test_every_shipped_recipe_loads():
+    names = shipped_recipes()
+    assert {"template", "r1/template", "resume_screening", "r1/resume_screening"} <= set(names)
+    loaded = {name: load_recipe(name).recipe for name in names}
+    assert len({recipe.name for recipe in loaded.values()}) == len(names), (
+        "two recipes would share a run directory"
+    )
+
+
+@pytest.mark.parametrize(
+    "workload", ["resume_screening", "document_extraction", "social_chat", "usage_scenarios"]
+)
+def test_r1_recipes_are_complete(workload):
+    nano, r1 = load_recipe(workload).recipe, load_recipe(f"r1/{workload}").recipe
+    assert r1.target.model == "deepseek-ai/DeepSeek-R1"
+    assert (r1.serving.engine.tensor_parallel, r1.training.processes, r1.training.zero_stage) == (
+        8,
+        8,
+        2,
+    )
+    assert r1.training.row_tokens >= 8192
+    assert r1.eval.task is None, "nano R1's checks do not read R1's texts"
+    assert r1.traffic.path != nano.traffic.path, "nano R1's token ids mean nothing to R1"
+    assert max(r1.eval.concurrency) <= r1.serving.engine.max_num_seqs
+
+
+def test_shipped_names_with_and_without_ending_give_way_to_a_local_file(
+    tmp_path, monkeypatch, write
+):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("social_chat") == find_recipe("social_chat.yaml")
+    write("traffic: {path: log.jsonl}", "social_chat.yaml")
+    assert load_recipe("social_chat.yaml").files == (Path("social_chat.yaml"),)
+
+
+def test_extends_merges_sections_and_replaces_values(write):
+    write(
+        "traffic: {path: a.jsonl, format: auto}\neval: {concurrency: [1, 2]}\n"
+        "training: {epochs: 2, seed: 5}",
+        "base.yaml",
+    )
+    recipe = load_recipe(
+        write("extends: base.yaml\neval: {concurrency: [4]}\ntraining: {epochs: 9}")
+    ).recipe
+    assert recipe.name == "mine"
+    assert (recipe.training.epochs, recipe.training.seed, recipe.eval.concurrency) == (9, 5, [4])
+
+
+def test_extends_in_a_circle_is_named(write):
+    write("extends: mine.yaml", "base.yaml")
+    with pytest.raises(
+        OutriderError,
+        match=r"base.yaml:1: extends: .*mine.yaml -> .*base.yaml -> .*mine.yaml never ends",
+    ):
+        load_recipe(write("extends: base.yaml"))
+
+
+def test_relative_traffic_is_looked_for_beside_its_recipe_then_where_the_command_starts(
+    tmp_path, monkeypatch, write
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "there.jsonl").touch()
+    monkeypatch.chdir(elsewhere)
+    path = write(
+        "traffic: {path: [here.jsonl, there.jsonl, 's3://bucket/logs']}", "recipes/mine.yaml"
+    )
+    (tmp_path / "recipes" / "here.jsonl").touch()
+    expected = [
+        str(tmp_path / "recipes" / "here.jsonl"),
+        str(elsewhere / "there.jsonl"),
+        "s3://bucket/logs",
+    ]
+    assert load_recipe(path).recipe.traffic.path == expected
+
+
+def test_the_key_of_surrogates_and_known_answers_are_looked_for_beside_the_recipe(tmp_path, write):
+    privacy, answers = (
+        "privacy: {mode: surrogate, key_file: my.key}",
+        "eval: {answers: gsm8k.jsonl}",
+    )
+    path = write(f"traffic: {{path: a}}\n{privacy}\n{answers}", "recipes/mine.yaml")
+    for name in ("my.key", "gsm8k.jsonl"):
+        (tmp_path / "recipes" / name).touch()
+    recipe = load_recipe(path).recipe
+    assert recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
+    assert recipe.eval.answers == str(tmp_path / "recipes" / "gsm8k.jsonl")
+
+
+def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
+    tmp_path, monkeypatch, write
+):
+    monkeypatch.chdir(tmp_path)
+    path = write("traffic: {path: a}\nspeculator: {base: heads/old}", "recipes/mine.yaml")
+    for folder in ("recipes/heads/old", "heads/new", "mtp"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+
+    def base(*words):
+        return load_recipe(path, list(words)).recipe.speculator.base
+
+    assert base() == str(tmp_path / "recipes" / "heads" / "old")
+    assert base("speculator.base=heads/new") == str(tmp_path / "heads" / "new")
+    assert base("speculator.base=mtp") == "mtp"
+    assert base("speculator.base=null") is None
+    for name, directory in shipped_heads().items():
+        assert base(f"speculator.base={name}") == str(directory)
+    with pytest.raises(OutriderError, match=r"'nano_r1/egle3': no such .*nano_r1/eagle3"):
+        base("speculator.base=nano_r1/egle3")
+
+
+def test_overrides_in_every_spelling():
+    words = [
+        "training.epochs=3",
+        "--training.learning_rate",
+        "1e-4",
+        "--eval.concurrency=[1, 2]",
+        "eval.task=null",
+    ]
+    assert [(".".join(keys), value) for keys, value, _ in parse_overrides(words)] == [
+        ("training.epochs", 3),
+        ("training.learning_rate", 1e-4),
+        ("eval.concurrency", [1, 2]),
+        ("eval.task", None),
+    ]
+    recipe = load_recipe("resume_screening", [*words, "--name", "other"]).recipe
+    assert (recipe.training.epochs, recipe.training.learning_rate, recipe.name) == (
+        3,
+        1e-4,
+        "other",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "traffic: {path: a}\ntraining:\n  epochs: 2\n  lerning_rate: 1\n",
+            r"mine.yaml:4: training.lerning_rate: no such key; did you mean "
+            r"`training.learning_rate`\? `training` has: .*epochs",
+        ),
+        (
+            "traffic: {path: a}\nepochs: 2\n",
+            r"mine.yaml:2: epochs: no such key; did you mean `training.epochs`\?",
+        ),
+        (
+            "traffic: {path: a}\ntraining:\n  epochs: many\n",
+            r"mine.yaml:3: training.epochs = 'many': input should be a valid integer",
+        ),
+        ("traffic: {path: a}\neval:\n  k: x\n", r"mine.yaml:3: eval.k = 'x'"),
+        ("training: {epochs: 2}\n", r"mine.yaml: traffic: must be given"),
+        (
+            "traffic: {path: a}\nprivacy: {retention: delete_all}\nreport: {samples: true}\n",
+            r"report.samples = true puts customer text into the report, which "
+            r"privacy.retention = delete_all does not",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {features: streamed}\n",
+            r"training.features = streamed captures while training runs, on a Ray cluster; set "
+            r"cluster.address",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {features: streamed}\ncluster: {address: local}\n"
+            "privacy: {mode: surrogate, regenerate: true}\n",
+            r"training.features = streamed trains on the logged responses, and privacy.regenerate",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {features: streamed, off_policy: drop}\n",
+            r"training.off_policy=drop needs every sequence's score",
+        ),
+        (
+            "traffic: {path: a}\neval: {k: 9}\n",
+            r"eval.k = 9 drafts deeper than speculator.depth = 4",
+        ),
+        (
+            "traffic: {path: a}\ntraining: {epochs: 1}\ntraining: {seed: 1}\n",
+            r"mine.yaml:3: `training` is given twice",
+        ),
+        (
+            "traffic: {path: a}\nserving:\n  draft_sample_method: greedy\n",
+            r"mine.yaml:3: serving.draft_sample_method: no such key; did you mean "
+            r"`speculator.draft_sample_method`\?",
+        ),
+        (
+            "traffic: {path: a}\neval: {parity: {prompts: 3}}\n",
+            r"mine.yaml:2: eval.parity: no such key; did you mean `speculator.parity`\?",
+        ),
+        ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
+        ("- a\n", r"mine.yaml:1: a recipe is a mapping"),
+        ("traffic: {path: a}\nname: ../up\n", r"mine.yaml:2: name = '../up'"),
+        ("traffic: a\n", r"mine.yaml:1: traffic = 'a': input should be a valid dictionary"),
+    ],
+)
+def test_a_mistake_is_reported_with_file_line_key_and_fix(write, text, message):
+    with pytest.raises(OutriderError, match=message):
+        load_recipe(write(text))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.epoch=3"],
+            r"command line, training.epoch=3: training.epoch: no such key; did you mean "
+            r"`training.epochs`",
+        ),
+        (
+            ["--eval.parity.prompts", "3"],
+            r"command line, --eval.parity.prompts 3: eval.parity: no such key; did you mean "
+            r"`speculator.parity`",
+        ),
+        (["--dryrun"], r"--dryrun: no such option; did you mean --dry-run\?"),
+        (["training.epochs"], r"training.epochs: not an override; write section.key=value"),
+        (["--training.epochs"], r"--training.epochs: needs a value"),
+        (["training.epochs.deep=1"], r"training.epochs is a value, not a section"),
+        (["training.epochs=[1"], r"training.epochs=\[1: not a YAML value"),
+    ],
+)
+def test_a_mistaken_override_is_reported(words, message):
+    with pytest.raises(OutriderError, match=message):
+        load_recipe("resume_screening", words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "traffic.path=https://user:s3cret@host/log.jsonl",
+        "traffic.path=[a, 'https://host/log.jsonl?X-Amz-Date=1&X-Amz-Signature=s3cret']",
+        "export.to=https://s3cret@host/x",
+        "target.model=https://user:s3cret@host/x",
+        "serving.engine.environment.HF_TOKEN=s3cret",
+        "serving.engine.extra_arguments.hf_token=s3cret",
+        "serving.engine.extra_arguments.api_key=[s3cret",
+        "serving.engine.api_key=s3cret",
+        "--api-key=s3cret",
+    ],
+)
+def test_a_recipe_with_a_secret_is_refused_without_showing_it(word):
+    with pytest.raises(OutriderError) as caught:
+        load_recipe("resume_screening", [word])
+    assert "s3cret" not in str(caught.value)
+
+
+def test_addresses_without_credentials_load():
+    for path in (
+        "abfs://container@account.dfs.core.windows.net/x",
+        "hf://datasets/a/b@main/x.jsonl",
+    ):
+        assert load_recipe("resume_screening", [f"traffic.path={path}"]).recipe.traffic.path == path
+
+
+def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
+    text = (
+        "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
+        "      prompt_token: [9, null]\n"
+    )
+    with pytest.raises(
+        OutriderError,
+        match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean",
+    ) as error:
+        load_recipe(write(text))
+    assert "`eval.scenarios.long_in.prompt_tokens`" in str(
+        error.value
+    ) and "response_quantiles" in str(error.value)
+    backwards = text.replace("prompt_token: [9, null]", "prompt_tokens: [9, 3]")
+    with pytest.raises(
+        OutriderError,
+        match=r"mine.yaml:5: eval\.scenarios\.long_in: "
+        r"the range of prompt lengths \[9, 3\] ends before",
+    ):
+        load_recipe(write(backwards))
+    recipe = load_recipe(
+        write(text.replace("token:", "tokens:")), ["eval.scenarios.long_in.max_tokens=7"]
+    ).recipe
+    assert recipe.eval.scenarios["long_in"].max_tokens == 7 and recipe.eval.scenarios[
+        "long_in"
+    ].prompt_tokens == (
+        9,
+        None,
+    )
+
+
+def test_the_usage_scenarios_are_the_field_s():
+    for name in ("usage_scenarios", "r1/usage_scenarios"):
+        evaluation = load_recipe(name).recipe.eval
+        assert list(evaluation.scenarios) == [
+            "long_in_long_out",
+            "short_in_long_out",
+            "long_in_short_out",
+        ]
+        assert evaluation.rates == [1, 2, 4, 8, 16] and evaluation.concurrency == [1, 2, 4, 8, 16]
+        assert len(evaluation.engine_modes) == 1

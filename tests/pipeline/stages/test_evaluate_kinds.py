@@ -1,0 +1,157 @@
+"""Choose_kind and evaluate in a run of two real kinds: all but the servers, whose blocks are kept.
+
+Replays, choice, both evaluations, verdicts, reports and what the run publishes are computed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from outrider.common.files import read_json, write_json
+from outrider.data.features.feature_writer import FeatureWriter
+from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.eval.bench.measurement_cache import Steps
+from outrider.eval.report.past_run import PastRun
+from outrider.eval.results.kinds import KindChoice
+from outrider.eval.results.report import Report, Results
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.choose_kind import CHOOSE_KIND
+from outrider.pipeline.stages.evaluate import EVALUATE_KINDS, context_of_kind
+from outrider.speculators.features import FeatureStream
+from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from tests.eagle3_head import write_eagle3_head
+from tests.eval.sample_kinds import STEPS_MS, sample_kind_steps
+from tests.eval.sample_results import served_measurements
+from tests.tiny import HIDDEN, write_tiny_target
+
+KINDS = ("mtp", "eagle3")
+LAYERS = (1, 2)
+WORDS = [
+    "speculator.kind=[mtp,eagle3]",
+    "speculator.depth=4",
+    "speculator.head.layers=[1,2]",
+    "eval.engine_modes=[eager]",
+    "eval.concurrency=[1,4,8]",
+    "eval.measure=full",
+    "eval.repeats=3",
+    "eval.requests=4",
+    "eval.task=null",
+    "eval.bootstrap_samples=100",
+    "eval.max_tokens=32",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Recipe]:
+    """A run whose kinds are trained: 12 responses of the tiny target with random states."""
+    folder = tmp_path_factory.mktemp("kinds")
+    target = write_tiny_target(folder / "target")
+    run, recipe = RunDirectory(folder / "run"), recipe_of(target)
+    torch.manual_seed(0)
+    ids = [f"q{number}" for number in range(12)]
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate(ids):
+        prompt = [*range(2, 8 + number)]
+        rows.append(
+            {
+                "sequence_id": name,
+                "session": name,
+                "time": 1.7e9 + 60 * number,
+                "token_ids": prompt + list(range(10, 22)),
+                "completion_start": len(prompt),
+                "temperature": 0.6,
+                "top_p": 0.95,
+                "prompt_text": f"prompt {number}",
+            }
+        )
+    Dataset.from_list(rows).save_to_disk(run.sequences)
+    streams = tuple(FeatureStream(f"layer_{layer}", HIDDEN) for layer in LAYERS)
+    with FeatureWriter(run.features, HIDDEN, {"made": "by a test"}, auxiliary=streams) as writer:
+        for row in rows:
+            shape = len(row["token_ids"]), HIDDEN
+            states = {stream.name: torch.randn(shape) for stream in streams}
+            start = row["completion_start"]
+            writer.write(
+                row["sequence_id"], row["token_ids"], torch.randn(shape), start, None, states
+            )
+    write_json(
+        run.split / "parts.json", {"train": ids[6:], "validation": ids[6:], "heldout": ids[:6]}
+    )
+    write_json(run.split / "slices.json", {})
+    write_quarantine(run.features, {})
+    layer = load_mtp(target)
+    with torch.no_grad():
+        layer.eh_proj.weight.add_(0.01)
+    save_mtp(layer, target, run.of_kind("mtp").speculator)
+    write_eagle3_head(target, run.of_kind("eagle3").speculator, layers=LAYERS)
+    for kind in KINDS:
+        write_json(run.stage_record(f"train_{kind}"), {"seconds": 90, "result": {}})
+        lines = [{"step": step, "validation_acceptance_length": [1.5, 2.0]} for step in (0, 9)]
+        run.of_kind(kind).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run, recipe
+
+
+def recipe_of(target: Path) -> Recipe:
+    return load_recipe("resume_screening", [f"target.model={target}", *WORDS]).recipe
+
+
+def keep_blocks(run: RunDirectory, recipe: Recipe, faster: dict[str, float]) -> None:
+    """Puts into the caches what servers would measure: custom's speed over base by kind."""
+    contexts = {kind: context_of_kind(run, recipe, kind) for kind in KINDS}
+    digests = {kind: context.cache.digest for kind, context in contexts.items()}
+    steps = sample_kind_steps({name: STEPS_MS[name] for name in ("none", *KINDS)})
+    Steps(run.evaluation / "steps", digests).put("kind_steps", steps.model_dump(mode="json"))
+    for kind, context in contexts.items():
+        for name, measured in served_measurements(faster[kind], prompts=6).items():
+            context.cache.put(name, measured)
+
+
+def test_two_kinds_are_chosen_evaluated_and_the_best_is_published(run) -> None:
+    directory, recipe = run
+    directory.begin_attempt(recipe, (), ["train-speculator"])
+    keep_blocks(directory, recipe, {"mtp": 1.2, "eagle3": 1.6})
+    CHOOSE_KIND.perform(directory, recipe, {})
+    choice = KindChoice.model_validate(read_json(directory.kind_choice))
+    assert set(choice.finalists) == set(KINDS) and choice.sequences == 6
+    assert directory.result_of("choose_kind")["finalists"] == choice.finalists
+    facts = {each.kind: each.facts for each in choice.kinds}
+    for kind in KINDS:
+        (weights,) = directory.of_kind(kind).speculator.glob("*.safetensors")
+        assert facts[kind].megabytes == pytest.approx(weights.stat().st_size / 1e6)
+        assert facts[kind].training_minutes == 1.5
+        # The bytes are bf16, up to headers and the vocabulary's maps.
+        assert facts[kind].parameters == pytest.approx(weights.stat().st_size / 2, rel=0.1)
+
+    EVALUATE_KINDS.perform(directory, recipe, {})
+    line = directory.result_of("evaluate")
+    results = Results.read(directory.evaluation / "results.json")
+    chosen = results.kinds.chosen
+    assert set(results.kinds.served) == set(KINDS) and results.kinds.choice == choice
+    for kind in KINDS:
+        own = directory.of_kind(kind).evaluation
+        found = Results.read(own / "results.json")
+        assert found.speculator.kind == kind and found.kinds is None
+        assert found.k.custom == choice.of(kind).k  # as forecast, from the same steps
+        assert results.kinds.served[kind].verdict == found.verdict.verdict
+        assert PastRun.read(own).speculator.kind == kind
+        assert "Acceptance length during training" in (own / "report.html").read_text()
+        # Nothing was started: only what was kept, and replays.
+        names = {path.stem for path in (own / "steps").iterdir()}
+        assert names >= {"step_times", "speed_eager", "replay_validation_custom"}
+    assert results.speculator.kind == line["kind"] == chosen
+    assert line["verdict"] == results.verdict.verdict
+    assert line["report"] == str(directory.root / "report.html")
+    assert results.kinds.reason in (directory.root / "report.md").read_text()
+    report = Report.model_validate(read_json(directory.root / "report.json"))
+    assert report.kinds == results.kinds
+    assert kind_of(directory.speculator).name == chosen
+    own = directory.of_kind(chosen)
+    assert directory.metrics.read_bytes() == own.metrics.read_bytes()
+    assert EVALUATE_KINDS.state(directory, recipe, {}).done

@@ -1,0 +1,102 @@
+"""The content of a bundle. tests/serving/test_server.py tests that it is served as evaluated."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.cli.train_speculator import _may_ship
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.stages.export import NotShipped, _work, _write
+from tests.eval.sample_results import sample_results
+
+
+@pytest.fixture
+def speculator(tmp_path):
+    """Bytes by that name; nothing loads them here."""
+    directory = tmp_path / "speculator"
+    directory.mkdir()
+    config = '{"num_hidden_layers": 4, "num_nextn_predict_layers": 1}'
+    (directory / "config.json").write_text(config)
+    tensors = {"model.layers.4.enorm.weight": torch.zeros(1)}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def bundle(speculator, ranges, *overrides):
+    """bundle.json, and the words of serve.sh after its --speculative-config."""
+    out = speculator.parent / "bundle"
+    evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
+    recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
+    _write(SimpleNamespace(speculator=speculator), recipe, evidence, str(out))
+    words = shlex.split((out / "serve.sh").read_text(), comments=True)
+    return read_json(out / "bundle.json"), words[words.index("--speculative-config") + 1]
+
+
+def test_one_k_is_the_evaluated_one(speculator):
+    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 2]])
+    assert (
+        manifest["num_speculative_tokens"] == 4
+        and manifest["num_speculative_tokens_per_batch_size"] is None
+    )
+    assert "per_batch_size" not in config and manifest["evidence"]["k_per_batch_size"] == [
+        [1, 4, 4],
+        [5, 8, 2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "eager"),
+    [
+        ((), False),  # the recipe measures the compiled engine alone
+        (("eval.engine_modes=[eager,compiled]",), True),
+        (("eval.engine_modes=[eager,compiled]", "serving.engine.mode=compiled"), False),
+    ],
+)
+def test_it_is_served_in_an_engine_mode_that_was_measured(speculator, overrides, eager):
+    bundle(speculator, None, *overrides)
+    script = (speculator.parent / "bundle" / "serve.sh").read_text()
+    assert ("--enforce-eager" in script) == eager
+
+
+def test_other_formats_are_in_folders_of_their_own(speculator):
+    manifest, _ = bundle(speculator, None)
+    files = {"config.json", "model.safetensors", "serve.sh"}
+    other = {"sglang_nextn/config.json", "sglang_nextn/model.safetensors"}
+    assert set(manifest["files"]) == files | other
+    assert set(load_file(speculator.parent / "bundle/sglang_nextn/model.safetensors")) == {
+        "model.layers.0.enorm.weight"
+    }
+    manifest, _ = bundle(speculator, None, "export.other_formats=false")
+    assert set(manifest["files"]) == files
+
+
+def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
+    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 5]], "export.k_per_batch_size=true")
+    assert manifest["num_speculative_tokens"] == 5
+    assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
+    assert '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]' in config
+
+
+def test_k_by_batch_size_needs_a_search(speculator):
+    with pytest.raises(OutriderError, match=r"eval\.k was set by hand"):
+        bundle(speculator, None, "export.k_per_batch_size=true")
+
+
+@pytest.mark.parametrize("verdict", ["undecided", "do not ship"])
+def test_only_ship_is_exported(tmp_path, verdict):
+    results = sample_results()
+    judged = results.verdict.model_copy(update={"verdict": verdict, "reason": "too few sessions"})
+    results.model_copy(update={"verdict": judged}).write(tmp_path / "results.json")
+    run = SimpleNamespace(
+        evaluation=tmp_path, root=tmp_path, result_of=lambda stage: {"verdict": verdict}
+    )
+    recipe = load_recipe("resume_screening.yaml", []).recipe
+    with pytest.raises(NotShipped, match=f"verdict is `{verdict}`: too few sessions") as refused:
+        _work(run, recipe, {"force": False})
+    assert refused.value.exit_code == 2
+    assert not _may_ship(run)

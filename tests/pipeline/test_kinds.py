@@ -1,0 +1,318 @@
+"""Several kinds of drafter in one run: its stages, its directory, training in turn."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.data.features.feature_store import FeatureStore
+from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.pipeline import draft_parity_check
+from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.plan.plan import plan
+from outrider.pipeline.plan.training_cost import price
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.retention import retain
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.capture import CAPTURE
+from outrider.pipeline.stages.evaluate import EVALUATE, publish_chosen
+from outrider.pipeline.stages.registry import (
+    STAGES,
+    STAGES_OF_KINDS,
+    stage_names,
+    stage_of,
+    stages_of,
+)
+from outrider.pipeline.stages.train import TRAIN, TRAIN_KINDS
+from outrider.speculators.kinds import KINDS, kind_of, trainable_names
+from outrider.training.distributed import launch
+from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy, toy_corpus
+from tests.tiny import write_tiny_target
+from tests.training.corpus import Corpus
+
+BOTH = "speculator.kind=[mtp,toy]"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    kind = Toy()
+    monkeypatch.setitem(KINDS, kind.name, kind)
+    return kind
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_target(tmp_path_factory.mktemp("kinds") / "target")
+
+
+def recipe_of(target: Path, *words: str) -> Recipe:
+    return load_recipe("resume_screening", [f"target.model={target}", *words]).recipe
+
+
+def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
+    assert recipe_of(target, "speculator.kind=[toy]").speculator.kind == "toy"
+    both = recipe_of(target, BOTH).speculator
+    assert both.kind == ["mtp", "toy"] and both.kinds == ("mtp", "toy")
+    assert both.of_kinds(["toy"]).only_kind == "toy"
+    for value, message in (
+        ("[]", "names no kind"),
+        ("[mtp,mtp]", "names a kind twice: mtp, mtp; leave one out"),
+        ("[auto,mtp]", "auto is not one of a list; write auto alone"),
+        ("[mtp,medusa]", "'medusa' is not known; kinds that train: .*; auto takes all"),
+        ("ngram", "'ngram' can be evaluated, but not trained"),
+    ):
+        with pytest.raises(OutriderError, match=rf"speculator\.kind = .*{message}"):
+            recipe_of(target, f"speculator.kind={value}")
+
+
+def test_auto_is_every_kind_that_the_target_supports(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
+    assert set(recipe.speculator.kinds) == set(trainable_names())
+    assert with_kinds(recipe) == recipe
+    # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
+    other = tmp_path / "other"
+    shutil.copytree(target, other)
+    config = read_json(other / "config.json") | {"num_nextn_predict_layers": 0}
+    (other / "config.json").write_text(json.dumps(config))
+    words = ("speculator.kind=auto", "speculator.base=none")
+    capsys.readouterr()
+    recipe = with_kinds(recipe_of(other, *words))
+    assert "toy" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "speculator.kind = auto:" in printed and "not mtp:" in printed
+    assert "num_nextn_predict_layers" in printed
+
+
+WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
+
+
+def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM keeps one form of cache, so a head of the other form could only be trained."""
+    for words, layer in (((), "llama"), ((WITH_MLA,), "mla")):
+        recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3", *words))
+        assert recipe.speculator.head.layer_type == layer
+        assert Recipe.model_validate(recipe.model_dump()) == recipe
+    for kind, words, why in (
+        ("eagle3", ("speculator.head.layer_type=llama", WITH_MLA), "Llama's .* with MLA.* to 1"),
+        ("eagle3", ("speculator.head.layer_type=mla",), "with MLA .* without MLA.* to 0"),
+        ("p_eagle", (WITH_MLA,), "Llama's attention cannot be served"),
+    ):
+        with pytest.raises(OutriderError, match=rf"speculator\.kind = {kind}: .*{why}"):
+            with_kinds(recipe_of(target, f"speculator.kind={kind}", *words))
+    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", WITH_MLA))
+    assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
+    assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
+    mtp = recipe_of(target, WITH_MLA)
+    assert with_kinds(mtp) is mtp
+
+
+def test_a_head_is_planned_where_vllm_is_not_installed(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.serving import engine
+
+    def missing() -> bool:
+        raise OutriderError("vLLM is not installed")
+
+    monkeypatch.setattr(engine, "runs_on_cpu", missing)
+    recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
+    assert recipe.speculator.head.layer_type == "mla"
+
+
+def test_auto_without_a_target_config_names_the_fix(tmp_path: Path, monkeypatch) -> None:
+    recipe = recipe_of(tmp_path, "speculator.kind=auto", "target.model=nobody/nothing")
+
+    def unreachable(*_: object) -> Path:
+        raise OutriderError("nobody/nothing: no such model")
+
+    monkeypatch.setattr(type(recipe.target), "fetch", unreachable)
+    with pytest.raises(OutriderError, match=r"kind = auto: .*nobody/nothing.*name them"):
+        with_kinds(recipe)
+
+
+def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path) -> None:
+    one, both = recipe_of(target), recipe_of(target, BOTH)
+    assert stages_of(one) is STAGES and "choose_kind" not in STAGES
+    assert stage_names(None, both) == [
+        "ingest",
+        "split",
+        "capture",
+        "train",
+        "choose_kind",
+        "evaluate",
+        "export",
+    ]
+    assert list(STAGES_OF_KINDS) == stage_names(None, both)
+    assert stage_of("train", both) is TRAIN_KINDS and stage_of("train", one) is TRAIN
+    with pytest.raises(OutriderError, match="choose_kind needs several kinds"):
+        stage_names("choose_kind", one)
+    run = RunDirectory(tmp_path / "run")
+    assert run.speculator == run.root / "speculator" and run.training == run.root / "training"
+    assert run.metrics == run.root / "metrics.jsonl" and run.evaluation == run.root / "evaluation"
+    assert run.of_kind("toy").speculator == run.root / "speculators" / "toy" / "speculator"
+    assert run.of_kind("toy").evaluation == run.root / "evaluation" / "toy"
+    # Records of runs that were made before a run could have several kinds stay valid.
+    assert CAPTURE.settings(one)["speculator"] == {"kind": "mtp"}
+    for stage in (TRAIN, EVALUATE):
+        speculator = stage.settings(one)["speculator"]
+        assert speculator["kind"] == "mtp" and "head" not in speculator
+    assert "scratch" not in TRAIN.settings(one)["training"]
+    from_scratch = TRAIN.settings(recipe_of(target, "speculator.kind=eagle3"))
+    assert "scratch" in from_scratch["training"] and "head" in from_scratch["speculator"]
+    reads = CAPTURE.settings(both)["speculator"]
+    assert reads == {"kind": ["mtp", "toy"], "streams": ["final_norm", STREAM]}
+
+
+def test_a_dry_run_prices_each_kind_and_their_states_together(
+    target: Path, tmp_path: Path, monkeypatch
+) -> None:
+    from outrider.speculators.kinds.mtp.kind import MTP
+
+    monkeypatch.setattr(
+        Toy, "size", lambda self, config, target, source="": MTP().size(target, target, source)
+    )
+    run = RunDirectory(tmp_path / "run")
+    one = price(run, recipe_of(target), int(80e9))
+    both = price(run, recipe_of(target, BOTH), int(80e9))
+    assert "parameters" not in both and set(both["kinds"]) == {"mtp", "toy"}
+    for key in ("parameters", "row", "checkpoint_bytes", "speculator_bytes", "memory"):
+        assert both["kinds"]["mtp"][key] == one[key], key
+    # One stream more, of WIDTH values in bf16.
+    more = both["features"]["bytes_per_token"] - one["features"]["bytes_per_token"]
+    assert more == 2 * WIDTH
+    assert both["kinds"]["mtp"]["training"] == one["training"]
+    rows = {row.stage: row for row in plan(run, recipe_of(target, BOTH), list(STAGES_OF_KINDS), {})}
+    assert rows["train"].cost.startswith("one after another: mtp: one engine start for parity, ")
+    assert "; toy: from scratch, " in rows["train"].cost
+    assert "steps of 3 servers (compiled)" in rows["choose_kind"].cost
+    assert rows["evaluate"].action == "would run after split, capture, train, choose_kind"
+    assert rows["evaluate"].cost.startswith("for each of the two kinds")
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The usual corpus with the toy's auxiliary stream, as one capture for both kinds has it."""
+    return toy_corpus(tmp_path_factory.mktemp("captured"))
+
+
+@pytest.fixture
+def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
+    """A run of which everything up to the capture is there."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(captured.features_dir, run.features)
+    store = FeatureStore.open(run.features)
+    rows = [
+        {
+            "sequence_id": name,
+            "session": name,
+            "time": None,
+            "token_ids": store.read(name).token_ids.tolist(),
+            "completion_start": store.read(name).completion_start,
+            "temperature": 0.6,
+            "top_p": 0.95,
+        }
+        for name in store.sequence_ids
+    ]
+    Dataset.from_list(rows).save_to_disk(run.sequences)
+    write_json(
+        run.split / "parts.json", {**captured.parts, "heldout": captured.parts["validation"]}
+    )
+    write_quarantine(run.features, {})
+    return run
+
+
+class Trained:
+    """Counts the trainings that were started, by kind; the ranks are real."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.stop_at: str | None = None
+
+    def __call__(self, command: list[str], spec: Any, log_path: Path) -> tuple[int, bool]:
+        kind = spec.speculator.only_kind
+        self.kinds.append(kind)
+        if kind == self.stop_at:
+            return 1, False
+        return run_toy(command, spec, log_path)
+
+
+def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
+    captured: Corpus, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, compared = Trained(), []
+    monkeypatch.setattr(launch, "_run", trained)
+    # The engine's half of the parity check has its own tests.
+    monkeypatch.setattr(
+        draft_parity_check,
+        "check_warm_start",
+        lambda run, recipe, ids: compared.append(recipe.speculator.only_kind),
+    )
+    words = [
+        "speculator.depth=2",
+        "training.epochs=1",
+        "training.processes=1",
+        "training.row_tokens=128",
+        "training.compute=fp32",
+        "training.wandb_project=null",
+    ]
+    recipe = recipe_of(captured.target_dir, BOTH, *words)
+    trained.stop_at = "toy"
+    with pytest.raises(OutriderError, match="without a message"):
+        TRAIN_KINDS.perform(run, recipe, {})
+    assert trained.kinds == ["mtp", "toy"] and not TRAIN_KINDS.state(run, recipe, {}).done
+    trained.stop_at = None
+    TRAIN_KINDS.perform(run, recipe, {})
+    assert trained.kinds == ["mtp", "toy", "toy"] and compared == ["mtp", "toy", "toy"]
+    assert TRAIN_KINDS.state(run, recipe, {}).done
+    results = run.result_of("train")
+    for kind in ("mtp", "toy"):
+        own = run.of_kind(kind)
+        assert kind_of(own.speculator).name == kind
+        lines = own.metrics.read_text().splitlines()
+        assert any("validation_acceptance_length" in line for line in lines)
+        assert results[kind]["best"] == run.result_of(f"train_{kind}")["best"]
+    assert not run.speculator.exists() and not run.metrics.exists()
+
+    # Only the kind whose speculator is missing is trained again.
+    shutil.rmtree(run.of_kind("mtp").speculator)
+    assert TRAIN_KINDS.state(run, recipe, {}).reasons == ("model.safetensors is missing",)
+    TRAIN_KINDS.perform(run, recipe, {})
+    assert trained.kinds[3:] == ["mtp"]
+    # Another learning rate concerns both.
+    changed = recipe_of(captured.target_dir, BOTH, *words, "training.learning_rate=0.1")
+    assert not TRAIN_KINDS.state(run, changed, {}).done
+
+    # The chosen kind's files are the run's; the next choice replaces them.
+    for kind in ("toy", "mtp"):
+        publish_chosen(run, kind)
+        assert kind_of(run.speculator).name == kind
+        own = run.of_kind(kind)
+        weights = (path / "model.safetensors" for path in (run.speculator, own.speculator))
+        assert len({path.stat().st_ino for path in weights}) == 1  # not copied
+        assert run.metrics.read_bytes() == own.metrics.read_bytes()
+
+
+def test_retention_finds_the_text_of_every_kinds_evaluation(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    names = [
+        "evaluation/mtp/steps/verification_outputs.json",
+        "evaluation/toy/steps/verification_outputs.json",
+        "evaluation/toy/verification_states/shard.safetensors",
+        "evaluation/steps/kind_steps.json",
+    ]
+    for name in (*names, "evaluation/mtp/results.json", "evaluation/kinds.json"):
+        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.root / name).write_text("{}")
+    retain(run, "delete_all")
+    assert not any((run.root / name).exists() for name in names)
+    assert (run.root / "evaluation/mtp/results.json").is_file() and run.kind_choice.is_file()

@@ -1,0 +1,163 @@
+"""Retention deletes customer text after the export; later runs report what was deleted, and why."""
+
+import pytest
+from rich.console import Console
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.retention import deletion_of, retain
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.run_stages import run_stages
+from outrider.pipeline.stage_runner import StageRunner
+from outrider.pipeline.stages.registry import STAGES
+
+TEXT = [
+    "traffic/sequences/data.arrow",
+    "traffic/rejects.jsonl",
+    "traffic/privacy.key",
+    "evaluation/steps/verification_outputs.json",
+]
+STATES = ["features/manifest.json", "features/shard-00000.safetensors"]
+KEPT = [
+    "traffic/summary.json",
+    "traffic/privacy.json",
+    "features/on_policy.json",
+    "features/quarantine.json",
+    "features/summary.json",
+    "split/parts.json",
+    "speculator/model.safetensors",
+    "evaluation/results.json",
+    "report.json",
+    "bundle/bundle.json",
+]
+
+
+def recipe_of(nano_r1, *words):
+    return load_recipe("resume_screening", [f"target.model={nano_r1}", *words]).recipe
+
+
+@pytest.fixture
+def run(tmp_path, nano_r1):
+    """A run of which every stage is done."""
+    run, recipe = RunDirectory(tmp_path / "done"), recipe_of(nano_r1)
+    for name in (*TEXT, *STATES, *KEPT):
+        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.root / name).write_text("{}")
+    for name, stage in STAGES.items():
+        record = {
+            "inputs": stage.inputs(run, recipe, {}),
+            "artifact": name,
+            "result": {"stage": name},
+        }
+        write_json(run.stage_record(name), record)
+    return run
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The stages that a run starts, none of which does anything."""
+    names = []
+    monkeypatch.setattr(StageRunner, "perform", lambda self, stage, _: names.append(stage.name))
+    return names
+
+
+def go(run, recipe, wanted=tuple(STAGES)):
+    console = Console(record=True, width=400)
+    run_stages(run, recipe, wanted, {}, console)
+    return console.export_text()
+
+
+def there(run, names):
+    return [(run.root / name).exists() for name in names]
+
+
+@pytest.mark.parametrize(
+    ("retention", "text", "states"),
+    [("keep", True, True), ("delete_features", True, False), ("delete_all", False, False)],
+)
+def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(
+    run, nano_r1, started, retention, text, states
+):
+    recipe = recipe_of(nano_r1, f"privacy.retention={retention}")
+    go(run, recipe, ["ingest", "split", "capture", "train", "evaluate"])
+    assert all(there(run, [*TEXT, *STATES, *KEPT])), "nothing was exported yet"
+    told = go(run, recipe)
+    assert (
+        set(there(run, TEXT)) == {text}
+        and set(there(run, STATES)) == {states}
+        and all(there(run, KEPT))
+    )
+    assert ("privacy.retention = " in told) == (retention != "keep") and ("features" in told) == (
+        not states
+    )
+    again = go(run, recipe)
+    assert started == []
+    assert ("its output was deleted after the export (2" in again) == (not states)
+    assert "privacy.retention = delete_all: deleted" not in again, "once"
+
+
+def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, started):
+    retain(run, "delete_features")
+    more = "training.epochs=77"
+    with pytest.raises(OutriderError) as caught:
+        go(run, recipe_of(nano_r1, "privacy.retention=delete_features", more))
+    message = str(caught.value)
+    assert (
+        message.startswith("train must run (recipe.training.epochs: ") and "-> 77), but " in message
+    )
+    assert f"{run.features / 'manifest.json'} was deleted after the export (2" in message
+    assert (
+        "privacy.retention = delete_features). To compute it again from the logs, set "
+        "privacy.retention=keep" in message
+    )
+    with pytest.raises(OutriderError, match="train must run"):
+        go(run, recipe_of(nano_r1, "privacy.retention=keep", more), ["train"])
+    assert started == []
+    told = go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
+    assert started == ["capture"]
+    assert "retention deleted manifest.json after the export (2" in told
+
+
+def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
+    retain(run, "delete_all")
+    monkeypatch.setattr(
+        StageRunner,
+        "perform",
+        lambda self, stage, _: (started.append(stage.name), again(run, stage.name)),
+    )
+
+    def again(run, name):
+        for path in {"ingest": TEXT[:1], "capture": STATES}.get(name, []):
+            (run.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (run.root / path).write_text("{}")
+
+    changed = recipe_of(
+        nano_r1,
+        "privacy.retention=delete_all",
+        "traffic.max_reject_fraction=0.5",
+        "capture.batch_tokens=9",
+    )
+    go(run, changed, ["ingest", "split", "capture"])
+    assert (
+        started == ["ingest", "capture"]
+        and deletion_of(run, run.features / "manifest.json") is None
+    )
+    assert deletion_of(run, run.traffic / "privacy.key") is not None
+
+
+def test_nothing_of_it_is_deleted_that_was_not_made_by_the_run(tmp_path):
+    run = RunDirectory(tmp_path / "empty")
+    assert retain(run, "delete_all") == [] and deletion_of(run, run.features) is None
+    assert not run.root.exists()
+
+
+def test_the_report_is_written_anew_when_it_may_show_text_and_when_it_no_longer_may(run, nano_r1):
+    shown, plain = recipe_of(nano_r1, "report.samples=true"), recipe_of(nano_r1)
+    evaluate = STAGES["evaluate"]
+    assert evaluate.state(run, plain, {}).done and not evaluate.state(run, shown, {}).done
+    write_json(
+        run.stage_record("evaluate"),
+        {"inputs": evaluate.inputs(run, shown, {}), "artifact": "", "result": {}},
+    )
+    assert evaluate.state(run, shown, {}).done and not evaluate.state(run, plain, {}).done

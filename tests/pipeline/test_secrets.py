@@ -1,0 +1,169 @@
+"""Secrets of an endpoint's command and environment are in nothing that is written or printed.
+
+A run and a bundle are made with secrets planted wherever a user may have some. The commands' real
+stages, export, model card and manifests run; only the training and the evaluation are left out.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from outrider.common.errors import OutriderError
+from outrider.live.manifests.write import write_manifest
+from outrider.live.releases import Releases
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.export import _write
+from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle.hub_bundle import hub_folder
+from outrider.serving.serve_flags import bundle_command
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from tests.data.logs import pair, screenings, write_log
+from tests.live.manifests.endpoints import endpoint
+from tests.recipes import commands
+
+SECRET = "geheim"
+"""In every planted value, and nowhere else."""
+
+VARIABLES = {
+    name: f"{SECRET}-{number}"
+    for number, name in enumerate(
+        ("HF_TOKEN", "VLLM_API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD")
+    )
+}
+
+COMMAND = (
+    f"HF_TOKEN={SECRET}-a VLLM_API_KEY={SECRET}-b AWS_SESSION_TOKEN={SECRET}-c"
+    f" MY_PASSWORD={SECRET}-d LD_PRELOAD=/x.so VLLM_PLUGINS=theirs VLLM_USE_DEEP_GEMM=0"
+    " vllm serve TARGET"
+    f" --api-key {SECRET}-e {SECRET}-f --hf-token {SECRET}-g --ssl-keyfile /etc/tls.pem"
+    f" --ssl-keyfile-password={SECRET}-i --chat-template /x.jinja --middleware a.B"
+    f" --otlp-traces-endpoint https://user:{SECRET}-l@host --served-model-name r1"
+    f' --model-loader-extra-config \'{{"secret": "{SECRET}-n"}}\''
+    f" --kv-transfer-config.kv_connector_extra_config.token={SECRET}-o"
+    " --max-num-batched-tokens 4K --tokenizer-mode auto --max-model-len 2048 --max-num-seqs 8"
+)
+
+MISTAKES = (
+    f"traffic.path=https://user:{SECRET}@127.0.0.1:9/log.jsonl",
+    f"traffic.path=https://127.0.0.1:9/log.jsonl?X-Amz-Signature={SECRET}",
+    f"export.to=s3://key:{SECRET}@bucket/x",
+    f"serving.engine.environment.HF_TOKEN={SECRET}",
+    f"serving.engine.extra_arguments.hf_token={SECRET}",
+    f"serving.engine.extra_arguments.tokenizer=https://user:{SECRET}@host/x",
+    f"serving.engine.api_key={SECRET}",
+    f"serving.engine.api_key=[{SECRET}",
+    f"--api-key={SECRET}",
+)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, nano_r1: Path) -> Path:
+    folder = tmp_path_factory.mktemp("secrets")
+    rows = [
+        pair(
+            *each,
+            request__metadata__session_id=f"s-{i}",
+            response__created=1_700_000_000 + 60 * i,
+            response__id=f"c-{i}",
+        )
+        for i, each in enumerate(screenings(40))
+    ]
+    write_log(folder / "log.jsonl", rows)
+    recipe = {
+        "name": "mine",
+        "target": {"model": str(nano_r1)},
+        "traffic": {"path": "log.jsonl"},
+        "split": {"near_duplicate_similarity": 1.0},
+        "eval": {"concurrency": [1]},
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def assert_none(folder: Path, *texts: str) -> set[str]:
+    """No file below the folder and no text has a secret; returns the files' names."""
+    for text in texts:
+        assert SECRET not in text
+    found = set()
+    for path in folder.rglob("*"):
+        assert SECRET not in path.name
+        if path.is_file():
+            found.add(path.name)
+            assert SECRET.encode() not in path.read_bytes(), path
+    return found
+
+
+def test_a_run_and_its_bundle_have_no_secret(
+    workplace: Path, nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = COMMAND.replace("TARGET", str(nano_r1))
+    words = ["--recipe", "mine.yaml", "--stages", "ingest,split", "--from-serve-command", command]
+    finished = commands.run("train-speculator", *words, cwd=workplace, **VARIABLES)
+    assert finished.returncode == 0, finished.stderr
+    for name in ("--api-key", "--hf-token", "HF_TOKEN", "LD_PRELOAD"):
+        assert name in finished.stderr  # left out, by name
+    run = RunDirectory(workplace / "runs" / "mine")
+    files = assert_none(run.root, finished.stdout, finished.stderr)
+    assert {"recipe.resolved.yaml", "provenance.json", "ingest.log", "summary.json"} <= files
+    assert "vllm serve" in (run.root / "provenance.json").read_text()  # or nothing was redacted
+    recipe = run.read_resolved()
+    assert recipe.serving.engine.environment == {"VLLM_USE_DEEP_GEMM": "0"}
+    assert recipe.serving.engine.max_num_batched_tokens == 4096
+
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    import torch
+
+    save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
+    made = tmp_path / "made"
+    evidence: dict[str, Any] = {"k": {"base": 1, "custom": 2}, "k_per_batch_size": None}
+    stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")
+    _write(stub, recipe, evidence, str(made / "bundle"))
+    put_bundle(made / "bundle", f"oci:{made}/image:march")
+    hub_folder(made / "bundle", "acme/resume", made / "hub")
+    cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
+    for kind in ("kserve", "argo"):
+        text = write_manifest(kind, made / "bundle", endpoint(tmp_path, **cluster))
+        (made / f"{kind}.yaml").write_text(text)
+    with local_bundle(f"oci:{made}/image:march") as directory:
+        Releases(made / "releases").add(directory, None, "https://user:geheim@host/bundle")
+    files = assert_none(made, str(bundle_command(made / "bundle")))
+    assert {"serve.sh", "bundle.json", "README.md", "argo.yaml", "release.json"} <= files
+    assert "VLLM_USE_DEEP_GEMM" in (made / "argo.yaml").read_text()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_with_a_secret_is_one_message_without_it(workplace: Path, mistake: str) -> None:
+    words = ["--recipe", "mine.yaml", "--stages", "ingest", "--name", "wrong", mistake]
+    finished = commands.run("train-speculator", *words, cwd=workplace)
+    commands.assert_one_message(finished)
+    assert SECRET not in finished.stderr
+    assert not (workplace / "runs" / "wrong").exists()
+
+
+def test_what_is_no_command_is_one_message_without_its_secrets(workplace: Path) -> None:
+    for command in (
+        f"HF_TOKEN={SECRET} vllm bench --model x",
+        f"vllm serve x --api-key=${{{SECRET}}}",
+        f"vllm serve --api-key {SECRET}",
+        f"vllm serve x -tp 0 --api-key {SECRET}",
+        f"vllm serve x --hf-token '{SECRET}",
+    ):
+        words = ["--recipe", "mine.yaml", "--from-serve-command", command]
+        finished = commands.run("train-speculator", *words, cwd=workplace)
+        commands.assert_one_message(finished, "serve-command")
+        assert SECRET not in finished.stderr, command
+
+
+def test_a_recipe_file_with_a_secret_does_not_load(workplace: Path) -> None:
+    recipe = {"traffic": {"path": f"ftp://me:{SECRET}@host/x"}, "name": "other"}
+    (workplace / "other.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(OutriderError, match=r"traffic\.path: a password or a signed URL") as caught:
+        load_recipe(str(workplace / "other.yaml"))
+    assert SECRET not in str(caught.value)
+    assert sys.exc_info()[0] is None

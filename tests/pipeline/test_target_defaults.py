@@ -1,0 +1,85 @@
+"""What a recipe leaves out and its target decides, and the templates for own logs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import open_run
+from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC, SHIPPED
+from outrider.pipeline.target_defaults import left_out, with_target_defaults
+from tests.r1_config import R1 as R1_CONFIG
+from tests.tiny import write_tiny_target
+
+LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
+TEMPLATES = ("template", "r1/template")
+
+
+def decided(recipe: Recipe) -> tuple[float, float, int, int]:
+    training, engine = recipe.training, recipe.serving.engine
+    rates = training.learning_rate, training.scratch.learning_rate
+    return *rates, training.row_tokens, engine.max_model_len
+
+
+def template(*words: str) -> Recipe:
+    return load_recipe("template", [f"traffic.path={LOG}", "name=mine", *words]).recipe
+
+
+def test_the_target_s_width_and_positions_decide_rate_and_lengths() -> None:
+    nano = json.loads((SHIPPED / "nano_r1" / "target" / "config.json").read_text())
+    found = {
+        name: decided(with_target_defaults(template(), c))
+        for name, c in {"nano": nano, "r1": R1_CONFIG}.items()
+    }
+    assert found["nano"] == (1e-3, 2e-3, 2048, 2048)
+    assert found["r1"] == (3e-5, 5e-5, 8192, 32768)
+
+
+@pytest.mark.parametrize("name", ["resume_screening", "r1/resume_screening"])
+def test_the_shipped_recipes_values_are_those_of_the_rule(name: str) -> None:
+    """One rule, from which the tuned recipes do not differ."""
+    nano = json.loads((SHIPPED / "nano_r1" / "target" / "config.json").read_text())
+    shipped = load_recipe(name).recipe
+    assert not left_out(shipped), "the rule replaces nothing that a recipe sets"
+    by_rule = decided(with_target_defaults(template(), R1_CONFIG if "r1/" in name else nano))
+    assert (by_rule[0], *by_rule[2:]) == (decided(shipped)[0], *decided(shipped)[2:])
+
+
+def test_an_explicit_value_wins_and_a_row_is_no_longer_than_the_engine_s() -> None:
+    words = ("training.learning_rate=2e-4", "serving.engine.max_model_len=4096")
+    found = decided(with_target_defaults(template(*words), R1_CONFIG))
+    assert found == (2e-4, 5e-5, 4096, 4096)
+
+
+def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
+    loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
+    positions = config["max_position_embeddings"]
+    assert decided(loaded.recipe)[2:] == (min(positions, 8192), min(positions, 32768))
+    assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_names_what_it_needs_and_has_a_comment_for_every_key(
+    name: str, tmp_path: Path
+) -> None:
+    target = write_tiny_target(tmp_path / "target")
+    with pytest.raises(
+        OutriderError, match=r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
+    ):
+        open_run(name, (f"target.model={target}",), tmp_path, dry_run=True)
+    lines = (SHIPPED / f"{name}.yaml").read_text().splitlines()
+    keys = [line for line in lines if line.startswith("  ") and ": " in line]
+    assert keys and all(" # " in line for line in keys)
+    assert load_recipe(name).recipe.eval.task is None
+
+
+def test_without_a_target_the_template_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match=r"target\.model = 'YOUR_TARGET': .*give a checkpoint"):
+        open_run("template", (f"traffic.path={LOG}",), tmp_path, dry_run=True)

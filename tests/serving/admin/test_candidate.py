@@ -1,0 +1,294 @@
+"""A speculator is checked completely before an engine's weights are touched."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.serving.admin.candidate import Candidate, checked, in_service
+from outrider.serving.admin.held_files import hold_directory, hold_release
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
+from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from tests.eagle3_head import write_eagle3_head
+from tests.live.releases import WEIGHTS, edited, listed, release, truncated, with_header
+
+K = 3
+
+
+@pytest.fixture
+def current(nano_r1: Path) -> Iterator[Candidate]:
+    current = in_service(nano_r1)
+    yield current
+    current.close()
+
+
+@pytest.fixture
+def good(nano_r1: Path, tmp_path: Path) -> Path:
+    return release(nano_r1, tmp_path / "roots" / "good", noise=1.0, num_speculative_tokens=K)
+
+
+def load(folder: Path, current: Candidate, target: Path, **how: Any) -> Candidate:
+    digest = how.pop("digest", None) or bundle_digest(folder)
+    held = hold_release(folder, folder.parent, digest, **how)
+    return checked(held, current, target, K, digest)
+
+
+def sums(candidate: Candidate) -> dict[str, float]:
+    return {name: tensor.double().abs().sum().item() for name, tensor in candidate.tensors()}
+
+
+@pytest.mark.parametrize("copy_limit", [2**30, 0], ids=["copied", "mapped"])
+def test_a_release_is_read_as_it_was_checked(
+    good: Path, current: Candidate, nano_r1: Path, copy_limit: int, tmp_path: Path
+) -> None:
+    expected = sums(in_service(good))
+    new = load(good, current, nano_r1, copy_limit=copy_limit)
+    assert new.digest == bundle_digest(good) and new.held.changed() == []
+    # Neither another file under the name, nor a folder that is gone, changes what is loaded.
+    other = release(nano_r1, tmp_path / "other")
+    (other / WEIGHTS).replace(good / WEIGHTS)
+    assert sums(new) == expected != sums(in_service(other.parent / "roots" / "good"))
+    shutil.rmtree(good)
+    assert sums(new) == expected
+    held = new.held.directory
+    new.close()
+    assert not held.exists()
+
+
+def test_a_write_into_a_checked_file_does_not_matter_or_is_noticed(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    copied, mapped = (load(good, current, nano_r1, copy_limit=limit) for limit in (2**30, 0))
+    expected = sums(copied)
+    with (good / WEIGHTS).open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(b"\x01" * 64)
+    assert sums(copied) == expected
+    assert copied.held.changed() == [] and mapped.held.changed() == [WEIGHTS]
+    with pytest.raises(OSError, match="not permitted"):  # the copy is sealed
+        (copied.directory / WEIGHTS).open("r+b", buffering=0).write(b"x")
+
+
+def nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[next(n for n in tensors if n.endswith("eh_proj.weight"))][3, 5] = torch.nan
+
+
+def infinite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[next(n for n in tensors if "experts" in n)][0, 0] = -torch.inf
+
+
+def transposed(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("eh_proj.weight"))
+    tensors[name] = tensors[name].T
+
+
+def without_a_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[next(n for n in tensors if n.endswith("hnorm.weight"))]
+
+
+def with_another(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("hnorm.weight"))
+    tensors[name.replace("hnorm", "knorm")] = tensors[name].clone()
+
+
+def integers(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("hnorm.weight"))
+    tensors[name] = tensors[name].to(torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (nan, "not a finite number in .*eh_proj"),
+        (infinite, "not a finite number in .*experts"),
+        (transposed, r"eh_proj\.weight is float \[128, 64\]|eh_proj\.weight is float"),
+        (without_a_norm, "no weights for .*hnorm"),
+        (with_another, "weights of another speculator: .*knorm"),
+        (integers, r"hnorm\.weight is int8"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_tensors_that_do_not_fit_are_refused(
+    good: Path, current: Candidate, nano_r1: Path, edit: Any, message: str
+) -> None:
+    edited(good, edit)
+    with pytest.raises(OutriderError, match=message) as refused:
+        load(good, current, nano_r1)
+    assert str(good) in str(refused.value), "the message names a file that the user does not know"
+
+
+def test_files_that_are_no_whole_checkpoint_are_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    digest = bundle_digest(good)
+    truncated(good, relist=False)
+    with pytest.raises(OutriderError, match=rf"{WEIGHTS}: changed since bundle\.json"):
+        load(good, current, nano_r1, digest=digest)
+    listed(good)
+    with pytest.raises(OutriderError, match=rf"digest \w+, not {digest}"):
+        load(good, current, nano_r1, digest=digest)
+    with pytest.raises(OutriderError, match=str(good)):
+        load(good, current, nano_r1)
+    (good / WEIGHTS).write_bytes(b"")
+    listed(good)
+    with pytest.raises(OutriderError, match=str(good)):
+        load(good, current, nano_r1)
+    (good / WEIGHTS).unlink()
+    listed(good)
+    with pytest.raises(OutriderError, match=str(good)):
+        load(good, current, nano_r1)
+
+
+def test_a_header_that_lies_about_its_tensors_is_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    def beyond(header: dict[str, Any]) -> None:
+        name = max((n for n in header if n != "__metadata__"), key=len)
+        header[name]["data_offsets"][1] += 2**40
+
+    with pytest.raises(OutriderError, match=str(good)):
+        load(with_header(good, beyond), current, nano_r1)
+
+
+def test_a_config_of_another_model_or_none_is_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    config = json.loads((good / "config.json").read_text())
+    for text in (
+        "{",
+        "[]",
+        json.dumps({"architectures": ["Other"]}),
+        json.dumps(config | {"vocab_size": 7}),
+    ):
+        (good / "config.json").write_text(text)
+        listed(good)
+        with pytest.raises(OutriderError, match=r"config\.json|vocab_size|" + str(good)):
+            load(good, current, nano_r1)
+    (good / "config.json").unlink()
+    listed(good)
+    with pytest.raises(OutriderError, match=r"lists no config\.json"):
+        load(good, current, nano_r1)
+
+
+def test_a_head_in_another_layout_of_names_fits_and_a_renamed_tensor_does_not(
+    nano_r1: Path, current: Candidate, good: Path, tmp_path: Path
+) -> None:
+    own = in_service(write_eagle3_head(nano_r1, tmp_path / "own", layers=(2, 8, 13)))
+    other = write_eagle3_head(nano_r1, tmp_path / "roots" / "other", seed=1, layers=(2, 8, 13))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+
+    edited(other, rename)
+    new = load(other, own, nano_r1)
+    assert new.forms.keys() != own.forms.keys()
+    new.close()
+
+    def misname(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(n for n in tensors if n.endswith("hnorm.weight"))
+        tensors[name.replace("hnorm", "knorm")] = tensors.pop(name)
+
+    edited(good, misname)
+    with pytest.raises(OutriderError, match="hnorm"):
+        load(good, current, nano_r1)
+
+
+def test_another_number_of_drafts_or_kind_than_the_engine_s_is_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    listed(good, num_speculative_tokens=K + 1)
+    with pytest.raises(OutriderError, match=f"num_speculative_tokens = {K + 1}, but the engine"):
+        load(good, current, nano_r1)
+    listed(good, method="eagle3")
+    with pytest.raises(OutriderError, match="method = eagle3"):
+        load(good, current, nano_r1)
+
+
+def test_a_release_is_below_its_root_and_reached_without_links(
+    good: Path, tmp_path: Path, nano_r1: Path
+) -> None:
+    digest, root = bundle_digest(good), good.parent
+    outside = tmp_path / "outside"
+    shutil.copytree(good, outside)
+    (root / "link").symlink_to(outside)
+    (root / "inner").mkdir()
+    (root / "inner" / "link").symlink_to(outside)
+    (root / "inner" / "up").symlink_to(root)
+    for path in ("link", "inner/link", "inner/up/good"):
+        with pytest.raises(OutriderError, match="a plain folder, not a link"):
+            hold_release(root / path, root, digest)
+    for path in (outside, root, root / ".." / "outside", root / "good" / ".." / "good"):
+        with pytest.raises(OutriderError, match=r"not below the release root|without `\.\.`"):
+            hold_release(path, root, digest)
+    with pytest.raises(OutriderError, match="expected an absolute path"):
+        hold_release(Path(os.path.relpath(good)), root, digest)
+    with pytest.raises(OutriderError, match="No such file"):
+        hold_release(root / "nowhere", root, digest)
+    weights = good / WEIGHTS
+    weights.rename(tmp_path / "moved")
+    weights.symlink_to(tmp_path / "moved")
+    with pytest.raises(OutriderError, match="plain files, not links"):
+        hold_release(good, root, digest)
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(OutriderError, match="not a regular file"):
+        hold_release(good, root, digest)
+    # The root itself may be a link: that is the operator's choice.
+    weights.unlink()
+    (tmp_path / "moved").rename(weights)
+    (tmp_path / "alias").symlink_to(root)
+    hold_release(tmp_path / "alias" / "good", tmp_path / "alias", digest).close()
+
+
+def test_an_index_names_files_of_the_release_only(
+    good: Path, current: Candidate, nano_r1: Path, tmp_path: Path
+) -> None:
+    names = [name for name, _ in stored_mtp_tensors(nano_r1)]
+    (tmp_path / "stolen.safetensors").write_bytes((good / WEIGHTS).read_bytes())
+    for file, sound in (
+        (WEIGHTS, True),
+        ("../../stolen.safetensors", False),
+        ("/etc/passwd", False),
+    ):
+        index = {"weight_map": dict.fromkeys(names, file)}
+        (good / "model.safetensors.index.json").write_text(json.dumps(index))
+        listed(good)
+        if sound:
+            load(good, current, nano_r1).close()
+        else:
+            with pytest.raises(OutriderError, match="is no file of the release"):
+                load(good, current, nano_r1)
+
+
+def test_a_refused_speculator_leaves_no_open_files(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    edited(good, nan)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for limit in (2**30, 0):
+        with pytest.raises(OutriderError):
+            load(good, current, nano_r1, copy_limit=limit)
+    (good / "bundle.json").write_text("[]")
+    with pytest.raises(OutriderError, match="not a JSON object"):
+        hold_release(good, good.parent, "0" * 64)
+    with pytest.raises(OutriderError, match="no such file"):
+        hold_directory(good / "nowhere")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_release_of_another_target_with_the_same_shapes_is_refused(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    listed(good, target={"model": "R1-0528"}, target_fingerprint="ab" * 32)
+    with pytest.raises(OutriderError, match="made for target R1-0528"):
+        load(good, current, nano_r1)
+    listed(good, target_fingerprint=target_fingerprint(nano_r1))
+    load(good, current, nano_r1).close()

@@ -1,0 +1,125 @@
+"""The digest of a bundle covers every listed file and no name outside of it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle_digest import VERSION, bundle_digest, check_files, listing
+from outrider.serving.bundle.bundle_places import local_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    (folder / "twin").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "twin" / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def listed(folder: Path, **changed: str) -> None:
+    found = listing(folder)
+    found["files"] |= changed
+    found["sizes"] |= dict.fromkeys(changed, 0)
+    (folder / "bundle.json").write_text(json.dumps(found))
+
+
+def test_the_digest_is_of_the_files_and_not_of_the_evidence(bundle: Path) -> None:
+    listed(bundle)
+    digest = bundle_digest(bundle)
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["files"] = dict(reversed(manifest["files"].items()))
+    (bundle / "bundle.json").write_text(json.dumps(manifest | {"evidence": {"speed": 1.2}}))
+    assert bundle_digest(bundle) == digest
+    for weights in (b"other weights", b"WEIGHTS"):
+        (bundle / "twin" / "model.safetensors").write_bytes(weights)
+        with pytest.raises(OutriderError, match=r"twin/model\.safetensors: changed"):
+            bundle_digest(bundle)
+    listed(bundle)
+    assert bundle_digest(bundle) != digest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../config.json", "/etc/passwd", "twin/../../config.json", "", "a//b", "..\\a", "./a",
+        "a/", "a\nb", "a\0b", "C:\\a", "a*", "x" * 300,
+    ],
+)  # fmt: skip
+def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> None:
+    listed(bundle, **{name: "0" * 64})
+    with pytest.raises(OutriderError, match="not inside of the bundle"):
+        bundle_digest(bundle)
+
+
+@pytest.mark.parametrize("changed", [{}, {"files": {}}, {"files": {"config.json": "abc"}}])
+def test_a_manifest_without_digests_is_refused(bundle: Path, changed: dict[str, object]) -> None:
+    (bundle / "bundle.json").write_text(json.dumps({"version": VERSION} | changed))
+    with pytest.raises(OutriderError, match=r"bundle\.json: files"):
+        bundle_digest(bundle)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "changed since"),
+        (-1, "not a number of bytes"),
+        ("7", "not a number of bytes"),
+        (True, "not a number of bytes"),
+        (2**60, "bytes, above"),
+        (None, "not a number of bytes"),
+    ],
+)
+def test_sizes_are_those_of_the_files_and_have_a_limit(
+    bundle: Path, size: object, message: str
+) -> None:
+    manifest = listing(bundle)
+    manifest["sizes"]["twin/model.safetensors"] = size
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutriderError, match=message):
+        check_files(bundle)
+
+
+def test_a_file_cannot_be_a_folder_or_the_manifest(bundle: Path) -> None:
+    for name in ("bundle.json", "config.json/x"):
+        listed(bundle, **{name: "0" * 64})
+        with pytest.raises(OutriderError, match="cannot be a file of the bundle"):
+            check_files(bundle)
+
+
+def _link(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    path.rename(target)
+    path.symlink_to(target)
+    if target.is_file():
+        target.rename(path.parent.parent / "elsewhere")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda b: (b / "extra.safetensors").touch(), "extra.safetensors: bundle.json does not"),
+        (lambda b: (b / "twin" / "x").touch(), "twin/x: bundle.json does not"),
+        (lambda b: (b / "more").symlink_to("/etc"), "more: bundle.json does not"),
+        (lambda b: _link(b / "config.json"), "config.json: a link"),
+        (lambda b: _link(b / "twin"), "twin: a link"),
+        (lambda b: _link(b / "bundle.json"), "bundle.json: a link"),
+        (lambda b: _pipe(b / "config.json"), "config.json: not a regular file"),
+        (lambda b: (b / "config.json").unlink(), "config.json: No such file"),
+    ],
+)
+def test_a_bundle_has_its_listed_plain_files_and_no_others(bundle, damage, message) -> None:
+    listed(bundle)
+    (bundle / "README.md").write_text("of the hub")
+    check_files(bundle)
+    damage(bundle)
+    with pytest.raises(OutriderError, match=message), local_bundle(bundle):
+        pass

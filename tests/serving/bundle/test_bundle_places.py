@@ -1,0 +1,81 @@
+"""Bundles at fsspec URLs: only what bundle.json lists is written, up to the listed sizes."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
+from tests.serving.exported import write_exported
+
+
+def stored(tmp_path: Path) -> str:
+    """A bundle in a store that is no folder of this machine."""
+    url = f"memory://{uuid.uuid4().hex}"
+    put_bundle(write_exported(tmp_path / "bundle"), url)
+    return url
+
+
+def relist(url: str, change: Callable[[dict[str, Any]], None]) -> None:
+    with fsspec.open(f"{url}/bundle.json", "r") as file:
+        manifest = json.load(file)
+    change(manifest)
+    with fsspec.open(f"{url}/bundle.json", "w") as file:
+        json.dump(manifest, file)
+
+
+def test_a_bundle_comes_back_without_what_is_not_listed(tmp_path: Path) -> None:
+    url = stored(tmp_path)
+    with fsspec.open(f"{url}/extra.safetensors", "wb") as file:
+        file.write(b"weights")
+    with local_bundle(url) as directory:
+        assert bundle_digest(directory) == bundle_digest(tmp_path / "bundle")
+        assert not (directory / "extra.safetensors").exists()
+    assert pinned(url) == url
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "..\\\\outside"])
+def test_a_name_outside_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    url = stored(tmp_path)
+    with fsspec.open(f"{url.replace(chr(47) * 3, chr(47) * 2)}/outside", "wb") as file:
+        file.write(b"evil")
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["files"][name] = "0" * 64
+        manifest["sizes"][name] = 4
+
+    relist(url, change)
+    with pytest.raises(OutriderError, match="is not inside of the bundle"), local_bundle(url):
+        pass
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_a_download_stops_at_the_listed_size(tmp_path: Path) -> None:
+    url = stored(tmp_path)
+    with fsspec.open(f"{url}/model.safetensors", "wb") as file:
+        file.write(b"w" * 10_000_000)
+    with (
+        pytest.raises(OutriderError, match=r"model\.safetensors has more than 7 bytes"),
+        local_bundle(url),
+    ):
+        pass
+
+
+def test_an_error_has_no_credentials() -> None:
+    with (
+        pytest.raises(OutriderError) as caught,
+        local_bundle("http://user:s3cret@127.0.0.1:9/bundle?X-Amz-Signature=s3cret"),
+    ):
+        pass
+    assert "s3cret" not in str(caught.value) and "127.0.0.1" in str(caught.value)

@@ -1,0 +1,244 @@
+"""Bundles as OCI image layouts, read back by us and by other tools."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle.oci_layout import LAYER_TYPE, read_oci_layout, write_oci_layout
+from tests.serving.exported import write_exported
+
+SKOPEO, UMOCI = shutil.which("skopeo"), shutil.which("umoci")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def read(address: str, folder: Path) -> Path:
+    folder.mkdir()
+    read_oci_layout(address, folder)
+    return folder
+
+
+def blob(layout: Path, digest: str) -> bytes:
+    return (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+
+
+def manifests(layout: Path) -> list[dict[str, Any]]:
+    """The image manifests below index.json."""
+    (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
+    index = json.loads(blob(layout, entry["digest"]))
+    return [json.loads(blob(layout, each["digest"])) for each in index["manifests"]]
+
+
+def test_a_bundle_comes_back_as_it_was(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle", weights=b"w" * 20_000)
+    address = f"oci:{tmp_path}/image:march"
+    put_bundle(bundle, address)
+    with local_bundle(address) as directory:
+        assert content(directory) == content(bundle)
+        assert bundle_digest(directory) == bundle_digest(bundle)
+
+
+def test_every_descriptor_is_of_its_blob(tmp_path: Path) -> None:
+    """Image-layout, manifest and config of the specification, read without our code."""
+    layout = tmp_path / "image"
+    write_oci_layout(write_exported(tmp_path / "bundle"), f"oci:{layout}:march")
+    assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    pending = json.loads((layout / "index.json").read_text())["manifests"]
+    assert pending[0]["annotations"] == {"org.opencontainers.image.ref.name": "march"}
+    seen = set()
+    while pending:
+        entry = pending.pop()
+        data = blob(layout, entry["digest"])
+        assert entry["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
+        assert entry["size"] == len(data)
+        seen.add(entry["digest"].removeprefix("sha256:"))
+        if entry["mediaType"].endswith("+json"):
+            value = json.loads(data)
+            pending += value.get("manifests", []) + value.get("layers", [])
+            pending += [value["config"]] if value.get("config") else []
+    assert seen == {path.name for path in (layout / "blobs" / "sha256").iterdir()}
+    for manifest in manifests(layout):
+        config = json.loads(blob(layout, manifest["config"]["digest"]))
+        assert config["rootfs"]["diff_ids"] == [each["digest"] for each in manifest["layers"]]
+    platforms = [
+        json.loads(blob(layout, each["config"]["digest"]))["architecture"]
+        for each in manifests(layout)
+    ]
+    assert platforms == ["amd64", "arm64"]
+
+
+def test_weights_are_layers_of_their_own_below_models(tmp_path: Path) -> None:
+    layout = tmp_path / "image"
+    write_oci_layout(write_exported(tmp_path / "bundle"), f"oci:{layout}:march")
+    first, second = manifests(layout)
+    assert first["layers"] == second["layers"]
+    names = []
+    for layer in first["layers"]:
+        with tarfile.open(fileobj=BytesIO(blob(layout, layer["digest"]))) as tar:
+            members = tar.getmembers()
+            names.append([member.name for member in members if member.isreg()])
+            assert {member.mtime for member in members} == {0}
+            assert {member.uid for member in members} == {0}
+            modes = {member.name: member.mode for member in members if member.isreg()}
+            assert modes.get("models/serve.sh", 0o755) == 0o755
+    assert names == [
+        ["models/bundle.json", "models/config.json", "models/serve.sh"],
+        ["models/model.safetensors"],
+        ["models/sglang_nextn/model.safetensors"],
+    ]
+
+
+def test_the_same_bundle_has_the_same_digest_anywhere(tmp_path: Path) -> None:
+    one = write_exported(tmp_path / "one")
+    two = write_exported(tmp_path / "later" / "two")
+    (two / "config.json").chmod(0o600)
+    digests = {write_oci_layout(b, f"oci:{tmp_path}/{b.name}-image") for b in (one, two)}
+    assert len(digests) == 1
+    other = write_exported(tmp_path / "other", weights=b"other")
+    assert write_oci_layout(other, f"oci:{tmp_path}/other-image") not in digests
+
+
+def test_a_tag_is_replaced_and_others_stay(tmp_path: Path) -> None:
+    layout = tmp_path / "image"
+    bundles = [write_exported(tmp_path / name, weights=name.encode() * 50) for name in "abc"]
+    for bundle, tag in zip(bundles, ("march", "april", "march"), strict=True):
+        write_oci_layout(bundle, f"oci:{layout}:{tag}")
+    assert content(read(f"oci:{layout}:march", tmp_path / "1")) == content(bundles[2])
+    assert content(read(f"oci:{layout}:april", tmp_path / "2")) == content(bundles[1])
+    blobs = [path.read_bytes() for path in (layout / "blobs" / "sha256").iterdir()]
+    assert [any(name * 50 in data for data in blobs) for name in (b"a", b"b", b"c")] == [
+        False,  # replaced
+        True,
+        True,
+    ]
+    with pytest.raises(OutriderError, match="no image 'may'; the layout has april, march"):
+        read(f"oci:{layout}:may", tmp_path / "3")
+
+
+def test_a_blob_that_differs_is_found(tmp_path: Path) -> None:
+    layout = tmp_path / "image"
+    write_oci_layout(write_exported(tmp_path / "bundle"), f"oci:{layout}")
+    largest = max((layout / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[600] ^= 1
+    largest.write_bytes(data)
+    with pytest.raises(OutriderError, match="differs from its digest"):
+        read(f"oci:{layout}", tmp_path / "out")
+    largest.unlink()
+    with pytest.raises(OutriderError, match="is missing"):
+        read(f"oci:{layout}", tmp_path / "again")
+
+
+def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str:
+    """A layout with one image of these members; returns its address."""
+    (layout / "blobs" / "sha256").mkdir(parents=True)
+
+    def put(data: bytes, media_type: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (layout / "blobs" / "sha256" / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    made = BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, BytesIO(data))
+    manifest = {"schemaVersion": 2, "layers": [put(made.getvalue(), LAYER_TYPE)]}
+    entry = put(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
+    named = entry | {"annotations": {"org.opencontainers.image.ref.name": "latest"}}
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
+    return f"oci:{layout}"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("models/../../outside", tarfile.REGTYPE, "is no file below /models"),
+        ("/etc/outside", tarfile.REGTYPE, "is no file below /models"),
+        ("outside", tarfile.REGTYPE, "is no file below /models"),
+        ("models/link", tarfile.SYMTYPE, "is no file below /models"),
+        ("models/link", tarfile.LNKTYPE, "is no file below /models"),
+        ("models/pipe", tarfile.FIFOTYPE, "is no file below /models"),
+        ("models/extra.safetensors", tarfile.REGTYPE, "4 bytes, but bundle.json has none"),
+        ("models/config.json", tarfile.REGTYPE, "is there twice"),
+        ("models/./config.json", tarfile.REGTYPE, "is there twice"),
+    ],
+)
+def test_a_layer_has_listed_files_only(
+    tmp_path: Path, name: str, kind: bytes, message: str
+) -> None:
+    bundle = content(write_exported(tmp_path / "bundle"))
+    members = [(tarfile.TarInfo(f"models/{each}"), data) for each, data in bundle.items()]
+    bad = tarfile.TarInfo(name)
+    bad.type, bad.linkname = kind, "/etc/passwd"
+    address = put_image(tmp_path / "image", [*members, (bad, b"more" if kind == b"0" else b"")])
+    with pytest.raises(OutriderError, match=message):
+        read(address, tmp_path / "out")
+    assert set(content(tmp_path / "out")) <= {"bundle.json"}
+    assert content(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
+
+
+def test_a_layer_s_file_has_its_listed_size(tmp_path: Path) -> None:
+    bundle = content(write_exported(tmp_path / "bundle"))
+    bundle["model.safetensors"] += b"more"
+    members = [(tarfile.TarInfo(f"models/{each}"), data) for each, data in bundle.items()]
+    with pytest.raises(
+        OutriderError, match=r"model\.safetensors: 11 bytes, but bundle\.json has 7"
+    ):
+        read(put_image(tmp_path / "image", members), tmp_path / "out")
+    assert set(content(tmp_path / "out")) == {"bundle.json"}
+
+
+def test_addresses(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    with pytest.raises(OutriderError, match="skopeo copy"):
+        put_bundle(bundle, "oci://registry.example/resume:march")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    with pytest.raises(OutriderError, match="not empty and no OCI image layout"):
+        put_bundle(bundle, f"oci:{tmp_path}/used:x")
+    with pytest.raises(OutriderError, match=r"no OCI image layout \(no index\.json\)"):
+        read(f"oci:{tmp_path}/nothing:x", tmp_path / "out")
+
+
+@pytest.mark.skipif(SKOPEO is None, reason="skopeo is missing (Debian's package)")
+def test_skopeo_copies_every_architecture(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    digest = write_oci_layout(bundle, f"oci:{tmp_path}/image:march")
+    source, copy = f"oci:{tmp_path}/image:march", f"oci:{tmp_path}/copy:march"
+    exact = ["--quiet", "--all", "--preserve-digests"]
+    subprocess.run([SKOPEO, "copy", *exact, source, copy], check=True)
+    done = subprocess.run([SKOPEO, "inspect", copy], check=True, capture_output=True, text=True)
+    seen = json.loads(done.stdout)
+    assert seen["Digest"] == digest and len(seen["Layers"]) == 3
+    assert content(read(copy, tmp_path / "out")) == content(bundle)
+
+
+@pytest.mark.skipif(None in (SKOPEO, UMOCI), reason="skopeo and umoci are missing (Debian)")
+def test_another_tool_unpacks_the_files(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    write_oci_layout(bundle, f"oci:{tmp_path}/image:march")
+    # umoci reads single images only; skopeo picks this machine's.
+    source, copy = f"oci:{tmp_path}/image:march", f"oci:{tmp_path}/copy:march"
+    subprocess.run([SKOPEO, "copy", "--quiet", source, copy], check=True)
+    subprocess.run(
+        [UMOCI, "unpack", "--rootless", "--image", f"{tmp_path}/copy:march", tmp_path / "out"],
+        check=True,
+    )
+    assert content(tmp_path / "out" / "rootfs" / "models") == content(bundle)

@@ -1,0 +1,105 @@
+"""Trains nano R1's base heads, of EAGLE-3 and P-EAGLE, on general traffic, as public heads are.
+
+    python -m tools.nano_r1.heads CORPUS_DIR [--processes 2]
+
+Nano R1 answers prompts of the training part of its mixture, served and logged like the shipped
+traffic (record.py), none of whose prompts is among them. Outrider's own stages ingest, split,
+capture and train read that log. The best checkpoint of each kind is published in this folder, where
+recipes find it as `speculator.base: nano_r1/eagle3`. An interrupted run resumes.
+
+With the same seed, number of processes and machine the log and the heads are the same, up to what
+the server's batches round: answers are sampled, and batches depend on when requests arrive.
+"""
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+from outrider.common.files import publish
+from outrider.common.supervision import Interrupted
+from outrider.pipeline.attempt import attempt, open_run
+from outrider.pipeline.recipe.shipped import SHIPPED
+from tools.nano_r1.record import Workload, record, recording_server
+
+HERE = SHIPPED / "nano_r1"
+KINDS = ("eagle3", "p_eagle")
+
+ENDPOINT = Workload(
+    exchanges=2400,
+    tenant="shared-endpoint",
+    work=None,
+    session_length=3,
+    part="train",
+    seed=23,
+    with_token_ids=1.0,
+)
+"""General traffic. The shipped one has other prompts: the parts of the texts are disjoint."""
+
+SETTINGS = {
+    "split.validation_fraction": 0.03,
+    "split.heldout_fraction": 0.01,
+    "split.max_train_sequences": "null",
+    "speculator.base": "none",
+    "speculator.depth": 5,
+    "speculator.head.layer_type": "llama",
+    "speculator.head.draft_vocabulary": 2048,
+    "training.scratch.epochs": 3,
+    "training.row_tokens": 2048,
+    "training.rows_per_step": 2,
+    "training.evaluate_every": 200,
+    "training.checkpoint_every": 100,
+    "training.wandb_project": "null",
+    "serving.engine.max_num_seqs": 8,
+}
+"""On top of the recipe of résumé screening."""
+
+
+def record_endpoint(corpus_dir: Path, work_dir: Path, seed: int) -> Path:
+    """The log of the endpoint, recorded where it is not there yet."""
+    log = work_dir / "general_train.jsonl.gz"
+    if not log.is_file():
+        workload = dataclasses.replace(ENDPOINT, seed=seed)
+        with recording_server(work_dir / "server.log") as server:
+            record("general_train", workload, corpus_dir, server, work_dir)
+    return log
+
+
+def train_heads(log: Path, work_dir: Path, processes: int, seed: int) -> dict[str, Path]:
+    """Directories of the trained heads by kind."""
+    words = SETTINGS | {
+        "name": "heads",
+        "traffic.path": log.resolve(),
+        "speculator.kind": f"[{', '.join(KINDS)}]",
+        "training.processes": processes,
+        "training.seed": seed,
+    }
+    overrides = tuple(f"{key}={value}" for key, value in words.items())
+    loaded, run = open_run("resume_screening", overrides, work_dir)
+    with attempt(loaded, run) as go:
+        go(["ingest", "split", "capture", "train"], {})
+    return {kind: run.of_kind(kind).speculator for kind in KINDS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--work-dir", type=Path, default=Path("runs/nano_r1_heads"))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=23)
+    args = parser.parse_args()
+    args.work_dir.mkdir(parents=True, exist_ok=True)
+    log = record_endpoint(args.corpus, args.work_dir, args.seed)
+    try:
+        heads = train_heads(log, args.work_dir, args.processes, args.seed)
+    except Interrupted as signal:
+        sys.exit(f"heads: stopped by {signal}; run the same command to resume")
+    for kind, trained in heads.items():
+        with publish(args.out / kind) as temporary:
+            shutil.copytree(trained, temporary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Writes docs/recipes.md and docs/endpoint.md, every key, from the docstrings of the configuration.
+
+python -m tools.reference      # `make reference`; a test fails if they are out of
+date
+"""
+
+import ast
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from pathlib import Path
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import shipped_recipes
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+HEAD = """# Recipes
+
+<!-- Written by `make reference` from the docstrings of the configuration; change those. -->
+
+A recipe is a YAML file. Keys that it leaves out have the defaults below; an unknown key is an
+error. `extends:` names another recipe, by a path relative to this one or by a shipped name:
+sections are merged key by key, lists and values replaced. Any key can be set on the command line,
+as `training.epochs=3` or `--training.epochs 3`, with a YAML value. `--dry-run` writes the recipe
+with every key filled in to `runs/NAME/recipe.resolved.yaml`.
+
+Relative paths are relative to the recipe that contains them, else to the current directory.
+
+"""
+
+ENDPOINT_HEAD = """# The file of an endpoint
+
+<!-- Written by `make reference` from the docstrings of the configuration; change those. -->
+
+`deploy-speculator --to FILE` reads a YAML file like this one:
+
+```yaml
+EXAMPLE```
+
+Keys that it leaves out have the defaults below; an unknown key is an error. Relative paths are
+relative to the file's folder, those of sockets and of the access log to `state_dir`. The file
+above comes with the package: `--to nano_r1`.
+"""
+
+Section = type[BaseModel]
+
+
+def reference() -> str:
+    """The page."""
+    shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
+    parts = [HEAD, f"Shipped recipes: {shipped}.\n"]
+    _write_section("", Recipe, parts)
+    return "\n".join(parts)
+
+
+def endpoint_reference() -> str:
+    """The page of the endpoint's file."""
+    example = (SHIPPED_ENDPOINTS / "nano_r1.yaml").read_text(encoding="utf-8")
+    parts = [ENDPOINT_HEAD.replace("EXAMPLE", example)]
+    _write_section("", Endpoint, parts)
+    return "\n".join(parts)
+
+
+PAGES = {"recipes.md": reference, "endpoint.md": endpoint_reference}
+"""Pages in docs/ and what writes them."""
+
+
+def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
+    if prefix:
+        parts.append(f"## `{prefix}`\n")
+        parts.append(f"{inspect.cleandoc(section.__doc__ or '')}\n")
+    docs = field_docs(section)
+    fields = section.model_fields
+    inner = {name: _section_of(field.annotation) for name, field in fields.items()}
+    named = {name: _named_section(field.annotation) for name, field in fields.items()}
+    listed = {name: _listed_section(field.annotation) for name, field in fields.items()}
+    plain = [
+        name
+        for name, field in fields.items()
+        if listed[name] is None and (inner[name] is None or inner[name] is not field.annotation)
+    ]
+    for name in plain:
+        key = f"{prefix}.{name}" if prefix else name
+        text = " ".join(docs[name].split())
+        parts.append(f"- `{key}` ({_type(fields[name])}, {_default(fields[name])}): {text}")
+    if plain:
+        parts.append("")
+    for name, child in inner.items():
+        if child:
+            _write_section(f"{prefix}.{name}" if prefix else name, child, parts)
+    for name, child in named.items():
+        if child:
+            _write_section(f"{prefix}.{name}.NAME", child, parts)
+    for name, child in listed.items():
+        if child:
+            _write_section(f"{prefix}.{name}[]" if prefix else f"{name}[]", child, parts)
+
+
+def field_docs(section: Section) -> dict[str, str]:
+    """The docstring under each field of a model, from its source."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in itertools.pairwise(definition.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = str(text.value.value)
+    missing = [f"{section.__name__}.{name}" for name in section.model_fields if name not in docs]
+    if missing:
+        raise SystemExit(f"no docstring under {', '.join(missing)}")
+    return docs
+
+
+def _section_of(annotation: typing.Any) -> Section | None:
+    """The section type of a field, also of one that may be null."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_section else None
+
+
+def _named_section(annotation: typing.Any) -> Section | None:
+    """The section type of a field whose section names the recipe chooses, as in eval.scenarios."""
+    if typing.get_origin(annotation) is not dict:
+        return None
+    return _section_of(typing.get_args(annotation)[1])
+
+
+def _listed_section(annotation: typing.Any) -> Section | None:
+    """The section type of a list of sections, as in an endpoint's replicas."""
+    if typing.get_origin(annotation) is not list:
+        return None
+    return _section_of(typing.get_args(annotation)[0])
+
+
+def _type(field: FieldInfo) -> str:
+    return " ".join([_type_name(field.annotation), *_limits(field.metadata)])
+
+
+def _limits(metadata: typing.Iterable[typing.Any]) -> list[str]:
+    signs = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+    return [
+        f"{signs[type(limit)][0]} {getattr(limit, signs[type(limit)][1])}"
+        for limit in metadata
+        if type(limit) in signs
+    ]
+
+
+def _type_name(annotation: typing.Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return " ".join([_type_name(arguments[0]), *_limits(arguments[1:])])
+    if origin is typing.Literal:
+        return " or ".join(f"`{a}`" for a in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(a) for a in arguments)
+    if origin is tuple and arguments[-1] is ...:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is tuple:
+        return f"[{', '.join(_type_name(a) for a in arguments)}]"
+    if _section_of(annotation):
+        return "section"
+    if origin in (list, dict):
+        return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
+    names = {"NoneType": "null", "str": "text", "bool": "`true` or `false`", "Path": "path"}
+    return names.get(annotation.__name__, annotation.__name__)
+
+
+def _default(field: FieldInfo) -> str:
+    if isinstance(field.json_schema_extra, dict):
+        return str(field.json_schema_extra["default"])
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return "`null`" if default is None else f"`{default}`".replace("'", "")
+
+
+def main() -> None:
+    """Writes the pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {DOCS / name}")
+
+
+if __name__ == "__main__":
+    main()
