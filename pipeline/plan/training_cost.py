@@ -31,15 +31,16 @@ from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.kinds.protocol import DrafterSize, RowShape
+from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.planned import planned, warms_up
+from outrider.speculators.size import DrafterSize
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ASSUMED_GPU = 141e9
+ASSUMED_GPU = 150e9
 """Memory of an H200 in bytes, assumed where none is known."""
 
 USABLE = 0.95
@@ -203,10 +204,7 @@ def _largest_row(table: "pa.Table", recipe: Recipe, size: DrafterSize) -> RowSha
         packed = [samples[index] for index in row]
         rows.append(RowShape.of_sequences((each.length, each.targets(0)) for each in packed))
 
-    def saved_bytes(row: RowShape) -> int:
-        return size.activations(row, recipe.speculator.depth, 2, "cpu", "all", 0).saved_bytes()
-
-    return max(rows, key=saved_bytes, default=None)
+    return max(rows, key=lambda row: row.anchors, default=None)
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
+    from outrider.speculators.size import DrafterSize
 
 Device = Literal["cpu", "cuda"]
 """Where memory is planned for: a CPU attends densely, a GPU by flex attention."""
@@ -129,96 +130,6 @@ class RowShape:
     def full(cls, tokens: int) -> "RowShape":
         """The largest row of `tokens` slots: one sequence that is all response."""
         return cls.of_sequences([(tokens, tokens)])
-
-
-class Activations(Protocol):
-    """Bytes that the unroll of one row keeps for backward."""
-
-    def saved_bytes(self) -> int:
-        """Bytes that autograd holds when forward ends, weights excluded."""
-
-    def last_depth_bytes(self) -> int:
-        """Part of them that one depth's attention and MLP hold: what backward frees first."""
-
-    def attention_scratch(self, value_bytes: int) -> int:
-        """Temporary bytes of attention's backward over the longest sequence."""
-
-    def backward_scratch(self) -> int:
-        """Temporary bytes of backward at its widest: of attention, or of routed experts."""
-
-    def recomputed(self) -> "Activations | None":
-        """The same where backward computes every depth again; None: the kind cannot."""
-
-    def again_bytes(self) -> int:
-        """Bytes of what backward computes again at a time."""
-
-
-class DrafterSize(Protocol):
-    """Parameters, memory and FLOPs of a drafter, from the target's config.json alone."""
-
-    @property
-    def vocab(self) -> int:
-        """Tokens of the target's vocabulary."""
-
-    @property
-    def hidden(self) -> int:
-        """Width of the target's states, and of the states that the draft head reads."""
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Parameters by part."""
-
-    @property
-    def total(self) -> int:
-        """Parameters of the drafter."""
-
-    @property
-    def ends(self) -> int:
-        """Values of the target's embedding and head, which are read and never trained."""
-
-    @property
-    def own_head(self) -> int:
-        """Values of a trained head of its own; 0 where it drafts with the target's."""
-
-    @property
-    def state_values(self) -> int:
-        """Stored values of one token in a training row: the teacher's state and the inputs."""
-
-    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
-        """Parameters that the optimizer holds."""
-
-    def frozen(self, what: TrainedParameters = "all") -> int:
-        """Parameters of the drafter that the optimizer does not hold."""
-
-    def largest_trained(self, what: TrainedParameters = "all") -> int:
-        """Values of the largest trained tensor, as training holds it."""
-
-    def largest_repeated(self, what: TrainedParameters = "all") -> int:
-        """The same over the tensors that every depth uses, whose gradients add up in backward."""
-
-    @property
-    def used_once(self) -> int:
-        """Trained values that only depth 0 uses: their gradients come last in backward."""
-
-    def activations(
-        self,
-        row: RowShape,
-        depth: int,
-        value_bytes: int,
-        device: Device,
-        what: TrainedParameters,
-        lora_rank: int,
-    ) -> Activations:
-        """What the unroll of a row to `depth` drafts keeps for backward."""
-
-    def replay_values(self, row: RowShape, depth: int) -> int:
-        """Values that are alive at once when a row is unrolled without gradients."""
-
-    def gathered_values(self, what: TrainedParameters, depth: int) -> int:
-        """Values of whole weights that ZeRO-3 holds until backward."""
-
-    def step_flops(self, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
-        """FLOPs of one training step over sequences of these lengths and numbers of anchors."""
 
 
 class DrafterKind(Protocol):
@@ -309,8 +220,8 @@ class TrainableKind(DrafterKind, Protocol):
         config: Mapping[str, Any],
         target_config: Mapping[str, Any],
         source: object = "config.json",
-    ) -> DrafterSize:
-        """Parameters, memory and FLOPs of a speculator with this config.json.
+    ) -> "DrafterSize":
+        """Parameters, activations and FLOPs of a speculator with this config.json.
 
         An `OutriderError` names `source`, the target's config.json, and missing keys.
         """

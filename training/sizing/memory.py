@@ -1,40 +1,27 @@
 """Memory of one training process, by part and phase, computed before it exists.
 
-    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=1)
-    needed = plan.phases()                # {"start": {part: bytes}, "backward": ..., "update": ...}
-    plan.peak()                           # ("backward", bytes)
+    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=2)
+    needed = plan.phases()                # {"start": {part: bytes}, "steps": {part: bytes}}
+    plan.peak()                           # ("steps", bytes)
 
-Three moments can be the largest: the start, when the base speculator in float32 exists next to the
-prepared one (step-0 parity); backward; and the update of the weights. What DeepSpeed 0.19
-(stage_1_and_2.py, stage3.py) holds in each comes from its code:
+Two phases can be the largest: the start, when the base speculator in float32 exists next to the
+prepared one (step-0 parity), and backward of a step. Weights, masters, AdamW's moments and the sum
+of gradients over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
+(`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
+autograd holds whole gradients until depth 0 hands them over: 2 P instead of 2 P / n, and the newest
+depth's gradient of the largest tensor. Embedding, head, rows and activations (`DrafterSize`) come
+on top.
 
-- every depth of the unroll uses every weight, and autograd adds up the depths' gradients before it
-  hands one over: full gradients of all trained weights exist at once in every stage, plus the
-  largest tensor's newest share; ZeRO-2 and 3 shard what comes after;
-- the sum over rows and processes is in float32. In bf16, stage 1 (DeepSpeed's BF16_Optimizer) keeps
-  it whole, from the start to the end; stages 2 and 3 keep their part of it. Stage 1 in float32
-  keeps the sum so far where a step has several rows;
-- in stages 2 and 3 a bucket of gradients has a float32 copy while it is reduced. A tensor larger
-  than a bucket is reduced by itself, a process's part of it at a time;
-- stage 3 gathers the experts' weights at each depth, and autograd's views of single experts keep
-  each gathering until backward.
-
-Bytes of a trained weight: b (2 in bf16, else 4) of weights, 4 of master weights, 8 of AdamW's
-moments. Loading is never the largest: there, DeepSpeed's flat weights exist next to the loaded
-ones, 2 b, but neither masters nor moments, which AdamW creates in the first update. What depends on
-the kind of drafter comes from its `DrafterSize`. No torch, no weights, no GPU.
+The update needs less than backward: its temporary values are those of single tensors or of a
+process's share. Loading needs less too: DeepSpeed's flat weights exist next to the loaded ones, but
+neither masters nor moments. No weights, no GPU.
 """
 
 import dataclasses
 from typing import Literal
 
-from outrider.speculators.kinds.protocol import (
-    Activations,
-    Device,
-    DrafterSize,
-    RowShape,
-    TrainedParameters,
-)
+from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
+from outrider.speculators.size import DrafterSize
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 """Logits that the loss holds at once (`training.losses.CHUNK_ELEMENTS`)."""
@@ -49,9 +36,6 @@ BUCKET = 100_000_000
 """Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
 default is five times as many."""
 
-SUB_GROUP = 1_000_000_000
-"""Weights that ZeRO-3 updates together, its default."""
-
 ROWS_IN_FLIGHT = 4
 """In host memory: one computed, two waiting, one being assembled (training/batches.py)."""
 
@@ -64,9 +48,7 @@ CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
 
 LIBRARIES = 320_000_000
-"""A CPU process before any data: Python, torch, DeepSpeed, by benchmarks/memory.py."""
-
-VALUE_BYTES = {"bf16": 2, "fp32": 4}
+"""A CPU process before any data: Python, torch, DeepSpeed; measured on nano R1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +90,7 @@ class MemoryPlan:
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes by part in each phase; the parts of a phase exist at once."""
-        kept = self._kept()
-        states = {"adam_moments": self._share(8)}
-        phases = {
-            "start": kept | self._start(),
-            "backward": kept | states | self._backward(),
-            "update": kept | states | self._update(),
-        }
+        phases = {"start": self._kept() | self._start(), "steps": self._kept() | self._steps()}
         return {
             phase: {part: int(value) for part, value in parts.items() if value}
             for phase, parts in phases.items()
@@ -136,32 +112,27 @@ class MemoryPlan:
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
-        each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES
-        return processes * (each + self._share(12)) + self._b * self.trained
+        each = self._ends() + ROWS_IN_FLIGHT * self._row_bytes() + LIBRARIES + 12 * self._share
+        return int(processes * each + self._b * self.trained)
 
     @property
     def recompute(self) -> bool:
         """Whether backward computes every depth again, which the largest possible row decides."""
-        full = self._kept_of(RowShape.full(self.row_tokens))
-        return full.recomputed() is not None and full.saved_bytes() > KEPT_AT_MOST
-
-    @property
-    def activations(self) -> Activations:
-        """What autograd keeps."""
-        kept = self._kept_of(self.row)
-        return (kept.recomputed() if self.recompute else None) or kept
-
-    def _kept_of(self, row: RowShape) -> Activations:
-        trained, rank = self.trained_parameters, self.lora_rank
-        return self.size.activations(row, self.depth, self._b, self.device, trained, rank)
+        return self.size.recomputes and self._saved(RowShape.full(self.row_tokens)) > KEPT_AT_MOST
 
     @property
     def _b(self) -> int:
-        return VALUE_BYTES[self.compute]
+        return 2 if self.compute == "bf16" else 4
 
-    def _share(self, value_bytes: float) -> int:
-        """Bytes of one value per trained weight, sharded over the processes."""
-        return int(value_bytes * self.trained / self.processes)
+    @property
+    def _share(self) -> float:
+        """Trained weights of one process."""
+        return self.trained / self.processes
+
+    @property
+    def _chunk(self) -> int:
+        """Bytes of the loss's chunk of logits."""
+        return 4 * CHUNK_COPIES * max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
 
     def _ends(self) -> int:
         unread = 0
@@ -173,130 +144,108 @@ class MemoryPlan:
         """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
         return self.row_tokens * (2 * self.size.state_values + 25)
 
-    def _largest(self) -> int:
-        return self.size.largest_trained(self.trained_parameters)
-
-    @property
-    def _kept_sum(self) -> bool:
-        """Whether the sum of gradients is a buffer that exists all the time."""
-        return self.zero_stage == 1 and self.compute == "bf16"
-
-    def _reserved(self) -> int:
-        """Values of the bucket: a GPU reserves it whole, a CPU what is written."""
-        return BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
-
-    def _bucket(self) -> int:
-        """The bucket and, from bf16, a float32 copy of what is reduced at once."""
-        reduced = max(self._reserved(), min(self._largest(), self._share(1)))
-        return self._b * self._reserved() + (4 * reduced if self._b < 4 else 0)
-
-    def _kept(self) -> dict[str, int]:
-        frozen = int(self.size.frozen(self.trained_parameters) * self.frozen_value_bytes)
-        whole = self._b * self.trained if self.zero_stage < 3 else self._share(self._b)
-        rows = ROWS_IN_FLIGHT if self.device == "cpu" else 1
-        kept = {
-            "weights": whole + frozen,
-            "master_weights": self._share(4),
+    def _kept(self) -> dict[str, float]:
+        """What exists all the time."""
+        gpu = self.device == "cuda"
+        weights = self._b * (self.trained if self.zero_stage < 3 else self._share)
+        frozen = self.frozen_value_bytes * self.size.frozen(self.trained_parameters)
+        # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) has the whole sum from the start to the end.
+        summed = self.trained if self.zero_stage == 1 and self._b == 2 else 0
+        return {
+            "weights": weights + frozen,
+            "master_weights": 4 * self._share,
             "embedding_and_head": self._ends(),
-            "rows_in_flight": rows * self._row_bytes(),
+            "rows_in_flight": (1 if gpu else ROWS_IN_FLIGHT) * self._row_bytes(),
+            "summed_gradients": 4 * summed,
+            "cuda_context_assumed": CUDA_CONTEXT * gpu,
+            "libraries": LIBRARIES * (not gpu),
         }
-        if self._kept_sum:
-            kept["summed_gradients"] = 4 * self.trained
-        if self.zero_stage == 3:
-            kept["gradient_shard_and_bucket"] = self._share(4) + self._bucket()
-        if self.device == "cuda":
-            kept["cuda_context_assumed"] = CUDA_CONTEXT
-        else:
-            kept["libraries"] = LIBRARIES
-        return kept
 
-    def _start(self) -> dict[str, int]:
+    def _start(self) -> dict[str, float]:
         """Exact replay of a validation row without gradients, by the base in float32 if any.
 
-        On a CPU the checkpoint that the base was read from is still mapped.
+        Experts stored in FP8 stay so (`load_to_replay`). On a CPU the checkpoint that the base was
+        read from is still mapped.
         """
-        s, b = self.size, 4 if self.warm else self._b
+        s, row, b = self.size, self.row, 4 if self.warm else self._b
+        experts = s.frozen("non_routed")
+        of_experts = self.frozen_value_bytes if self.frozen_value_bytes < 2 else 4
+        states = 2 * self.depth * row.anchors * s.hidden + 4 * row.tokens * s.hidden
+        keys = (2 * s.key_values + s.value_values) * (row.tokens + (self.depth - 1) * row.anchors)
         return {
-            "base_speculator_float32": self._base() if self.warm else 0,
-            "mapped_checkpoint": 2 * s.total if self.warm and self.device == "cpu" else 0,
-            "head_float32": 2 * s.ends if self.warm and self._b < 4 else 0,
-            "activations": b * s.replay_values(self.row, self.depth)
-            + self.activations.attention_scratch(b),
-            "loss_chunk": 4 * CHUNK_COPIES * self._chunk(),
+            "base_speculator_float32": self.warm * (4 * (s.total - experts) + of_experts * experts),
+            "mapped_checkpoint": 2 * s.total * (self.warm and self.device == "cpu"),
+            "head_float32": 2 * s.ends * (self.warm and self._b == 2),
+            "activations": b * (states + keys + row.anchors * s.mlp) + self._attention_scratch(b),
+            "loss_chunk": self._chunk,
         }
 
-    def _base(self) -> int:
-        """Experts stored in FP8 stay so (`load_to_replay`); the rest is in float32."""
-        experts = self.size.frozen("non_routed")
-        in_fp8 = self.frozen_value_bytes < 2
-        of_experts = int(self.frozen_value_bytes * experts) if in_fp8 else 4 * experts
-        return 4 * (self.size.total - experts) + of_experts
-
-    def _backward(self) -> dict[str, int]:
-        """The largest moment: before anything is freed, at the loss, after a depth, at the end."""
-        b, s, row = self._b, self.size, self.row
-        kept = self.activations
-        saved, again = kept.saved_bytes(), kept.again_bytes()
-        states = 3 * b * self.depth * row.anchors * s.hidden
-        scratch = kept.backward_scratch()
-        gradients, last = b * (self.trained - s.used_once), b * s.used_once
-        summed = self._summed_before()
-        reduced = 0
-        if self.zero_stage == 2:
-            # Depth 0 hands a gradient over when all depths have added to it.
-            gradients += self._share(4) + b * self._reserved()
-            reduced = self._bucket() - b * self._reserved()
-        else:
-            gradients += summed
-        # A trained head's rows are handed over as a copy, and have a gradient of their own.
-        own_head = b * s.own_head
-        chunk = 4 * CHUNK_COPIES * self._chunk() + own_head
-        states += own_head
-        first = {"activations": saved + again + scratch, "drafted_states": states}
-        at_loss = {"activations": saved, "drafted_states": states, "loss_chunk": chunk}
-        first["gradients"] = at_loss["gradients"] = summed
-        later = saved - kept.last_depth_bytes() + again
-        # A gradient of weights is new when the temporary ones before it are gone.
-        newest = max(b * s.largest_repeated(self.trained_parameters), reduced)
-        between = {
-            "activations": later + max(scratch - newest, 0) * (self.depth > 1),
+    def _steps(self) -> dict[str, float]:
+        """Backward's two widest moments: before any gradient exists, and when all but one do."""
+        s, b, row = self.size, self._b, self.row
+        moments = 8 * self._share
+        # A trained head's rows are handed over as a copy.
+        states = 3 * b * self.depth * row.anchors * s.hidden + b * s.own_head
+        newest = b * s.largest(self.trained_parameters)
+        gradients = b * (self.trained - s.used_once)
+        if self.zero_stage > 1 or b == 4:
+            gradients += 4 * (self._share if self.zero_stage > 1 else self.trained)
+        if self.zero_stage > 1:
+            # A bucket, or a larger tensor, has a float32 copy while it is reduced.
+            bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
+            reduced = max(bucket, min(s.largest(self.trained_parameters), self._share))
+            newest = b * bucket + max(newest, 4 * reduced)
+        saved, freed, again = self._activations()
+        # Gradients of the experts' outputs, in the tokens' and in the experts' order.
+        outputs = 2 * b * s.hidden * s.routed_to * row.anchors
+        scratch = max(self._attention_scratch(b), outputs)
+        first = {
+            "adam_moments": moments,
+            "activations": saved + max(again + scratch, self._chunk),
+            "drafted_states": states,
+        }
+        later = {
+            "adam_moments": moments,
+            "activations": saved - freed + again + max(scratch - newest, 0) * (self.depth > 1),
             "drafted_states": states,
             "gradients": gradients + newest,
         }
-        end = {
-            "activations": 0,
-            "drafted_states": states,
-            "gradients": gradients + reduced + last,
-        }
-        found = max(first, at_loss, between, end, key=lambda parts: sum(parts.values()))
+        found = max(first, later, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
-            gathered = s.gathered_values(self.trained_parameters, self.depth)
-            found["gathered_weights"] = b * gathered
+            # Experts are gathered at each depth, and autograd's views keep each gathering.
+            experts = s.count(".experts.") if self.trained_parameters == "all" else 0
+            found["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
         return found
 
-    def _summed_before(self) -> int:
-        """Gradients of the rows before this one, where no kept buffer holds them."""
-        if self.rows_each == 1 or self._kept_sum or self.zero_stage == 3:
+    def _saved(self, row: RowShape) -> int:
+        """Bytes that autograd keeps of the unroll of a row where nothing is computed again."""
+        deeper = (self.depth - 1) * row.anchors * self.size.deeper
+        values = row.tokens * self.size.first + deeper
+        return self._b * values + self.depth * self._layer(row)
+
+    def _layer(self, row: RowShape) -> int:
+        """The part of one depth that backward frees first: attention over the prefix, the MLP.
+
+        On a CPU attention keeps scores, probabilities in float32 and bf16, and a mask; flex none.
+        """
+        pairs = 0 if self.device == "cuda" else row.pairs * (10 * self.size.heads + 1)
+        return self._b * (row.anchors * self.size.finish + self.size.copied_weights) + pairs
+
+    def _activations(self) -> tuple[int, int, int]:
+        """Bytes kept of the row, the part of them freed first, and what is computed again."""
+        s, row, b = self.size, self.row, self._b
+        if not self.recompute:
+            return self._saved(row), self._layer(row), 0
+        # A depth's parts are computed again from its state, input, queries, keys and values.
+        values = s.key_values + s.value_values
+        depth = b * row.anchors * (2 * s.hidden + s.key_values + values)
+        saved = self.depth * depth + b * (row.tokens - row.anchors) * values
+        # Gradients of keys and values wait for depth 0.
+        again = b * (row.tokens + row.anchors) * values
+        return saved, depth, again + max(self._layer(row), b * row.tokens * s.first)
+
+    def _attention_scratch(self, value_bytes: int) -> int:
+        """Attention's backward on a CPU: gradients of probabilities and of scores."""
+        if self.device == "cuda":
             return 0
-        return self._share(4) if self.zero_stage == 2 else self._b * self.trained
-
-    def _update(self) -> dict[str, int]:
-        """Norm and clipping in float64, one tensor at a time; AdamW in place."""
-        own = self.trained / self.processes
-        norm = 8 * min(self._largest(), own)
-        if self._kept_sum:
-            return {"gradients": int(norm)}
-        if self.zero_stage == 3:
-            flat = 0 if self._b == 4 else 4
-            norm = 8 * min(self._largest() / self.processes, own)
-            return {"gradients": int(max((self._b + flat) * min(SUB_GROUP, own), norm))}
-        whole = self.zero_stage == 1
-        reduce = 4 * (self.trained if whole else 0) + self._bucket() + 4 * own
-        norm += 4 * (self.trained if whole else own)
-        # Stage 1 in float32 flattens its part into another vector.
-        cast = 8 * own if whole else 4 * own
-        return {"gradients": int(max(reduce if self.device == "cuda" else 0, norm, cast))}
-
-    def _chunk(self) -> int:
-        """Logits of a chunk."""
-        return max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
+        return (8 + value_bytes) * self.size.heads * self.row.largest_pairs

@@ -29,13 +29,14 @@ from outrider.speculators.kinds.dflash.shape import (
     read_shape,
     tensor_names,
 )
-from outrider.speculators.kinds.dflash.size import DFlashSize
+from outrider.speculators.kinds.dflash.size import dflash_size
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.eagle3.tensors import T2D
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
 from outrider.speculators.kinds.vllm_settings import directory_settings
+from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
@@ -119,9 +120,9 @@ class DFlash(Eagle3):
         """The stored name of each tensor by the module's name for it."""
         return tensor_names(stored)
 
-    def size_of(self, shape: EagleShape) -> DFlashSize:
-        """Parameters, memory and FLOPs of a head of this shape."""
-        return DFlashSize(shape)
+    def size_of(self, shape: EagleShape) -> DrafterSize:
+        """Parameters, activations and FLOPs of a head of this shape."""
+        return dflash_size(shape, self.module())
 
     def write_twins(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path

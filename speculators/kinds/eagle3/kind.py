@@ -9,7 +9,7 @@ from scratch, or from a head that is given. The first draft reads fc over states
 next ones the head's own state.
 
 The other files of the kind: eagle3/shape.py (config.json), eagle3/tensors.py (names),
-eagle3/check.py (compatibility), eagle3/size.py and eagle3/activations.py (sizing), eagle3/layer.py
+eagle3/check.py (compatibility), eagle3/size.py (sizing), eagle3/layer.py
 (the module), eagle3/checkpoint.py (reading and writing), eagle3/start.py (how training starts).
 """
 
@@ -32,7 +32,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     layer_config,
     plain_config,
 )
-from outrider.speculators.kinds.eagle3.size import EagleSize
+from outrider.speculators.kinds.eagle3.size import eagle_size
 from outrider.speculators.kinds.eagle3.tensors import EMBEDDING, T2D, checkpoint_names
 from outrider.speculators.kinds.protocol import (
     Abilities,
@@ -42,6 +42,7 @@ from outrider.speculators.kinds.protocol import (
     TrainedParts,
 )
 from outrider.speculators.kinds.vllm_settings import directory_settings
+from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     import torch
@@ -130,9 +131,9 @@ class Eagle3:
 
         return HeadFormat(self.module(), self.shape, self.new_config, self.names)
 
-    def size_of(self, shape: EagleShape) -> EagleSize:
-        """Parameters, memory and FLOPs of a head of this shape."""
-        return EagleSize(shape)
+    def size_of(self, shape: EagleShape) -> DrafterSize:
+        """Parameters, activations and FLOPs of a head of this shape."""
+        return eagle_size(shape, self.module())
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The residual stream before some layers."""
@@ -163,7 +164,7 @@ class Eagle3:
         config: Mapping[str, Any],
         target_config: Mapping[str, Any],
         source: object = "config.json",
-    ) -> EagleSize:
+    ) -> DrafterSize:
         """Counted from the head's config.json."""
         return self.size_of(self.shape(config, target_config, source))
 

@@ -8,8 +8,8 @@ The layer reads the target's state after the final norm and drafts with the targ
 head. A speculator's directory holds the target's config.json and the tensors of the layer. The
 target's own checkpoint is such a directory, so the target's layer is a base speculator.
 
-The other files of the kind: mtp/tensors.py (names), mtp/check.py (compatibility), mtp/size.py and
-mtp/activations.py (sizing), mtp/layer.py (the module), mtp/checkpoint.py (reading and writing),
+The other files of the kind: mtp/tensors.py (names), mtp/check.py (compatibility), mtp/size.py
+(sizing), mtp/layer.py (the module), mtp/checkpoint.py (reading and writing),
 mtp/training.py (trainable parts), mtp/nextn.py (SGLang's form).
 """
 
@@ -21,7 +21,7 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layou
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target
-from outrider.speculators.kinds.mtp.size import MTPSize, mtp_size
+from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared
 from outrider.speculators.kinds.protocol import (
     Abilities,
@@ -31,6 +31,7 @@ from outrider.speculators.kinds.protocol import (
     TrainedParts,
 )
 from outrider.speculators.kinds.vllm_settings import directory_settings
+from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +115,8 @@ class MTP:
         config: Mapping[str, Any],
         target_config: Mapping[str, Any],
         source: object = "config.json",
-    ) -> MTPSize:
-        """Counted from config.json."""
+    ) -> DrafterSize:
+        """Of the module that config.json describes."""
         return mtp_size(target_config, source)
 
     def load(

@@ -30,9 +30,9 @@ from outrider.speculators.kinds.eagle3.shape import (
     mask_token,
     spare_token,
 )
-from outrider.speculators.kinds.eagle3.size import EagleSize
-from outrider.speculators.kinds.p_eagle.size import ParallelSize
+from outrider.speculators.kinds.p_eagle.size import parallel_size
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
+from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
@@ -105,9 +105,9 @@ class PEagle(Eagle3):
 
         return ParallelHead
 
-    def size_of(self, shape: EagleShape) -> EagleSize:
-        """Parameters, memory and FLOPs of a head of this shape."""
-        return ParallelSize(shape)
+    def size_of(self, shape: EagleShape) -> DrafterSize:
+        """Parameters, activations and FLOPs of a head of this shape."""
+        return parallel_size(shape, self.module())
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """As for an EAGLE-3 head, and the base has a mask token."""

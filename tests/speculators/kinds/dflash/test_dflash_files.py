@@ -1,4 +1,4 @@
-"""DFlash heads: sizes, files, checks, and what vLLM is given."""
+"""DFlash heads: files, checks, and what vLLM is given."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,10 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
 from outrider.speculators.kinds.dflash.kind import DFlash
-from outrider.speculators.kinds.dflash.layer import DFlashHead
-from outrider.speculators.kinds.dflash.shape import read_shape
-from outrider.speculators.kinds.dflash.size import DFlashSize
-from outrider.speculators.kinds.protocol import Origin, RowShape
+from outrider.speculators.kinds.protocol import Origin
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
-from tests.speculators.kinds.eagle3.test_eagle3_size import SEQUENCES, kept_by_autograd
-from tests.tiny import VOCAB, tiny_config, write_tiny_target
+from tests.tiny import VOCAB, write_tiny_target
 
 KIND = DFlash()
 
@@ -27,56 +23,6 @@ KIND = DFlash()
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_sizes_are_those_of_the_module(kv_heads: int, depth: int, dtype: torch.dtype) -> None:
-    target = tiny_config().to_dict() | {"hidden_size": 256, "num_hidden_layers": 3}
-    config = dict(KIND.config(target, HeadConfig(draft_vocabulary=40), None))
-    shape = read_shape(config | {"num_key_value_heads": kv_heads}, target, "config.json")
-    size = DFlashSize(shape)
-    with torch.device("meta"):
-        head = DFlashHead(shape, None)
-    named = dict(head.named_parameters())
-    assert size.total == size.trained() == sum(p.numel() for p in named.values())
-    assert size.largest_trained() == max(p.numel() for p in named.values())
-    assert size.parts["fc"] == named["fc.weight"].numel()
-    of_attention = sum(p.numel() for name, p in named.items() if ".self_attn." in name)
-    assert size.parts["attention"] == of_attention
-    row = RowShape.of_sequences(SEQUENCES)
-    counted = size.activations(row, depth, dtype.itemsize, "cpu", "all", 0).saved_bytes()
-    kept = kept_by_autograd(shape, depth, dtype, DFlashHead)
-    assert counted == pytest.approx(kept, rel=0.01)
-
-
-def test_flops_are_those_of_the_matrices() -> None:
-    """Counted once more from the module's calls: rows of each matrix, forward and backward."""
-    target = tiny_config().to_dict() | {"hidden_size": 256, "num_hidden_layers": 3}
-    config = KIND.config(target, HeadConfig(draft_vocabulary=40), None)
-    shape = read_shape(config, target, "config.json")
-    depth, tokens, anchors = 4, 250, 145
-    with torch.device("meta"):
-        head = DFlashHead(shape, None)
-    attention, mlp = head.layers[0].self_attn, head.layers[0].mlp
-    rows = {
-        head.fc: tokens,
-        attention.k_proj: tokens + anchors,
-        attention.v_proj: tokens + anchors,
-        attention.o_proj: depth * anchors,
-        mlp.gate_proj: depth * anchors,
-        mlp.up_proj: depth * anchors,
-        mlp.down_proj: depth * anchors,
-        head.lm_head: depth * anchors,
-    }
-    expected = 6.0 * sum(module.weight.numel() * count for module, count in rows.items())
-    pairs = sum(a * (t - a / 2) for t, a in SEQUENCES)
-    expected += 6.0 * depth * pairs * shape.heads * 2 * shape.head_dim
-    expected += 2.0 * anchors * shape.vocab * shape.hidden  # the teacher
-    lengths, counts = zip(*SEQUENCES, strict=True)
-    assert (sum(lengths), sum(counts)) == (tokens, anchors)
-    assert DFlashSize(shape).step_flops(depth, lengths, counts) == pytest.approx(expected)
 
 
 def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""P-EAGLE heads: slots against decoding them literally, sizes, files, and what vLLM is given."""
+"""P-EAGLE heads: slots against decoding them literally, files, and what vLLM is given."""
 
 import dataclasses
 import json
@@ -16,14 +16,11 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
-from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.p_eagle.layer import ParallelHead
-from outrider.speculators.kinds.p_eagle.size import ParallelSize
-from outrider.speculators.kinds.protocol import Origin, RowShape
+from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.unroll import valid_BT
 from tests.eagle3_head import write_eagle3_head
-from tests.speculators.kinds.eagle3.test_eagle3_size import SEQUENCES, kept_by_autograd, shape
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import (
     DEPTH,
     LAYERS,
@@ -135,32 +132,6 @@ def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
     sum(head.head(ends).logits(u).square().sum() for u in states).backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-SHAPES: dict[str, dict[str, object]] = {
-    "plain": {},
-    "grouped": {"config": {"num_key_value_heads": 2}},
-    "fc norms": {"fc_norm": True},
-    "norm before residual": {"norm_before_residual": True},
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
-def test_sizes_are_those_of_the_module(
-    options: dict[str, object], depth: int, dtype: torch.dtype
-) -> None:
-    made: EagleShape = shape(KIND, **options)
-    size = ParallelSize(made)
-    with torch.device("meta"):
-        head = ParallelHead(made, None)
-    assert size.total == size.trained() == sum(p.numel() for p in head.parameters())
-    counted = size.activations(
-        RowShape.of_sequences(SEQUENCES), depth, dtype.itemsize, "cpu", "all", 0
-    )
-    kept = kept_by_autograd(made, depth, dtype, ParallelHead)
-    assert counted.saved_bytes() == pytest.approx(kept, rel=0.01)
 
 
 def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Path) -> None:
