@@ -109,25 +109,18 @@ def _plan(
     as_json: bool,
 ) -> int:
     from rich.console import Console
-    from rich.table import Table
 
+    from outrider.pipeline.plan.page import print_plan
     from outrider.pipeline.plan.plan import plan
     from outrider.pipeline.plan.training_cost import price
-    from outrider.pipeline.plan.training_cost_page import print_price
 
     with run.locked():
         run.write_resolved(loaded.recipe)
-        rows = plan(run, loaded.recipe, wanted, options)
         priced = price(run, loaded.recipe, gpu_bytes)
+        rows = plan(run, loaded.recipe, wanted, options, priced)
     if not as_json:
-        table = Table(title=f"{loaded.recipe.name}: dry run", title_justify="left", width=80)
-        for column in ("stage", "now", "cost"):
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(row.stage, row.action, row.cost)
         console = Console(stderr=True)
-        console.print(table)
-        print_price(priced, console)
+        print_plan(rows, priced, console)
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
     stages = {row.stage: {"action": row.action, "cost": row.cost} for row in rows}
     result = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}

@@ -15,10 +15,6 @@ MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,
 and the engine must have room for one request of this length in its KV cache."""
 
-MAX_ROW_TOKENS = 8192
-"""Largest default of `training.row_tokens`: with it, R1's whole layer at depth 3 and ZeRO stage 2
-takes 117 of 141 GB a GPU."""
-
 TUNED_WIDTH = 192
 WARM_RATE, SCRATCH_RATE = 1e-3, 2e-3
 """The learning rates that were tuned on nano R1, and its hidden size."""
@@ -52,7 +48,7 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     training = _filled(
         training,
         learning_rate=learning_rate(WARM_RATE, width),
-        row_tokens=min(engine.max_model_len, MAX_ROW_TOKENS),
+        row_tokens=engine.max_model_len,
     )
     scratch = _filled(training.scratch, learning_rate=learning_rate(SCRATCH_RATE, width))
     training = training.model_copy(update={"scratch": scratch})

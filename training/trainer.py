@@ -218,6 +218,7 @@ class Trainer:
             "rollbacks": self.rollbacks.list,
             "exported": exported,
             "start_peak_bytes": state["start_peak_bytes"],
+            "peak_bytes": peak_bytes(self.device),
             **self._draft_vocabulary(),
         }
         if self.accelerator.is_main_process:

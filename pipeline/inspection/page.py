@@ -113,8 +113,5 @@ def _table(title: str, **options: Any) -> Table:
 
 
 def _capture(found: Mapping[str, Any]) -> str:
-    predicted = found["predicted"]
     of = "what the split keeps" if found["split"] else "everything"
-    rate = ", the rate of the embedded target on 2 cores" if predicted["tokens_per_s"] else ""
-    unknown = "" if rate else "; no rate is known for this target, so no time"
-    return f"{predicted['text']}{rate}; of {of}{unknown}"
+    return f"{found['predicted']['text']}; of {of}"

@@ -1,6 +1,6 @@
-"""Cost of training, from config.json alone: parameters, memory, layouts that fit, disk, time.
+"""Cost of a run, from config.json alone: parameters, memory, disk, hours.
 
-    price(run, recipe, gpu_bytes=None)      # one JSON object; training_cost_page.py prints it
+    price(run, recipe, gpu_bytes=None)      # one JSON object; page.py prints it
 
 Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
 those that all of them read together.
@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,16 @@ import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.pipeline.plan.cluster_schedule import cluster_schedule
-from outrider.pipeline.plan.estimates import capture_cost, traffic_tokens, training_cost
+from outrider.data.config import bytes_per_token
+from outrider.pipeline.plan.cluster import cluster_schedule
+from outrider.pipeline.plan.hours import rates_of, stage_seconds
+from outrider.pipeline.plan.traffic import traffic_volume
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import RowShape
-from outrider.speculators.planned import planned, warms_up
-from outrider.speculators.size import DrafterSize
+from outrider.speculators.planned import planned, stored_features, warms_up
 from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ASSUMED_GPU = 150e9
-"""Memory of an H200 in bytes, assumed where none is known."""
+"""Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed where
+no GPU is known."""
 
 USABLE = 0.95
 """Usable share of a device's memory; fragmentation and other processes take the rest."""
@@ -79,62 +81,46 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
             "target": {"model": recipe.target.model, "config": None, "weights_here": False},
             "missing": source,
         }
-    tokens, counted = traffic_tokens(run, recipe)
-    capture = capture_cost(tokens, recipe, config)
-    cluster = cluster_schedule(tokens, recipe, config)
+    volume, rates = traffic_volume(run, recipe), rates_of(recipe, config)
+    spec = stored_features(recipe.speculator, config)
+    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     kinds = {
-        name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes, tokens)
+        name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes)
         for name in recipe.speculator.kinds
     }
+    checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
     return {
         "target": {
             "model": recipe.target.model,
             "config": str(source),
             "weights_here": target is not None and has_weights(target),
         },
+        "traffic": volume._asdict(),
         "features": {
             "dtype": recipe.capture.dtype,
-            "bytes_per_token": capture.bytes_per_token,
-            "tokens": tokens,
-            "tokens_counted": counted,
-            "bytes": capture.bytes,
+            "bytes_per_token": each,
+            "tokens": volume.captured,
+            "tokens_counted": volume.counted,
+            "bytes": volume.captured * each,
         },
-        "capture": {"tokens_per_s": capture.tokens_per_s, "seconds": capture.seconds},
-        **({"cluster": cluster} if cluster else {}),
+        "rates": dataclasses.asdict(rates) if rates else None,
+        "stages": stage_seconds(volume, recipe, config, checkpoints),
+        "cluster": cluster_schedule(volume, recipe, config),
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
 
 
 def _of_kind(
-    run: RunDirectory,
-    recipe: Recipe,
-    config: dict[str, Any],
-    source: object,
-    gpu_bytes: int | None,
-    tokens: int,
+    run: RunDirectory, recipe: Recipe, config: dict[str, Any], source: object, gpu: int | None
 ) -> dict[str, Any]:
-    """Parameters, time, memory and checkpoint of the training of the recipe's only kind."""
-    speculator = planned(recipe.speculator, config)
-    size = trainable_kind(recipe.speculator.only_kind).size(speculator, config, source)
+    """Parameters, memory and checkpoint of the training of the recipe's only kind."""
     traffic = _training_part(run)
-    row = _largest_row(traffic, recipe, size) if traffic is not None else None
-    assumed = row is None
-    plan = MemoryPlan(
-        size,
-        row or RowShape.full(recipe.training.row_tokens),
-        recipe.training.row_tokens,
-        recipe.speculator.depth,
-        zero_stage=recipe.training.zero_stage,
-        processes=recipe.training.processes,
-        rows_each=recipe.training.rows_per_step // recipe.training.processes,
-        compute=recipe.training.compute,
-        trained_parameters=recipe.speculator.train,
-        lora_rank=recipe.speculator.lora_rank,
-        frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
-        warm=warms_up(recipe.speculator, config),
-        looked_up=_different_tokens(traffic) if traffic is not None else None,
-    )
-    training = training_cost(tokens, recipe, config)
+    row = _largest_row(traffic, recipe) if traffic is not None else None
+    looked_up = _different_tokens(traffic) if traffic is not None else None
+    plan = dataclasses.replace(memory_plan(recipe, config, source, row), looked_up=looked_up)
+    size = plan.size
+    # A head is published in bf16, whatever its target is in.
+    published = planned(recipe.speculator, config).get("quantization_config")
     return {
         "parameters": {
             "total": size.total,
@@ -143,18 +129,33 @@ def _of_kind(
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
-        "training": dataclasses.asdict(training) | {"seconds": training.seconds},
         "row": dataclasses.asdict(plan.row)
-        | {"row_tokens": recipe.training.row_tokens, "assumed": assumed},
+        | {"row_tokens": plan.row_tokens, "assumed": row is None},
         "checkpoint_bytes": plan.checkpoint_bytes(),
-        "speculator_bytes": _speculator_bytes(size, speculator),
-        "memory": list(_judged(plan, recipe, gpu_bytes)),
+        "speculator_bytes": int(size.total * (FP8_BYTES if published else 2)),
+        "memory": list(_judged(plan, recipe, gpu)),
     }
 
 
-def _speculator_bytes(size: DrafterSize, config: Mapping[str, Any]) -> int:
-    """Bytes of the published weights; a head is not quantized, whatever its target is."""
-    return int(size.total * (FP8_BYTES if config.get("quantization_config") else 2))
+def memory_plan(
+    recipe: Recipe, config: dict[str, Any], source: object, row: RowShape | None = None
+) -> MemoryPlan:
+    """The memory of the training of the recipe's only kind; by default for a full row."""
+    speculator = planned(recipe.speculator, config)
+    training = recipe.training
+    return MemoryPlan(
+        trainable_kind(recipe.speculator.only_kind).size(speculator, config, source),
+        row or RowShape.full(training.row_tokens),
+        training.row_tokens,
+        recipe.speculator.depth,
+        zero_stage=training.zero_stage,
+        processes=training.processes,
+        compute=training.compute,
+        trained_parameters=recipe.speculator.train,
+        lora_rank=recipe.speculator.lora_rank,
+        frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
+        warm=warms_up(recipe.speculator, config),
+    )
 
 
 def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
@@ -190,20 +191,19 @@ def _different_tokens(table: "pa.Table") -> int:
     return len(pc.unique(pc.list_flatten(table.column("token_ids"))))
 
 
-def _largest_row(table: "pa.Table", recipe: Recipe, size: DrafterSize) -> RowShape | None:
-    """The row of an epoch that keeps most for backward; None without rows."""
+def _largest_row(table: "pa.Table", recipe: Recipe) -> RowShape | None:
+    """The row of an epoch with most anchors; None without rows."""
     import pyarrow.compute as pc
 
-    row_tokens = recipe.training.row_tokens
+    training = recipe.training
     lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
     ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
-    samples, _ = make_samples(zip(ids, lengths, starts, strict=True), row_tokens)
-    steps = plan_epoch(samples, row_tokens, recipe.training.rows_per_step, recipe.training.seed, 0)
-    rows = []
-    for row in itertools.chain.from_iterable(steps):
-        packed = [samples[index] for index in row]
-        rows.append(RowShape.of_sequences((each.length, each.targets(0)) for each in packed))
-
+    samples, _ = make_samples(zip(ids, lengths, starts, strict=True), training.row_tokens)
+    steps = plan_epoch(samples, training.row_tokens, training.rows_per_step, training.seed, 0)
+    rows = [
+        RowShape.of_sequences((samples[index].length, samples[index].targets(0)) for index in row)
+        for row in itertools.chain.from_iterable(steps)
+    ]
     return max(rows, key=lambda row: row.anchors, default=None)
 
 
@@ -211,12 +211,12 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
     """The recipe's layout on each candidate memory, and the cheapest layout that fits it."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
-        fits, needed = memory.fits(here), memory.needed(here)
+        fits, needed, usable = memory.fits(here), memory.needed(here), int(USABLE * memory.bytes)
         yield {
             "device": memory.source,
             "shared_by_processes": memory.shared,
             "bytes": memory.bytes,
-            "usable_bytes": int(USABLE * memory.bytes),
+            "usable_bytes": usable,
             "zero_stage": here.zero_stage,
             "processes": here.processes,
             "phases": here.phases(),
@@ -224,9 +224,8 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
             "peak_bytes": here.peak()[1],
             "host_bytes": here.host_bytes(here.processes),
             "fits": fits,
-            "short_by_bytes": 0 if fits else needed - int(USABLE * memory.bytes),
+            "short_by_bytes": max(needed - usable, 0),
             "cheapest_layout": _cheapest(here, memory, recipe.training.rows_per_step),
-            "largest_row_tokens": None if fits else _largest_that_fits(here, memory),
         }
         if fits or not memory.shared:
             return
@@ -239,19 +238,9 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
         if rows_per_step % processes:
             continue
         for stage in (1, 2, 3) if processes > 1 else (1,):
-            tried = dataclasses.replace(
-                plan, processes=processes, zero_stage=stage, rows_each=rows_per_step // processes
-            )
+            tried = dataclasses.replace(plan, processes=processes, zero_stage=stage)
             if memory.fits(tried):
                 return {"processes": processes, "zero_stage": stage, "peak_bytes": tried.peak()[1]}
-    return None
-
-
-def _largest_that_fits(plan: MemoryPlan, memory: Memory) -> int | None:
-    """Tokens of the largest full row that fits, in steps of 256; None if 256 do not fit."""
-    for tokens in range(plan.row_tokens // 256 * 256, 0, -256):
-        if memory.fits(dataclasses.replace(plan, row=RowShape.full(tokens), row_tokens=tokens)):
-            return tokens
     return None
 
 
@@ -264,7 +253,7 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
     host = Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True)
     return [
         host,
-        Memory(int(ASSUMED_GPU), "an assumed GPU (none found; --gpu-memory GB sets another size)"),
+        Memory(int(ASSUMED_GPU), "an assumed H200 (none found; --gpu-memory GB sets another size)"),
     ]
 
 

@@ -19,12 +19,11 @@ import psutil
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.pipeline.attempt import attempt
-from outrider.pipeline.plan.training_cost import price
+from outrider.pipeline.plan.training_cost import memories, price
+from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import check, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
-from outrider.pipeline.rehearsal.compare import compared, print_peaks, print_rows
 from outrider.pipeline.rehearsal.cut import R1_CONFIG, cut_to_fit
-from outrider.pipeline.rehearsal.peaks import Peaks
 from outrider.pipeline.rehearsal.settings import rehearsal_words
 from outrider.pipeline.rehearsal.target import random_target
 from outrider.pipeline.run_dir import RunDirectory
@@ -33,6 +32,9 @@ from outrider.speculators.kinds import DEFAULT_KIND
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+TOLERANCE = 0.1
+"""Largest accepted relative difference between a prediction and the measurement."""
 
 RETURN_FREED_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
@@ -49,8 +51,11 @@ def rehearsal(
 
     An interrupted rehearsal keeps its target, however much memory is available now.
     """
+    import torch
+
+    gpus = torch.cuda.device_count()
     original = load_recipe(recipe).recipe
-    words = [*rehearsal_words(original), *overrides]
+    words = [*rehearsal_words(original, gpus), *overrides]
     # Any local target will do until the cut is known.
     planned = load_recipe(recipe, [*words, "target.model=nano_r1"]).recipe
     if not isinstance(planned.speculator.kind, str) or planned.speculator.kind == AUTO:
@@ -59,30 +64,23 @@ def rehearsal(
             f" kind; name it, such as speculator.kind={DEFAULT_KIND}, and rehearse each"
         )
     target = local_target(original)
-    config = read_json(target / "config.json" if target else R1_CONFIG)
-    if started := _target_of(RunDirectory.of(planned, runs)):
+    run = RunDirectory.of(planned, runs)
+    started = Path(run.read_resolved().target.model) if run.resolved_recipe.is_file() else None
+    if started is not None and (started / "config.json").is_file():
         directory = started
     else:
-        available = psutil.virtual_memory().available
-        cut = cut_to_fit(config, planned, available)
+        available = memories()[0].bytes if gpus else psutil.virtual_memory().available
+        config = read_json(target / "config.json" if target else R1_CONFIG)
+        config, experts = cut_to_fit(config, planned, available, gpus)
         console.print(
-            f"rehearsal: {cut.experts} experts; training takes about"
-            f" {cut.training_bytes / 1e9:.1f} GB, an engine {cut.engine_bytes / 1e9:.1f} GB, of"
-            f" {available / 1e9:.1f} GB available",
+            f"rehearsal: {experts} experts on {gpus or 'no'} GPUs,"
+            f" {available / 1e9:.1f} GB of memory available",
             highlight=False,
         )
-        directory = random_target(cut.config)
+        directory = random_target(config)
     loaded = load_recipe(recipe, [*words, f"target.model={directory}"])
     check(loaded.recipe)
     return loaded
-
-
-def _target_of(run: RunDirectory) -> Path | None:
-    """The target of a rehearsal that was started in this directory."""
-    if not run.resolved_recipe.is_file():
-        return None
-    target = Path(run.read_resolved().target.model)
-    return target if (target / "config.json").is_file() else None
 
 
 def rehearse(
@@ -92,30 +90,62 @@ def rehearse(
 
     Writes rehearsal.json into the run directory.
     """
+    from rich.table import Table
+
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
-    with attempt(loaded, run) as go, Peaks() as peaks:
-        try:
-            for name in wanted:
-                peaks.stage = name
-                go([name], {"force": True})
-        finally:
-            # Also where a stage failed.
-            print_peaks(peaks.by_stage, console)
-        priced = price(run, loaded.recipe)
-    rows = compared(priced, run, peaks.by_stage)
-    print_rows(rows, console)
+    with attempt(loaded, run) as go:
+        go(wanted, {"force": True})
+    rows = compared(price(run, loaded.recipe), run)
+    table = Table(title="rehearsal: --dry-run against measured", title_justify="left")
+    for column in ("", "predicted", "measured", "difference", "within 10 %"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in rows.items():
+        cells = bytes_text(row["predicted"]), bytes_text(row["measured"]), f"{row['off']:+.1%}"
+        table.add_row(name, *cells, "yes" if row["holds"] else "NO")
+    console.print(table)
     result = {
         "recipe": loaded.recipe.name,
         "run_dir": str(run.root),
         "seconds": round(time.monotonic() - began),
         "verdict": run.result_of("evaluate").get("verdict"),
-        "compared": [row.as_dict() for row in rows],
-        "holds": all(row.holds for row in rows),
-        "peaks": {
-            stage: {role: vars(peak) for role, peak in roles.items()}
-            for stage, roles in peaks.by_stage.items()
-        },
+        "compared": rows,
+        "holds": all(row["holds"] for row in rows.values()),
     }
     write_json(Path(run.root) / "rehearsal.json", result)
     return result
+
+
+def compared(priced: dict[str, Any], run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """Bytes of training's memory, states, checkpoint and speculator: predicted and measured.
+
+    Measured memory is that of a process on a CPU (VmHWM), and what torch has allocated on a GPU.
+    """
+    [checkpoint] = (run.training / "checkpoints").glob("step-*")
+    trained = read_json(run.training / "result.json")
+    memory = priced["memory"][0]
+    phases = {
+        phase: sum(size for part, size in parts.items() if part != "cuda_context_assumed")
+        for phase, parts in memory["phases"].items()
+    }
+    pairs = {
+        "memory of the training process": (max(phases.values()), trained["peak_bytes"]),
+        "its start": (phases["start"], trained["start_peak_bytes"]),
+        "states on disk": (priced["features"]["bytes"], _folder_bytes(run.features, "shard-*")),
+        "a training checkpoint": (priced["checkpoint_bytes"], _folder_bytes(checkpoint)),
+        "the speculator": (priced["speculator_bytes"], _folder_bytes(run.speculator)),
+    }
+    rows = {}
+    for name, (predicted, measured) in pairs.items():
+        off = predicted / measured - 1
+        rows[name] = {
+            "predicted": predicted,
+            "measured": measured,
+            "off": round(off, 4),
+            "holds": abs(off) <= TOLERANCE,
+        }
+    return rows
+
+
+def _folder_bytes(folder: Path, pattern: str = "*") -> int:
+    return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file())

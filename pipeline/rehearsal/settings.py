@@ -1,8 +1,10 @@
-"""The rehearsal's settings on top of a recipe: little traffic, short measurements, one process.
+"""The rehearsal's settings on top of a recipe: little traffic, short measurements.
 
-    words = rehearsal_words(recipe)        # overrides; target.model and the user's follow
+    words = rehearsal_words(recipe, gpus=8)        # overrides; target.model and the user's follow
 
-What is trained, depth, loss, ZeRO stage and dtypes stay the recipe's.
+What is trained, depth, loss, ZeRO stage and dtypes stay the recipe's. On a CPU one process trains
+and serves in bf16. With GPUs the engine is compiled and tensor-parallel over them, and each has a
+rank of the training.
 """
 
 from outrider.pipeline.recipe.recipe import Recipe
@@ -57,6 +59,27 @@ SETTINGS = {
 }
 
 
-def rehearsal_words(recipe: Recipe) -> list[str]:
-    """Overrides that make a rehearsal of `recipe`."""
-    return [f"name={recipe.name}_rehearsal", *(f"{key}={value}" for key, value in SETTINGS.items())]
+MOST_GPUS = 8
+"""One node."""
+
+
+def node_settings(gpus: int) -> dict[str, object]:
+    """What differs on a machine with GPUs: all of them serve and train, as R1's recipes do."""
+    # Heads divide by powers of two.
+    used = 1 << (min(gpus, MOST_GPUS).bit_length() - 1)
+    return {
+        "split.max_train_sequences": 6 * used,
+        "split.max_validation_sequences": 2 * used,
+        "training.rows_per_step": used,
+        "training.processes": used,
+        "serving.engine.mode": "compiled",
+        "serving.engine.tensor_parallel": used,
+        "serving.engine.kv_cache_gb": "null",
+        "eval.engine_modes": "[compiled]",
+    }
+
+
+def rehearsal_words(recipe: Recipe, gpus: int = 0) -> list[str]:
+    """Overrides that make a rehearsal of `recipe` on a machine with this many GPUs."""
+    settings = SETTINGS | (node_settings(gpus) if gpus else {})
+    return [f"name={recipe.name}_rehearsal", *(f"{key}={value}" for key, value in settings.items())]

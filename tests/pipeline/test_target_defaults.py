@@ -16,7 +16,7 @@ from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
 
 LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
-TEMPLATES = ("template", "r1/template")
+TEMPLATES = ("template", "r1/template", "r1/trial")
 
 
 def decided(recipe: Recipe) -> tuple[float, float, int, int]:
@@ -36,7 +36,7 @@ def test_the_target_s_width_and_positions_decide_rate_and_lengths() -> None:
         for name, c in {"nano": nano, "r1": R1_CONFIG}.items()
     }
     assert found["nano"] == (1e-3, 2e-3, 2048, 2048)
-    assert found["r1"] == (3e-5, 5e-5, 8192, 32768)
+    assert found["r1"] == (3e-5, 5e-5, 32768, 32768)
 
 
 @pytest.mark.parametrize("name", ["resume_screening", "r1/resume_screening"])
@@ -61,7 +61,7 @@ def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> No
     words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
     loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
     positions = config["max_position_embeddings"]
-    assert decided(loaded.recipe)[2:] == (min(positions, 8192), min(positions, 32768))
+    assert decided(loaded.recipe)[2:] == (min(positions, 32768),) * 2
     assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
 
 

@@ -63,8 +63,6 @@ class MemoryPlan:
     zero_stage: int = 1
     processes: int = 1
     """Over all nodes."""
-    rows_each: int = 1
-    """Rows that a process computes for one optimizer step."""
     compute: Literal["bf16", "fp32"] = "bf16"
     trained_parameters: TrainedParameters = "all"
     lora_rank: int = 0

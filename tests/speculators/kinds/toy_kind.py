@@ -10,10 +10,9 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,13 +29,12 @@ from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import (
     Abilities,
-    Device,
     KPerBatchSize,
     Origin,
-    RowShape,
     TrainedParameters,
     TrainedParts,
 )
+from outrider.speculators.size import DrafterSize
 from outrider.training.distributed.spec import TrainingSpec
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import PRELOADED
@@ -78,52 +76,6 @@ class ToyDrafter(Drafter):
 
     def head(self, ends: TargetEnds) -> DraftHead:
         return DraftHead(self.lm_head, self.ids)
-
-
-class ToySize:
-    """Enough of a size for the trainer; nothing here is planned by memory."""
-
-    parts: ClassVar[dict[str, int]] = {}
-    total = 0
-    own_head = 0
-    used_once = 0
-    state_values = 0
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.vocab, self.hidden = config["vocab_size"], config["hidden_size"]
-        self.ends = 2 * self.vocab * self.hidden
-
-    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
-        return self.total
-
-    def frozen(self, what: TrainedParameters = "all") -> int:
-        return 0
-
-    def largest_trained(self, what: TrainedParameters = "all") -> int:
-        return 0
-
-    def largest_repeated(self, what: TrainedParameters = "all") -> int:
-        return 0
-
-    def activations(
-        self,
-        row: RowShape,
-        depth: int,
-        value_bytes: int,
-        device: Device,
-        what: TrainedParameters,
-        lora_rank: int,
-    ) -> Any:
-        return SimpleNamespace(recomputed=lambda: None)
-
-    def replay_values(self, row: RowShape, depth: int) -> int:
-        return 0
-
-    def gathered_values(self, what: TrainedParameters, depth: int) -> int:
-        return 0
-
-    def step_flops(self, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
-        return 1.0
 
 
 class Toy:
@@ -181,8 +133,20 @@ class Toy:
         config: Mapping[str, Any],
         target_config: Mapping[str, Any],
         source: object = "config.json",
-    ) -> ToySize:
-        return ToySize(target_config)
+    ) -> DrafterSize:
+        width = target_config["hidden_size"]
+        return DrafterSize(
+            shapes={"weight": (width, width)},
+            vocab=target_config["vocab_size"],
+            hidden=width,
+            state_values=2 * width,
+            heads=1,
+            key_values=0,
+            value_values=0,
+            first=width,
+            deeper=width,
+            mlp=0,
+        )
 
     def load(
         self,

@@ -130,7 +130,7 @@ def plan(**changes) -> MemoryPlan:
 def test_r1_fits_with_rows_of_32768_and_a_tenth_to_spare() -> None:
     """All trained, depth 3, ZeRO-2 on 8 H200; every phase, and the host of the node."""
     long = {"row": RowShape.full(32768), "row_tokens": 32768, "frozen_value_bytes": FP8_BYTES}
-    r1 = plan(**long, zero_stage=2, processes=8, rows_each=4)
+    r1 = plan(**long, zero_stage=2, processes=8)
     assert r1.recompute
     assert r1.peak()[1] < USABLE * ASSUMED_GPU and 1.1 * r1.peak()[1] < ASSUMED_GPU
     assert r1.host_bytes(8) < 256e9

@@ -1,0 +1,75 @@
+"""Hours of capture and training on a cluster, for `--dry-run cluster.address=...`.
+
+    cluster_schedule(volume, recipe, target_config)    # {"stored": {...}, "streamed": {...}}
+
+The slowest of replicas, network and store sets the pace of capture. Stored training follows it and
+reads every epoch; streamed training starts with its first window of pieces and takes the longer of
+capture and training. Rates are those of one replica and of all training processes
+(`capture.tokens_per_s`, `training.tokens_per_s`): take them from a small run on the same nodes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.data.config import bytes_per_token
+from outrider.pipeline.plan.hours import rates_of
+from outrider.pipeline.plan.traffic import Volume
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.speculators.planned import stored_features, warms_up
+from outrider.training.config import STREAMED_WINDOW
+
+NETWORK_BYTES_PER_S = 3e9
+"""Into one node through Ray's object store; assumed: Ethernet of 25 Gbit/s."""
+
+STORE_BYTES_PER_S = 1e9
+"""Writing of the feature store by the command's process, with checksums; assumed."""
+
+HELD_PIECES = 3
+"""Pieces in flight for each replica: being captured, waiting, being read."""
+
+
+def cluster_schedule(
+    volume: Volume, recipe: Recipe, target_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Hours and bytes of both ways for features; empty without a cluster or without rates."""
+    rates, cluster = rates_of(recipe, target_config), recipe.cluster
+    if cluster.address is None or rates is None or not volume.captured:
+        return {}
+    spec = stored_features(recipe.speculator, target_config)
+    each = bytes_per_token(spec.width, "bf16", len(spec.streams))
+    epochs = recipe.training.started(warms_up(recipe.speculator, target_config)).epochs
+    paces = {
+        "replicas": cluster.capture_replicas * rates.capture_tokens_per_s,
+        "network": NETWORK_BYTES_PER_S / each,
+    }
+    store = STORE_BYTES_PER_S / bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    engine = recipe.serving.engine
+    gpus = cluster.capture_replicas * engine.tensor_parallel * engine.pipeline_parallel
+    start, train_s = rates.engine_start_s, epochs * volume.train / rates.training_tokens_per_s
+    window = min(recipe.training.shuffle_tokens or STREAMED_WINDOW, volume.train)
+    room = HELD_PIECES * cluster.capture_replicas * recipe.capture.batch_tokens
+
+    def way(capture_s: float, ready_s: float, pace: str, streamed: bool) -> dict[str, Any]:
+        in_flight = min(room + 2 * window * streamed, volume.captured) * each
+        training_s = max(ready_s + train_s, capture_s) if streamed else capture_s + train_s
+        return {
+            "gpus": gpus + recipe.training.processes if streamed else gpus,
+            "capture_s": round(capture_s),
+            "training_s": round(training_s),
+            "bottleneck": pace if capture_s - start > train_s else "training",
+            "in_flight_bytes": round(in_flight),
+            "object_store_bytes": round(2 * in_flight),
+        }
+
+    stored_pace = min({**paces, "store": store}, key={**paces, "store": store}.__getitem__)
+    stored_s = start + volume.captured / min(store, *paces.values())
+    pace = min(paces, key=paces.__getitem__)
+    # Validation and held-out part are stored in both ways; replicas start again for the stream.
+    other_s = start + (volume.captured - volume.train) / min(store, *paces.values()) + start
+    missed = max(0.0, 1 - cluster.cache_gb * 1e9 / (volume.train * each))
+    streamed = volume.train * (1 + (epochs - 1) * missed)
+    streamed_s = other_s + streamed / paces[pace]
+    return {
+        "stored": way(stored_s, stored_s, stored_pace, streamed=False),
+        "streamed": way(streamed_s, other_s + window / paces[pace], pace, streamed=True),
+    }

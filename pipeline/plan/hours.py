@@ -1,0 +1,182 @@
+"""Hours of every stage, by a formula over assumed rates.
+
+    hours = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
+    hours["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
+
+Every engine start, timed block, verified response and checkpoint of the recipe is counted; a
+response counts with its largest number of tokens, and `until_decided` with all its repeats.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.eval.config import EvalSection
+from outrider.pipeline.plan.traffic import Volume
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.planned import warms_up
+
+Parts = Mapping[str, float]
+"""Seconds by what they are spent on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Speeds of one target on one machine."""
+
+    source: str
+    engine_start_s: float
+    capture_tokens_per_s: float
+    training_tokens_per_s: float
+    """Over all processes."""
+    replay_tokens_per_s: float
+    """Exact replay of one drafter, on all GPUs."""
+    one_request_tokens_per_s: float
+    """Responses at concurrency 1: the mean of none, base and custom."""
+    eight_requests_tokens_per_s: float
+    disk_bytes_per_s: float = 2e9
+    """Checkpoints, written by all processes and read again; assumed: one NVMe drive."""
+    ingest_tokens_per_s: float = 200_000
+    """benchmarks/results/data.md, one core."""
+
+    def decoded_per_s(self, concurrency: int) -> float:
+        """Tokens/s of all requests together: a power law through one and eight requests."""
+        power = math.log(self.eight_requests_tokens_per_s / self.one_request_tokens_per_s, 8)
+        return self.one_request_tokens_per_s * concurrency**power
+
+
+R1_ON_8_H200 = Rates(
+    source="R1 on 8 x H200, assumed",
+    # 671 GB at 2 GB/s, and 90 s for compilation and CUDA graphs.
+    engine_start_s=420,
+    # vLLM 0.11 at tensor parallel 8 processes 15,800 tokens/s of long prompts:
+    # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Our own rate is not measured.
+    capture_tokens_per_s=15_000,
+    # 7 % of the bf16 peak (28.4 GFLOP a token at depth 3); not measured.
+    training_tokens_per_s=20_000,
+    replay_tokens_per_s=40_000,
+    # SGLang at 8 x H200 has 60 tokens/s of one request (sglang#3956, March 2025); vLLM 0.32 with
+    # and without MTP is assumed to be faster, and to reach 2,600 at 64 requests.
+    one_request_tokens_per_s=85,
+    eight_requests_tokens_per_s=470,
+)
+
+NANO_R1_ON_2_CORES = Rates(
+    source="nano R1 on 2 cores, measured",
+    engine_start_s=25,
+    capture_tokens_per_s=5500,
+    training_tokens_per_s=4000,
+    replay_tokens_per_s=6000,
+    one_request_tokens_per_s=130,
+    eight_requests_tokens_per_s=300,
+)
+
+
+def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
+    """The rates of a known target; the recipe's own rates replace two of them."""
+    if recipe.target.model in EMBEDDED_TARGETS:
+        known = NANO_R1_ON_2_CORES
+    elif target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
+        known = R1_ON_8_H200
+    else:
+        return None
+    return dataclasses.replace(
+        known,
+        capture_tokens_per_s=recipe.capture.tokens_per_s or known.capture_tokens_per_s,
+        training_tokens_per_s=recipe.training.tokens_per_s or known.training_tokens_per_s,
+    )
+
+
+def stage_seconds(
+    volume: Volume,
+    recipe: Recipe,
+    target_config: Mapping[str, Any],
+    checkpoint_bytes: Mapping[str, int],
+) -> dict[str, Parts]:
+    """Seconds of each stage by part; empty for a target of unknown speed.
+
+    `checkpoint_bytes` has the size of a training checkpoint of each kind.
+    """
+    rates = rates_of(recipe, target_config)
+    if rates is None:
+        return {}
+    training: dict[str, float] = {}
+    for kind, size in checkpoint_bytes.items():
+        one = recipe.of_kinds([kind])
+        warm = warms_up(one.speculator, target_config)
+        settings = one.training.started(warm)
+        tokens = volume.train * settings.epochs
+        steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
+        evaluations = 2 + steps // settings.evaluate_every
+        checkpoints = 1 + steps // settings.checkpoint_every
+        name = f", {kind}" if len(checkpoint_bytes) > 1 else ""
+        if warm:
+            training[f"engine start for parity{name}"] = rates.engine_start_s
+        training[f"{settings.epochs} epochs{name}"] = tokens / rates.training_tokens_per_s
+        # Validation has no backward: a third of a step's products.
+        validated = evaluations * volume.validation / 3
+        training[f"{evaluations} evaluations{name}"] = validated / rates.training_tokens_per_s
+        training[f"{checkpoints} checkpoints{name}"] = checkpoints * size / rates.disk_bytes_per_s
+    evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
+    stages = {
+        "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
+        "split": {"near duplicates": volume.log / rates.ingest_tokens_per_s / 2},
+        "capture": {
+            "engine start": rates.engine_start_s,
+            "prefill": volume.captured / rates.capture_tokens_per_s,
+        },
+        "train": training,
+        "evaluate": evaluated,
+        "export": {"engine start": rates.engine_start_s * recipe.export.verify},
+    }
+    if len(checkpoint_bytes) > 1:
+        starts = len(checkpoint_bytes) + 1
+        stages["choose_kind"] = {f"{starts} engine starts": starts * rates.engine_start_s}
+    return stages
+
+
+def evaluation_seconds(
+    measured: EvalSection, recipe: Recipe, volume: Volume, rates: Rates
+) -> dict[str, float]:
+    """Seconds of one evaluation by part."""
+    modes, repeats, sizes = len(measured.engine_modes), measured.repeats, measured.concurrency
+    variants = 3 + (measured.current_k is not None)
+    blocks = modes * len(sizes) * repeats * variants
+    timed = sum(
+        measured.block_requests(size) * measured.max_tokens / rates.decoded_per_s(size)
+        for size in sizes
+    )
+    # Two rounds at every batch size, four times as many requests for the server that drafts.
+    steps = sum(2 * 5 * size * measured.max_tokens / rates.decoded_per_s(size) for size in sizes)
+    by_step = measured.k == "auto"
+    # Greedy and sampled for three variants, and the greedy control at half the concurrency.
+    seats = recipe.serving.engine.max_num_seqs
+    responses = measured.verification_requests * measured.verification_max_tokens
+    verified = 6 * responses / rates.decoded_per_s(seats)
+    verified += responses / rates.decoded_per_s(max(seats // 2, 1))
+    starts = engine_starts(measured)
+    found = {
+        f"{starts} engine starts": starts * rates.engine_start_s,
+        "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
+        "step timing": by_step * steps,
+        f"{blocks} timed blocks": modes * repeats * variants * timed,
+        f"verification of {measured.verification_requests} prompts": verified,
+    }
+    if measured.rates:
+        workloads = len(measured.rates) * max(len(measured.scenarios), 1) * measured.rate_repeats
+        found["open loop"] = modes * workloads * variants * measured.rate_seconds
+    return {part: seconds for part, seconds in found.items() if seconds}
+
+
+def engine_starts(measured: EvalSection) -> int:
+    """Engine starts of an evaluation: two servers per mode, or as they alternate.
+
+    Where one server runs at a time, step timing and verification start both, the first repeat too,
+    and every further repeat begins with the server that is up.
+    """
+    modes, restarts = len(measured.engine_modes), measured.starts - 1
+    if measured.side_by_side:
+        return 2 * modes + 2 * modes * restarts
+    return 2 * (measured.k == "auto") + 2 + modes * (measured.repeats + 1) + modes * restarts

@@ -1,0 +1,110 @@
+"""The plan and its cost as tables on stderr, within 80 columns.
+
+print_plan(rows, priced, Console(stderr=True))
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.eval.report.formatting import count
+from outrider.pipeline.plan.plan import PlannedStage
+from outrider.pipeline.plan.units import bytes_text, duration
+
+
+def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Console) -> None:
+    """Prints stages, parameters and disk, then memory for each device it was compared with."""
+    table = _table("dry run", "stage", "now", "cost")
+    for row in rows:
+        table.add_row(row.stage, row.action, row.cost)
+    console.print(table)
+    if "missing" in found:
+        _say(console, f"no price: {found['missing']}")
+        return
+    seconds = sum(sum(found["stages"].get(row.stage, {}).values()) for row in rows if row.cost)
+    if seconds:
+        _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
+    kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
+    table = _table("cost", "", "")
+    for name, kind in kinds.items():
+        table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
+        sizes = bytes_text(kind["checkpoint_bytes"]), bytes_text(kind["speculator_bytes"])
+        table.add_row("on disk", "a checkpoint {}, the speculator {}".format(*sizes))
+    features = found["features"]
+    about = "" if features["tokens_counted"] else "about "
+    stored = f"{about}{bytes_text(features['bytes'])}: {features['tokens']:,} tokens x"
+    table.add_row(
+        "states on disk", f"{stored} {features['bytes_per_token']:,} bytes in {features['dtype']}"
+    )
+    console.print(table)
+    for way, schedule in found["cluster"].items():
+        _say(console, f"on the cluster, features {way}: {_schedule(schedule)}")
+    for name, kind in kinds.items():
+        *before, last = kind["memory"]
+        for judged in before:
+            lacking = bytes_text(judged["short_by_bytes"])
+            _say(console, f"it does not fit {judged['device']}: {lacking} short")
+        _print_memory(name, last, kind["row"], console)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", width=80, show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, width=80)
+
+
+def _parameters(parameters: dict[str, Any]) -> str:
+    parts = ", ".join(
+        f"{count(value)} {name.replace('_', ' ')}" for name, value in parameters["parts"].items()
+    )
+    frozen = f", {count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
+    return f"{count(parameters['trained'])} parameters{frozen} ({parts})"
+
+
+def _schedule(way: dict[str, Any]) -> str:
+    sizes = bytes_text(way["in_flight_bytes"]), bytes_text(way["object_store_bytes"])
+    return (
+        f"capture ends after {duration(way['capture_s'])}, training after"
+        f" {duration(way['training_s'])}; {way['gpus']} GPUs at once, {way['bottleneck']} is the"
+        " bottleneck; {} in flight (cluster.in_flight_gb), object store {} a node".format(*sizes)
+    )
+
+
+def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
+    each = "process" if judged["shared_by_processes"] else "GPU"
+    layout = f"{judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
+    table = _table(f"memory of each {each}{' of ' + name if name else ''}: {layout}", "part")
+    for phase in judged["phases"]:
+        table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
+    phases = judged["phases"].values()
+    for part in dict.fromkeys(itertools.chain.from_iterable(phases)):
+        sizes = [bytes_text(parts[part]) if part in parts else "" for parts in phases]
+        table.add_row(part.replace("_", " "), *sizes)
+    table.add_section()
+    table.add_row("total", *(bytes_text(sum(parts.values())) for parts in phases))
+    console.print(table)
+    kind = "one sequence that fills it" if row["assumed"] else "the largest of the traffic"
+    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors ({kind})"]
+    room = f"{bytes_text(judged['usable_bytes'])} usable of {bytes_text(judged['bytes'])}"
+    short = f"it does NOT fit, short by {bytes_text(judged['short_by_bytes'])}: {room}"
+    say.append(f"it fits: {room}" if judged["fits"] else short)
+    if layout := judged["cheapest_layout"]:
+        text = "training.processes={processes} training.zero_stage={zero_stage}".format(**layout)
+        say.append(f"cheapest layout that fits: {text} ({bytes_text(layout['peak_bytes'])} each)")
+    else:
+        say.append(
+            "no layout fits: lower training.row_tokens or speculator.depth, or freeze the experts"
+            " (speculator.train=non_routed)"
+        )
+    if not judged["shared_by_processes"]:
+        host = bytes_text(judged["host_bytes"])
+        say.append(f"host memory: {host} for {judged['processes']} processes on one node")
+    _say(console, "\n".join(say))
