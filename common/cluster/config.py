@@ -7,8 +7,6 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from outrider.common.cluster.rates import ClusterRates
-
 
 class ClusterConfig(BaseModel):
     """`cluster:` where the stages run. Without an address, on this machine and without Ray."""
@@ -60,9 +58,6 @@ class ClusterConfig(BaseModel):
     training_restarts: int = Field(default=3, ge=0)
     """How often training goes on after it lost processes, with their node or killed, without a new
     checkpoint in between. It goes on with the processes that the cluster has room for."""
-
-    rates: ClusterRates = Field(default_factory=ClusterRates)
-    """Speeds that `--dry-run` assumes."""
 
     @field_validator("address")
     @classmethod
