@@ -88,7 +88,7 @@ def _rehearse(
     if dry_run or stages is not None:
         raise OutriderError("--rehearse runs every stage; leave out --dry-run and --stages")
     console = Console(stderr=True)
-    loaded = rehearsal(recipe, overrides, runs, console)
+    loaded = rehearsal(recipe, overrides, console)
     found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
     print_json(found)
     return 0 if found["holds"] else 1

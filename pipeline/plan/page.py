@@ -91,8 +91,7 @@ def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], consol
     table.add_section()
     table.add_row("total", *(bytes_text(sum(parts.values())) for parts in phases))
     console.print(table)
-    kind = "one sequence that fills it" if row["assumed"] else "the largest of the traffic"
-    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors ({kind})"]
+    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors"]
     room = f"{bytes_text(judged['usable_bytes'])} usable of {bytes_text(judged['bytes'])}"
     short = f"it does NOT fit, short by {bytes_text(judged['short_by_bytes'])}: {room}"
     say.append(f"it fits: {room}" if judged["fits"] else short)

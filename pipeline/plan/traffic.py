@@ -4,7 +4,6 @@ volume = traffic_volume(run, recipe)
 volume.train, volume.heldout_sequences, volume.counted
 """
 
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +14,9 @@ from outrider.pipeline.run_dir import RunDirectory
 LOG_BYTES_PER_TOKEN = 6
 """Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
 
-ZSTD_RATIO = 6
-"""Bytes of a log per byte under zstd, roughly. A zstd file does not end with its size."""
+COMPRESSED = (".gz", ".zst")
+COMPRESSION_RATIO = 6
+"""Bytes of a log per compressed byte, roughly."""
 
 
 class Volume(NamedTuple):
@@ -49,7 +49,11 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
     files: list[Path] = []
     for path in (Path(path) for path in paths if "://" not in path):
         files += path.rglob("*") if path.is_dir() else [path]
-    size = sum(_text_bytes(file) for file in files if file.is_file())
+    size = sum(
+        file.stat().st_size * (COMPRESSION_RATIO if file.suffix in COMPRESSED else 1)
+        for file in files
+        if file.is_file()
+    )
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
 
 
@@ -107,15 +111,3 @@ def _lengths(run: RunDirectory, ids: list[str]) -> tuple[list[int], list[int]]:
     table = load_sequences(run.tables, ids).select_columns(columns).with_format("arrow")[:]
     lengths = pc.list_value_length(table.column("token_ids"))
     return lengths.to_pylist(), table.column("completion_start").to_pylist()
-
-
-def _text_bytes(file: Path) -> int:
-    size = file.stat().st_size
-    if file.suffix == ".zst":
-        return size * ZSTD_RATIO
-    if file.suffix != ".gz" or size < 18:
-        return size
-    with file.open("rb") as compressed:
-        compressed.seek(-4, 2)  # a gzip member ends with its length modulo 2^32
-        (length,) = struct.unpack("<I", compressed.read(4))
-    return int(length)

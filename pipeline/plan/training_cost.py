@@ -5,21 +5,19 @@
 Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
 those that all of them read together.
 
-Memory (training/sizing/memory.py) is computed for the largest row of the ingested traffic; before
-the ingest, for one sequence that fills a row. It is compared with the GPUs of this machine or the
-size that `--gpu-memory` gives. Without a GPU, it is compared with this machine's memory, and if
-that is too small, with GPUs of an assumed size.
+Memory (training/sizing/memory.py) is computed for one sequence that fills a row. It is compared
+with the GPUs of this machine or the size that `--gpu-memory` gives. Without a GPU, it is compared
+with this machine's memory, and if that is too small, with GPUs of an assumed size.
 """
 
 import dataclasses
-import itertools
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -28,18 +26,14 @@ from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.pipeline.plan.cluster import cluster_schedule
 from outrider.pipeline.plan.hours import rates_of, stage_seconds
-from outrider.pipeline.plan.traffic import traffic_volume
+from outrider.pipeline.plan.traffic import Volume, traffic_volume
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.planned import planned, stored_features, warms_up
-from outrider.training.packing import make_samples, plan_epoch
 from outrider.training.sizing.memory import MemoryPlan
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ASSUMED_GPU = 150e9
 """Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed where
@@ -72,8 +66,13 @@ class Memory:
         return self.needed(plan) <= USABLE * self.bytes
 
 
-def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> dict[str, Any]:
-    """The whole estimate as one object. `gpu_bytes` is a GPU's memory from the command line."""
+def price(
+    run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None, row: RowShape | None = None
+) -> dict[str, Any]:
+    """The whole estimate as one object.
+
+    `gpu_bytes` is a GPU's memory from the command line; `row` replaces the largest possible row.
+    """
     target = local_target(recipe)
     config, source = _config(recipe, target)
     if config is None:
@@ -85,7 +84,7 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
     spec = stored_features(recipe.speculator, config)
     each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     kinds = {
-        name: _of_kind(run, recipe.of_kinds([name]), config, source, gpu_bytes)
+        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, row, volume)
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
@@ -111,13 +110,17 @@ def price(run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None) -> di
 
 
 def _of_kind(
-    run: RunDirectory, recipe: Recipe, config: dict[str, Any], source: object, gpu: int | None
+    recipe: Recipe,
+    config: dict[str, Any],
+    source: object,
+    gpu: int | None,
+    row: RowShape | None,
+    volume: Volume,
 ) -> dict[str, Any]:
     """Parameters, memory and checkpoint of the training of the recipe's only kind."""
-    traffic = _training_part(run)
-    row = _largest_row(traffic, recipe) if traffic is not None else None
-    looked_up = _different_tokens(traffic) if traffic is not None else None
-    plan = dataclasses.replace(memory_plan(recipe, config, source, row), looked_up=looked_up)
+    plan = memory_plan(recipe, config, source, row)
+    if volume.counted:
+        plan = dataclasses.replace(plan, looked_up=volume.train + volume.validation)
     size = plan.size
     # A head is published in bf16, whatever its target is in.
     published = planned(recipe.speculator, config).get("quantization_config")
@@ -129,8 +132,7 @@ def _of_kind(
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
-        "row": dataclasses.asdict(plan.row)
-        | {"row_tokens": plan.row_tokens, "assumed": row is None},
+        "row": dataclasses.asdict(plan.row),
         "checkpoint_bytes": plan.checkpoint_bytes(),
         "speculator_bytes": int(size.total * (FP8_BYTES if published else 2)),
         "memory": list(_judged(plan, recipe, gpu)),
@@ -171,40 +173,6 @@ def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None,
             return read_json(fetched / "config.json"), f"{recipe.target.model}/config.json"
         except OutriderError as error:
             return None, str(error)
-
-
-def _training_part(run: RunDirectory) -> "pa.Table | None":
-    """Ids, tokens and completion starts of the ingested training part; None before ingest."""
-    if run.read_record("ingest") is None or not run.sequences.exists():
-        return None
-    from outrider.data.sequences import load_sequences
-
-    parts = run.split / "parts.json"
-    ids = read_json(parts)["train"] if run.read_record("split") and parts.is_file() else None
-    columns = ["sequence_id", "token_ids", "completion_start"]
-    return load_sequences(run.tables, ids).select_columns(columns).with_format("arrow")[:]
-
-
-def _different_tokens(table: "pa.Table") -> int:
-    import pyarrow.compute as pc
-
-    return len(pc.unique(pc.list_flatten(table.column("token_ids"))))
-
-
-def _largest_row(table: "pa.Table", recipe: Recipe) -> RowShape | None:
-    """The row of an epoch with most anchors; None without rows."""
-    import pyarrow.compute as pc
-
-    training = recipe.training
-    lengths = pc.list_value_length(table.column("token_ids")).to_pylist()
-    ids, starts = (table.column(name).to_pylist() for name in ("sequence_id", "completion_start"))
-    samples, _ = make_samples(zip(ids, lengths, starts, strict=True), training.row_tokens)
-    steps = plan_epoch(samples, training.row_tokens, training.rows_per_step, training.seed, 0)
-    rows = [
-        RowShape.of_sequences((samples[index].length, samples[index].targets(0)) for index in row)
-        for row in itertools.chain.from_iterable(steps)
-    ]
-    return max(rows, key=lambda row: row.anchors, default=None)
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:

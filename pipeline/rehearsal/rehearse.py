@@ -1,6 +1,6 @@
 """`train-speculator --rehearse`: every stage at R1's widths on a random target that fits here.
 
-    loaded = rehearsal("r1/resume_screening", (), Path("runs"), console)
+    loaded = rehearsal("r1/resume_screening", (), console)
     found = rehearse(loaded, run, ["ingest", ..., "export"], console)
 
 What is shown: each stage runs at real widths, up to a verdict (random weights give none worth
@@ -29,6 +29,7 @@ from outrider.pipeline.rehearsal.target import random_target
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND
+from outrider.speculators.kinds.protocol import RowShape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,13 +45,8 @@ RETURN_FREED_MEMORY = {
 """glibc keeps freed memory by default, and a peak would include it."""
 
 
-def rehearsal(
-    recipe: str, overrides: Sequence[str], runs: Path, console: "Console"
-) -> LoadedRecipe:
-    """The recipe's rehearsal, its random target written if it is not in the cache.
-
-    An interrupted rehearsal keeps its target, however much memory is available now.
-    """
+def rehearsal(recipe: str, overrides: Sequence[str], console: "Console") -> LoadedRecipe:
+    """The recipe's rehearsal, its random target written if it is not in the cache."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -64,20 +60,15 @@ def rehearsal(
             f" kind; name it, such as speculator.kind={DEFAULT_KIND}, and rehearse each"
         )
     target = local_target(original)
-    run = RunDirectory.of(planned, runs)
-    started = Path(run.read_resolved().target.model) if run.resolved_recipe.is_file() else None
-    if started is not None and (started / "config.json").is_file():
-        directory = started
-    else:
-        available = memories()[0].bytes if gpus else psutil.virtual_memory().available
-        config = read_json(target / "config.json" if target else R1_CONFIG)
-        config, experts = cut_to_fit(config, planned, available, gpus)
-        console.print(
-            f"rehearsal: {experts} experts on {gpus or 'no'} GPUs,"
-            f" {available / 1e9:.1f} GB of memory available",
-            highlight=False,
-        )
-        directory = random_target(config)
+    available = memories()[0].bytes if gpus else psutil.virtual_memory().available
+    config = read_json(target / "config.json" if target else R1_CONFIG)
+    config, experts = cut_to_fit(config, planned, available, gpus)
+    console.print(
+        f"rehearsal: {experts} experts on {gpus or 'no'} GPUs, {available / 1e9:.1f} GB of memory"
+        " available",
+        highlight=False,
+    )
+    directory = random_target(config)
     loaded = load_recipe(recipe, [*words, f"target.model={directory}"])
     check(loaded.recipe)
     return loaded
@@ -96,7 +87,13 @@ def rehearse(
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go:
         go(wanted, {"force": True})
-    rows = compared(price(run, loaded.recipe), run)
+    trained = run.result_of("split")["train"]
+    # One sequence fills a row of the rehearsal.
+    length, anchors = (
+        trained[key] // trained["sequences"] for key in ("tokens", "completion_tokens")
+    )
+    row = RowShape.of_sequences([(length, anchors)])
+    rows = compared(price(run, loaded.recipe, row=row), run)
     table = Table(title="rehearsal: --dry-run against measured", title_justify="left")
     for column in ("", "predicted", "measured", "difference", "within 10 %"):
         table.add_column(column, justify="right" if column else "left")

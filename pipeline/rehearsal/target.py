@@ -1,10 +1,9 @@
 """A random target for a config.json: weights under DeepSeek's names, written once and cached.
 
-    directory = random_target(cut.config)       # ~/.cache/outrider/rehearsal/DIGEST
+    directory = random_target(config)       # ~/.cache/outrider/rehearsal/DIGEST
 
-Written tensor by tensor, so that memory holds one shard. No tokenizer of R1 comes with the package:
-the embedded target's is extended by unused tokens to the config's vocabulary, so texts have ids
-below 4,096 and every id that the model samples has a text.
+No tokenizer of R1 comes with the package: the embedded target's is extended by unused tokens to the
+config's vocabulary, so texts have ids below 4,096 and every id that the model samples has a text.
 """
 
 import os
@@ -42,7 +41,7 @@ def random_target(config: Mapping[str, Any], cache: Path | None = None) -> Path:
 
 def write_random_target(config: Mapping[str, Any], directory: Path) -> None:
     """Publishes config.json, tokenizer and seeded random weights at `directory`."""
-    from safetensors.torch import save_file
+    from huggingface_hub import save_torch_state_dict
 
     embedded = EMBEDDED_TARGETS["nano_r1"]
     small = read_json(embedded / "config.json")
@@ -56,15 +55,7 @@ def write_random_target(config: Mapping[str, Any], directory: Path) -> None:
         tokenizer = read_json(embedded / "tokenizer.json")
         extend_vocabulary(tokenizer, config["vocab_size"])
         write_json(temporary / "tokenizer.json", tokenizer)
-        weight_map: dict[str, str] = {}
-        total = 0
-        for number, shard in enumerate(_shards(_tensors(config)), start=1):
-            file = f"model-{number:05d}.safetensors"
-            save_file(shard, temporary / file, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(shard, file)
-            total += sum(tensor.nbytes for tensor in shard.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(temporary / "model.safetensors.index.json", index)
+        save_torch_state_dict(dict(_tensors(config)), temporary, max_shard_size=SHARD_BYTES)
 
 
 def extend_vocabulary(tokenizer: dict[str, Any], size: int) -> None:
@@ -74,19 +65,6 @@ def extend_vocabulary(tokenizer: dict[str, Any], size: int) -> None:
     vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     taken = set(vocabulary.values())
     vocabulary |= {f"unused-{number}": number for number in range(size) if number not in taken}
-
-
-def _shards(
-    tensors: "Iterator[tuple[str, torch.Tensor]]",
-) -> "Iterator[dict[str, torch.Tensor]]":
-    shard: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors:
-        shard[name] = tensor
-        if sum(each.nbytes for each in shard.values()) >= SHARD_BYTES:
-            yield shard
-            shard = {}
-    if shard:
-        yield shard
 
 
 def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
