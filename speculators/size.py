@@ -17,18 +17,48 @@ B).
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from outrider.speculators.kinds.protocol import TrainedParameters
+Device = Literal["cpu", "cuda"]
+"""Where memory is planned for: a CPU attends densely, a GPU by flex attention."""
+
+TrainedParameters = Literal["all", "non_routed", "lora"]
+"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
 
 EXPERTS = ".experts."
 
 PROJECTIONS = ("eh_proj", "q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_a_", "kv_b_")
 """Parts of the names of the matrices before attention, Llama's and DeepSeek's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShape:
+    """The shape of one training row that decides its memory."""
+
+    tokens: int
+    """Slots that hold a token."""
+    anchors: int
+    """Slots from which a chain starts."""
+    pairs: int
+    """(anchor, token) pairs within a sequence, summed: the size of attention over the prefix."""
+    largest_pairs: int
+    """The pairs of the largest sequence."""
+
+    @classmethod
+    def of_sequences(cls, sequences: Iterable[tuple[int, int]]) -> "RowShape":
+        """The row of sequences given as (tokens, anchors)."""
+        listed = list(sequences)
+        pairs = [tokens * anchors for tokens, anchors in listed] or [0]
+        return cls(sum(t for t, _ in listed), sum(a for _, a in listed), sum(pairs), max(pairs))
+
+    @classmethod
+    def full(cls, tokens: int) -> "RowShape":
+        """The largest row of `tokens` slots: one sequence that is all response."""
+        return cls.of_sequences([(tokens, tokens)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +131,7 @@ class DrafterSize:
             if any(word in name for word in words)
         )
 
-    def trained(self, what: "TrainedParameters" = "all", lora_rank: int = 0) -> int:
+    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Parameters that the optimizer holds; an expert's adapters have rank x (in + out)."""
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
         if what != "lora":
@@ -109,11 +139,11 @@ class DrafterSize:
         added = sum(lora_rank * count * (out + into) for count, out, into in adapters)
         return self.total - self.frozen(what) + added
 
-    def frozen(self, what: "TrainedParameters" = "all") -> int:
+    def frozen(self, what: TrainedParameters = "all") -> int:
         """Parameters of the drafter that the optimizer does not hold."""
         return 0 if what == "all" else self.count(EXPERTS)
 
-    def largest(self, what: "TrainedParameters" = "all") -> int:
+    def largest(self, what: TrainedParameters = "all") -> int:
         """Values of the largest trained tensor whose gradients of several depths add up."""
         return max(
             math.prod(shape)

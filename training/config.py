@@ -167,7 +167,7 @@ class TrainingConfig(BaseModel):
 
     tokens_per_s: float | None = Field(default=None, gt=0)
     """Training throughput that `--dry-run` assumes, in row tokens/s over all processes; no other
-    effect. null: that of R1 or the embedded target (pipeline/plan/hours.py), and no estimate for any
+    effect. null: that of R1 or the embedded target (pipeline/plan/hours.py), no estimate for any
     other."""
 
     seed: int = 0

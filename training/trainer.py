@@ -30,8 +30,9 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.kinds.protocol import Origin, RowShape
+from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.planned import planned
+from outrider.speculators.size import RowShape
 from outrider.training.batches import Batch, Prefetch, responses
 from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (

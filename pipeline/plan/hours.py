@@ -18,9 +18,6 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.planned import warms_up
 
-Parts = Mapping[str, float]
-"""Seconds by what they are spent on."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
@@ -94,7 +91,7 @@ def stage_seconds(
     recipe: Recipe,
     target_config: Mapping[str, Any],
     checkpoint_bytes: Mapping[str, int],
-) -> dict[str, Parts]:
+) -> dict[str, dict[str, float]]:
     """Seconds of each stage by part; empty for a target of unknown speed.
 
     `checkpoint_bytes` has the size of a training checkpoint of each kind.
@@ -120,7 +117,7 @@ def stage_seconds(
         training[f"{evaluations} evaluations{name}"] = validated / rates.training_tokens_per_s
         training[f"{checkpoints} checkpoints{name}"] = checkpoints * size / rates.disk_bytes_per_s
     evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
-    stages = {
+    stages: dict[str, dict[str, float]] = {
         "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
         "split": {"near duplicates": volume.log / rates.ingest_tokens_per_s / 2},
         "capture": {

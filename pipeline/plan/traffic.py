@@ -41,7 +41,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
     if parts := run.result_of("split"):
         tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
         log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
-        return Volume(log or sum(tokens), *tokens, counted=True)
+        return Volume(log or sum(tokens), tokens[0], tokens[1], tokens[2], counted=True)
     if ingested:
         log = ingested["prompt_tokens"] + ingested["completion_tokens"]
         return split_volume(recipe, log, ingested["exchanges"])
@@ -68,12 +68,11 @@ def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
         (split.validation_fraction, split.max_validation_sequences),
         (split.heldout_fraction, split.max_heldout_sequences),
     )
-    parts = []
-    for share, limit in shares:
-        if sequences and limit:
-            share = min(share, limit / sequences)
-        parts.append(int(tokens * share))
-    return Volume(tokens, *parts, counted=sequences is not None)
+    train, validation, heldout = (
+        int(tokens * min(share, limit / sequences if sequences and limit else 1))
+        for share, limit in shares
+    )
+    return Volume(tokens, train, validation, heldout, counted=sequences is not None)
 
 
 def lost_ends_text(stage: str, run: RunDirectory, recipe: Recipe) -> str:

@@ -31,8 +31,8 @@ from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.planned import planned, stored_features, warms_up
+from outrider.speculators.size import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 
 ASSUMED_GPU = 150e9

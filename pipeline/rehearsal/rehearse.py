@@ -29,7 +29,7 @@ from outrider.pipeline.rehearsal.target import random_target
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND
-from outrider.speculators.kinds.protocol import RowShape
+from outrider.speculators.size import RowShape
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,24 +33,18 @@ Shapes: T tokens, N anchors, K depths.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.size import DrafterSize, TrainedParameters
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
-    from outrider.speculators.size import DrafterSize
-
-Device = Literal["cpu", "cuda"]
-"""Where memory is planned for: a CPU attends densely, a GPU by flex attention."""
-
-TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -104,32 +98,6 @@ class TrainedParts(Protocol):
     @property
     def lora_alpha(self) -> float:
         """Scale of the adapters, times their rank."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RowShape:
-    """The shape of one training row that decides its memory."""
-
-    tokens: int
-    """Slots that hold a token."""
-    anchors: int
-    """Slots from which a chain starts."""
-    pairs: int
-    """(anchor, token) pairs within a sequence, summed: the size of attention over the prefix."""
-    largest_pairs: int
-    """The pairs of the largest sequence."""
-
-    @classmethod
-    def of_sequences(cls, sequences: Iterable[tuple[int, int]]) -> "RowShape":
-        """The row of sequences given as (tokens, anchors)."""
-        listed = list(sequences)
-        pairs = [tokens * anchors for tokens, anchors in listed] or [0]
-        return cls(sum(t for t, _ in listed), sum(a for _, a in listed), sum(pairs), max(pairs))
-
-    @classmethod
-    def full(cls, tokens: int) -> "RowShape":
-        """The largest row of `tokens` slots: one sequence that is all response."""
-        return cls.of_sequences([(tokens, tokens)])
 
 
 class DrafterKind(Protocol):
@@ -220,7 +188,7 @@ class TrainableKind(DrafterKind, Protocol):
         config: Mapping[str, Any],
         target_config: Mapping[str, Any],
         source: object = "config.json",
-    ) -> "DrafterSize":
+    ) -> DrafterSize:
         """Parameters, activations and FLOPs of a speculator with this config.json.
 
         An `OutriderError` names `source`, the target's config.json, and missing keys.

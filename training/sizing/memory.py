@@ -20,8 +20,7 @@ neither masters nor moments. No weights, no GPU.
 import dataclasses
 from typing import Literal
 
-from outrider.speculators.kinds.protocol import Device, RowShape, TrainedParameters
-from outrider.speculators.size import DrafterSize
+from outrider.speculators.size import Device, DrafterSize, RowShape, TrainedParameters
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 """Logits that the loss holds at once (`training.losses.CHUNK_ELEMENTS`)."""

@@ -27,11 +27,10 @@ from outrider.speculators.kinds.protocol import (
     Abilities,
     KPerBatchSize,
     Origin,
-    TrainedParameters,
     TrainedParts,
 )
 from outrider.speculators.kinds.vllm_settings import directory_settings
-from outrider.speculators.size import DrafterSize
+from outrider.speculators.size import DrafterSize, TrainedParameters
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from outrider.pipeline.preflight import check, has_weights
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds.mtp.size import mtp_size
-from outrider.speculators.kinds.protocol import RowShape
+from outrider.speculators.size import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.cli.commands import assert_one_message, run
 from tests.r1_config import R1

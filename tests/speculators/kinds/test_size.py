@@ -11,8 +11,8 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.mtp.size import mtp_size
-from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.size import RowShape
 from outrider.training.sizing.memory import MemoryPlan
 from tests.r1_config import R1
 from tests.speculators.kinds.kept import kept_bytes

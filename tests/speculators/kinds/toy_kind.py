@@ -31,10 +31,9 @@ from outrider.speculators.kinds.protocol import (
     Abilities,
     KPerBatchSize,
     Origin,
-    TrainedParameters,
     TrainedParts,
 )
-from outrider.speculators.size import DrafterSize
+from outrider.speculators.size import DrafterSize, TrainedParameters
 from outrider.training.distributed.spec import TrainingSpec
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import PRELOADED

@@ -14,8 +14,8 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.mtp.size import mtp_size
-from outrider.speculators.kinds.protocol import RowShape
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.size import RowShape
 from outrider.training import losses
 from outrider.training.sizing import memory
 from outrider.training.sizing.memory import MemoryPlan
