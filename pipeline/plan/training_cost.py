@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -49,21 +49,17 @@ FP8_BYTES = 1 + 4 / 128**2
 """Bytes of a weight in FP8 blocks, scales included."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory that training may use: of one GPU, or of a machine (`shared` by all processes)."""
 
     bytes: int
     source: str
     shared: bool = False
 
-    def needed(self, plan: MemoryPlan) -> int:
-        """Bytes of it that the plan needs."""
-        return plan.host_bytes(plan.processes) if self.shared else plan.peak()[1]
-
-    def fits(self, plan: MemoryPlan) -> bool:
-        """Whether the plan fits into the usable share."""
-        return self.needed(plan) <= USABLE * self.bytes
+    def missing(self, plan: MemoryPlan) -> int:
+        """Bytes by which the plan exceeds the usable share; negative where it fits."""
+        needed = plan.host_bytes(plan.processes) if self.shared else plan.peak()[1]
+        return needed - int(USABLE * self.bytes)
 
 
 def price(
@@ -179,23 +175,23 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
     """The recipe's layout on each candidate memory, and the cheapest layout that fits it."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
-        fits, needed, usable = memory.fits(here), memory.needed(here), int(USABLE * memory.bytes)
+        missing, (phase, peak) = memory.missing(here), here.peak()
         yield {
             "device": memory.source,
             "shared_by_processes": memory.shared,
             "bytes": memory.bytes,
-            "usable_bytes": usable,
+            "usable_bytes": int(USABLE * memory.bytes),
             "zero_stage": here.zero_stage,
             "processes": here.processes,
             "phases": here.phases(),
-            "peak_phase": here.peak()[0],
-            "peak_bytes": here.peak()[1],
+            "peak_phase": phase,
+            "peak_bytes": peak,
             "host_bytes": here.host_bytes(here.processes),
-            "fits": fits,
-            "short_by_bytes": max(needed - usable, 0),
+            "fits": missing <= 0,
+            "short_by_bytes": max(missing, 0),
             "cheapest_layout": _cheapest(here, memory, recipe.training.rows_per_step),
         }
-        if fits or not memory.shared:
+        if missing <= 0 or not memory.shared:
             return
 
 
@@ -207,7 +203,7 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
             continue
         for stage in (1, 2, 3) if processes > 1 else (1,):
             tried = dataclasses.replace(plan, processes=processes, zero_stage=stage)
-            if memory.fits(tried):
+            if memory.missing(tried) <= 0:
                 return {"processes": processes, "zero_stage": stage, "peak_bytes": tried.peak()[1]}
     return None
 
@@ -218,9 +214,8 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
     if found := _smallest_gpu():
         return [found]
-    host = Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True)
     return [
-        host,
+        Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True),
         Memory(int(ASSUMED_GPU), "an assumed H200 (none found; --gpu-memory GB sets another size)"),
     ]
 

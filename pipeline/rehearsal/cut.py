@@ -26,9 +26,6 @@ EXPERTS_ON_GPUS = (256, 64, 16)
 USABLE = 0.8
 """Share of the available memory that the largest process may take."""
 
-WORKER_BYTES = 1_500_000_000
-"""Memory of vLLM's worker besides weights and KV cache: libraries, and what a step computes."""
-
 
 def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, Any]:
     """`config` with one dense and one MoE layer of `experts` experts in groups of two.
@@ -61,26 +58,13 @@ def cut_to_fit(
     for experts in EXPERTS_ON_GPUS if gpus else EXPERTS:
         small = cut_config(config, experts, fp8=gpus > 0)
         plan = memory_plan(recipe, small, "config.json")
-        if gpus:
-            needed = plan.peak()[1]
-        else:
-            plan = dataclasses.replace(plan, device="cpu")
-            needed = max(plan.host_bytes(plan.processes), _engine_bytes(small, plan.size.total))
+        # One process trains on a CPU; it needs more than an engine of the same target.
+        plan = dataclasses.replace(plan, device="cuda" if gpus else "cpu")
+        needed = plan.peak()[1]
         if needed <= USABLE * available_bytes:
             return small, experts
     raise OutriderError(
-        f"--rehearse: with {experts} experts, a process takes {needed / 1e9:.1f} GB (mostly"
+        f"--rehearse: with {experts} experts, training takes {needed / 1e9:.1f} GB (mostly"
         f" embedding and head of 129,280 tokens); {available_bytes / 1e9:.1f} GB of memory are"
         " available, of which 80 % are used; free memory or use a larger machine"
     )
-
-
-def _engine_bytes(config: Mapping[str, Any], layer: int) -> int:
-    """Largest memory of vLLM's worker with a drafter on a CPU.
-
-    Weights in bf16: one dense and one MoE layer and the MTP layer (at most three of `layer`
-    parameters, the dense MLP being smaller than the experts), embedding and head. While it loads,
-    the drafter has embedding and head of its own; the target's replace them.
-    """
-    matrix = 2 * config["vocab_size"] * config["hidden_size"]
-    return 2 * 3 * layer + 4 * matrix + WORKER_BYTES

@@ -160,7 +160,7 @@ def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
     r1 = MemoryPlan(mtp_size(R1), RowShape.full(8192), 8192, 3)
 
     def fits(processes: int, stage: int) -> bool:
-        return memory.fits(dataclasses.replace(r1, processes=processes, zero_stage=stage))
+        return memory.missing(dataclasses.replace(r1, processes=processes, zero_stage=stage)) <= 0
 
     found = pricing._cheapest(r1, memory, rows)
     tried = [(n, s) for n in (1, 2, 4, 8, 16, 32) for s in ((1, 2, 3) if n > 1 else (1,))]
