@@ -1,7 +1,7 @@
 """EAGLE-3 training in Outrider against PyPI's `speculators`, row by row on one machine.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
-    python -m benchmarks.states --train 400 --heldout 48 --layers 2 8 13
+    python -m benchmarks.training states --train 400 --heldout 48 --layers 2 8 13
     python -m venv theirs && theirs/bin/pip install speculators==0.9.0
     python -m benchmarks.against_speculators --their-python theirs/bin/python
 

@@ -1,13 +1,14 @@
-"""The trainer against plain implementations: loss, training step, torch.compile.
+"""The trainer against plain implementations: loss and training step.
 
     python -m benchmarks.training loss --tokens 4096        # chunked loss: time and peak memory
     python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against whole logits
+    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    python -m benchmarks.training states        # writes runs/resume_screening/states for `step`
     python -m benchmarks.training step          # nano R1, against a loop over transformers' layer
-    python -m benchmarks.training compile       # nano R1, the layer compiled
 
-`step` and `compile` need states (benchmarks/states.py). Blocks of the compared variants alternate;
-speed-ups are medians of paired ratios. Times are CPU seconds of one thread, which other work on the
-machine hardly affects. Prints one line of JSON.
+States come from transformers in float32; captured states differ from them by bf16 rounding. Blocks
+of the compared variants alternate; speed-ups are medians of paired ratios. Times are CPU seconds of
+one thread, which other work on the machine hardly affects. Prints one line of JSON.
 """
 
 import argparse
@@ -111,25 +112,40 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     return bench.compare({"plain": bench.plain_step, "ours": bench.our_step}, "plain", "ours")
 
 
-def compiled(args: argparse.Namespace) -> dict[str, Any]:
-    """Our step with the layer's two halves compiled for any shape, against eager."""
-    from outrider.speculators.layers.deepseek_layer import DecoderLayer
+@torch.no_grad()
+def states(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes the states of training sequences; `--layers`: the stream before these layers, too."""
+    from transformers import DeepseekV3ForCausalLM
 
-    bench = StepBench(args)
-    eager = {name: getattr(DecoderLayer, name) for name in ("project", "finish")}
-    fast = {name: torch.compile(method, dynamic=True) for name, method in eager.items()}
+    from outrider.common.files import read_json
+    from outrider.data.features.feature_writer import FeatureWriter
+    from outrider.data.sequences import load_sequences
+    from outrider.serving.config import TargetConfig
+    from outrider.speculators.features import FeatureStream
 
-    def with_layer(methods: dict[str, Any]) -> Callable[[int], tuple[float, int]]:
-        def run(turn: int) -> tuple[float, int]:
-            for name, method in methods.items():
-                setattr(DecoderLayer, name, method)
-            return bench.our_step(turn)
-
-        return run
-
-    return bench.compare(
-        {"eager": with_layer(eager), "compiled": with_layer(fast)}, "eager", "compiled"
-    )
+    model = DeepseekV3ForCausalLM.from_pretrained(
+        TargetConfig().directory(), dtype=torch.float32
+    ).eval()
+    parts = read_json(args.run / "split" / "parts.json")
+    ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
+    width, source = model.config.hidden_size, {"states": "transformers float32"}
+    streams = [FeatureStream(f"layer_{index}", width) for index in args.layers]
+    with FeatureWriter(
+        args.run / "states", width, source, shard_megabytes=4, auxiliary=streams
+    ) as writer:
+        for row in load_sequences(args.run / "traffic" / "sequences", ids):
+            if row["sequence_id"] not in writer.done:
+                token_ids = torch.tensor(row["token_ids"])
+                out = model.model(token_ids[None], output_hidden_states=True)
+                layers = {f"layer_{index}": out.hidden_states[index][0] for index in args.layers}
+                writer.write(
+                    row["sequence_id"],
+                    token_ids,
+                    out.last_hidden_state[0],
+                    row["completion_start"],
+                    auxiliary=layers,
+                )
+        return {"sequences": len(writer.done)}
 
 
 class StepBench:
@@ -363,7 +379,7 @@ def _reset_peak() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["loss", "step", "compile"])
+    parser.add_argument("what", choices=["loss", "states", "step"])
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument(
         "--naive", action="store_true", help="compare with whole logits and autograd"
@@ -375,14 +391,17 @@ def main() -> None:
         "--run",
         type=Path,
         default=Path("runs/resume_screening"),
-        help="a run with states (benchmarks/states.py)",
+        help="a run whose split is done",
     )
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--train", type=int, default=100, help="sequences to write states of")
+    parser.add_argument("--heldout", type=int, default=40)
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(json.dumps({"loss": loss, "step": step, "compile": compiled}[args.what](args)))
+    print(json.dumps({"loss": loss, "states": states, "step": step}[args.what](args)))
 
 
 if __name__ == "__main__":

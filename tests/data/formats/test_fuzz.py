@@ -1,6 +1,6 @@
 """Damaged golden logs of every format: no crash, no row lost, no row twice.
 
-benchmarks/fuzz.py runs the same at length.
+`make test-long` runs the same at length.
 """
 
 import random
