@@ -15,7 +15,6 @@ import numpy as np
 from rich.text import Text
 
 from outrider.common.files import read_json
-from outrider.data.config import bytes_per_token
 from outrider.data.ingest.ingest import TOKENIZER_FILES
 from outrider.data.ingest.inspection import inspect, inspect_ingested
 from outrider.data.ingest.printable import printable
@@ -23,12 +22,12 @@ from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.mask_view import marked
 from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.plan.hours import rates_of
-from outrider.pipeline.plan.units import bytes_text, duration
+from outrider.pipeline.plan.training_cost import features_cost
+from outrider.pipeline.plan.units import duration
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.registry import STAGES
-from outrider.speculators.planned import stored_features
 
 
 def inspect_recipe(
@@ -68,15 +67,12 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
     """Cost of the capture: of what the split keeps, or of everything without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
-    config = read_json(target / "config.json")
-    recipe = with_kinds(recipe, target)
-    spec, rates = stored_features(recipe.speculator, config), rates_of(recipe, config)
-    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
-    text = f"{bytes_text(tokens * each)} of states ({tokens:,} tokens x {each:,} bytes)"
+    config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)
+    cost, rates = features_cost(tokens, recipe, config), rates_of(recipe, config)
     if rates:
-        rate = rates.capture_tokens_per_s
-        text += f", about {duration(tokens / rate)} at {rate:,g} tokens/s ({rates.source})"
-    return {"tokens": tokens, "bytes": tokens * each, "text": text}
+        seconds, rate = tokens / rates.capture_tokens_per_s, rates.capture_tokens_per_s
+        cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
+    return cost
 
 
 def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:

@@ -33,12 +33,8 @@ def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Con
         table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
         sizes = bytes_text(kind["checkpoint_bytes"]), bytes_text(kind["speculator_bytes"])
         table.add_row("on disk", "a checkpoint {}, the speculator {}".format(*sizes))
-    features = found["features"]
-    about = "" if features["tokens_counted"] else "about "
-    stored = f"{about}{bytes_text(features['bytes'])}: {features['tokens']:,} tokens x"
-    table.add_row(
-        "states on disk", f"{stored} {features['bytes_per_token']:,} bytes in {features['dtype']}"
-    )
+    about = "" if found["traffic"]["counted"] else "about "
+    table.add_row("captured", f"{about}{found['features']['text']}")
     console.print(table)
     for way, schedule in found["cluster"].items():
         _say(console, f"on the cluster, features {way}: {_schedule(schedule)}")

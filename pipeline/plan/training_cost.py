@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from outrider.data.config import bytes_per_token
 from outrider.pipeline.plan.cluster import cluster_schedule
 from outrider.pipeline.plan.hours import rates_of, stage_seconds
 from outrider.pipeline.plan.traffic import Volume, traffic_volume
+from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -77,8 +78,6 @@ def price(
             "missing": source,
         }
     volume, rates = traffic_volume(run, recipe), rates_of(recipe, config)
-    spec = stored_features(recipe.speculator, config)
-    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     kinds = {
         name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, row, volume)
         for name in recipe.speculator.kinds
@@ -91,18 +90,20 @@ def price(
             "weights_here": target is not None and has_weights(target),
         },
         "traffic": volume._asdict(),
-        "features": {
-            "dtype": recipe.capture.dtype,
-            "bytes_per_token": each,
-            "tokens": volume.captured,
-            "tokens_counted": volume.counted,
-            "bytes": volume.captured * each,
-        },
+        "features": features_cost(volume.captured, recipe, config),
         "rates": dataclasses.asdict(rates) if rates else None,
         "stages": stage_seconds(volume, recipe, config, checkpoints),
         "cluster": cluster_schedule(volume, recipe, config),
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
+
+
+def features_cost(tokens: int, recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Disk of the states of so many tokens."""
+    spec = stored_features(recipe.speculator, config)
+    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    text = f"{bytes_text(tokens * each)} of states ({tokens:,} tokens x {each:,} bytes)"
+    return {"tokens": tokens, "bytes_per_token": each, "bytes": tokens * each, "text": text}
 
 
 def _of_kind(
