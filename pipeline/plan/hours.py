@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import EvalSection
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
@@ -61,7 +62,7 @@ R1_ON_8_H200 = Rates(
 )
 
 NANO_R1_ON_2_CORES = Rates(
-    source="nano R1 on 2 cores, measured",
+    source="nano R1 on 2 cores",
     engine_start_s=25,
     capture_tokens_per_s=5500,
     training_tokens_per_s=4000,
@@ -111,11 +112,15 @@ def stage_seconds(
         name = f", {kind}" if len(checkpoint_bytes) > 1 else ""
         if warm:
             training[f"engine start for parity{name}"] = rates.engine_start_s
-        training[f"{settings.epochs} epochs{name}"] = tokens / rates.training_tokens_per_s
+        training[f"{counted(settings.epochs, 'epoch')}{name}"] = (
+            tokens / rates.training_tokens_per_s
+        )
         # Validation has no backward: a third of a step's products.
         validated = evaluations * volume.validation / 3
         training[f"{evaluations} evaluations{name}"] = validated / rates.training_tokens_per_s
-        training[f"{checkpoints} checkpoints{name}"] = checkpoints * size / rates.disk_bytes_per_s
+        training[f"{counted(checkpoints, 'checkpoint')}{name}"] = (
+            checkpoints * size / rates.disk_bytes_per_s
+        )
     evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
     stages: dict[str, dict[str, float]] = {
         "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},

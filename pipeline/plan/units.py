@@ -11,6 +11,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as minutes, or as hours from three hours on."""
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes} min" if minutes < 180 else f"{minutes / 60:.1f} h"
+    """Seconds, minutes from 90 seconds on, or hours from three hours on."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

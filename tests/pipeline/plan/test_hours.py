@@ -52,7 +52,7 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert stages["capture"] == {"engine start": rates.engine_start_s, "prefill": 1000}
     train, measured = stages["train"], recipe.eval
     assert train["2 epochs"] == pytest.approx(14e5 / rates.training_tokens_per_s)
-    assert train["1 checkpoints"] == pytest.approx(CHECKPOINT["mtp"] / rates.disk_bytes_per_s)
+    assert train["1 checkpoint"] == pytest.approx(CHECKPOINT["mtp"] / rates.disk_bytes_per_s)
     assert rates.decoded_per_s(1) == 85 and rates.decoded_per_s(8) == pytest.approx(470)
     timed = sum(
         max(16, 2 * size) * measured.max_tokens / rates.decoded_per_s(size)
