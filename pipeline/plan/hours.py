@@ -110,17 +110,16 @@ def stage_seconds(
         evaluations = 2 + steps // settings.evaluate_every
         checkpoints = 1 + steps // settings.checkpoint_every
         name = f", {kind}" if len(checkpoint_bytes) > 1 else ""
-        if warm:
-            training[f"engine start for parity{name}"] = rates.engine_start_s
-        training[f"{counted(settings.epochs, 'epoch')}{name}"] = (
-            tokens / rates.training_tokens_per_s
-        )
         # Validation has no backward: a third of a step's products.
-        validated = evaluations * volume.validation / 3
-        training[f"{evaluations} evaluations{name}"] = validated / rates.training_tokens_per_s
-        training[f"{counted(checkpoints, 'checkpoint')}{name}"] = (
-            checkpoints * size / rates.disk_bytes_per_s
-        )
+        parts = {
+            "engine start for parity": rates.engine_start_s * warm,
+            counted(settings.epochs, "epoch"): tokens / rates.training_tokens_per_s,
+            counted(evaluations, "evaluation"): evaluations
+            * volume.validation
+            / (3 * rates.training_tokens_per_s),
+            counted(checkpoints, "checkpoint"): checkpoints * size / rates.disk_bytes_per_s,
+        }
+        training |= {f"{part}{name}": seconds for part, seconds in parts.items() if seconds}
     evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
     stages: dict[str, dict[str, float]] = {
         "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
