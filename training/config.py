@@ -109,7 +109,7 @@ class TrainingConfig(BaseModel):
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
     """Tokens of a row, into which whole sequences are packed. A process computes one row at a time,
     so this sets the peak memory. Longer sequences are cut at their end, and counted. A recipe that
-    leaves it out gets `serving.engine.max_model_len`, at most 8,192."""
+    leaves it out gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
     """Rows of one optimizer step, over all processes together; a multiple of `processes`."""

@@ -40,8 +40,8 @@ ROWS_IN_FLIGHT = 4
 
 KEPT_AT_MOST = 4_000_000_000
 """Where a full row keeps more for backward, every depth is computed again there, a third more
-products of the layer. R1's keeps 22 GB of 8,192 tokens and 90 GB of 32,768; computed again, 4 and
-15 GB, and 7 and 27 GB at a time."""
+products of the layer. R1's keeps 22 GB of 8,192 tokens and 86 GB of 32,768; computed again, 4 and
+16 GB, and 6 and 25 GB at a time."""
 
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
