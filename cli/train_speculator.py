@@ -43,7 +43,7 @@ def train_speculator(
         With --dry-run: print the JSON object and no table.
     gpu_memory
         With --dry-run: memory of one GPU in GB. Default: that of the GPUs here, else this machine's
-        memory, else 141; the output says which.
+        memory, else 150 (an H200); the output says which.
     stages
         Run only these, separated by commas: ingest, split, capture, train, choose_kind (with
         several kinds), evaluate, export.
