@@ -51,7 +51,7 @@ def train_speculator(
         Export even a speculator that is not better than the base.
     rehearse
         Run all stages on a random target of R1's widths with few experts, and compare memory and
-        disk with --dry-run. Needs 22 GB of memory.
+        disk with --dry-run. Needs 22 GB of memory, or uses all GPUs (FP8, compiled).
     """
     from outrider.pipeline.stages.registry import stage_names
 
