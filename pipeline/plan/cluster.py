@@ -53,7 +53,7 @@ def cluster_schedule(
         in_flight = min(room + 2 * window * streamed, volume.captured) * each
         training_s = max(ready_s + train_s, capture_s) if streamed else capture_s + train_s
         return {
-            "gpus": gpus + recipe.training.processes if streamed else gpus,
+            "gpus": gpus + workers if streamed else max(gpus, workers),
             "capture_s": round(capture_s),
             "training_s": round(training_s),
             "bottleneck": pace if capture_s - start > train_s else "training",
@@ -61,11 +61,9 @@ def cluster_schedule(
             "object_store_bytes": round(2 * in_flight),
         }
 
-    stored_pace = min({**paces, "store": store}, key={**paces, "store": store}.__getitem__)
-    stored_s = start + volume.captured / min(store, *paces.values())
-    pace = min(paces, key=paces.__getitem__)
+    stored_s = start + volume.captured / stored_paces[stored_pace]
     # Validation and held-out part are stored in both ways; replicas start again for the stream.
-    other_s = start + (volume.captured - volume.train) / min(store, *paces.values()) + start
+    other_s = 2 * start + (volume.captured - volume.train) / stored_paces[stored_pace]
     missed = max(0.0, 1 - cluster.cache_gb * 1e9 / (volume.train * each))
     streamed = volume.train * (1 + (epochs - 1) * missed)
     streamed_s = other_s + streamed / paces[pace]
