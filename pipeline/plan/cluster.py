@@ -38,12 +38,16 @@ def cluster_schedule(
     spec = stored_features(recipe.speculator, target_config)
     each = bytes_per_token(spec.width, "bf16", len(spec.streams))
     epochs = recipe.training.started(warms_up(recipe.speculator, target_config)).epochs
+    # Replicas of a private cluster share this machine.
+    together = 1 if cluster.address == "local" else cluster.capture_replicas
     paces = {
-        "replicas": cluster.capture_replicas * rates.capture_tokens_per_s,
+        "replicas": together * rates.capture_tokens_per_s,
         "network": NETWORK_BYTES_PER_S / each,
     }
-    store = STORE_BYTES_PER_S / bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
-    engine = recipe.serving.engine
+    stored_each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    stored_paces = paces | {"store": STORE_BYTES_PER_S / stored_each}
+    pace, stored_pace = (min(some, key=some.__getitem__) for some in (paces, stored_paces))
+    engine, workers = recipe.serving.engine, recipe.training.processes
     gpus = cluster.capture_replicas * engine.tensor_parallel * engine.pipeline_parallel
     start, train_s = rates.engine_start_s, epochs * volume.train / rates.training_tokens_per_s
     window = min(recipe.training.shuffle_tokens or STREAMED_WINDOW, volume.train)
