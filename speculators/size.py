@@ -134,10 +134,8 @@ class DrafterSize:
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Parameters that the optimizer holds; an expert's adapters have rank x (in + out)."""
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
-        if what != "lora":
-            lora_rank = 0
-        added = sum(lora_rank * count * (out + into) for count, out, into in adapters)
-        return self.total - self.frozen(what) + added
+        added = lora_rank * sum(count * (out + into) for count, out, into in adapters)
+        return self.total - self.frozen(what) + added * (what == "lora")
 
     def frozen(self, what: TrainedParameters = "all") -> int:
         """Parameters of the drafter that the optimizer does not hold."""
@@ -173,9 +171,7 @@ class DrafterSize:
         states = self.count("fc.weight")
         into = self.count(*self.into)
         routed = self.count(EXPERTS)
-        after = self.count("o_proj", ".mlp.") - routed
-        if routed:
-            after += int(routed * self.used_experts)
+        after = self.count("o_proj", ".mlp.") - routed + int(routed * self.used_experts)
         layer = (
             tokens * (states + into)
             + (depth - 1) * chains * into * self.chained
