@@ -19,6 +19,7 @@ from outrider.common.files import read_json
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.target_defaults import left_out, with_target_defaults
+from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.engine import runs_mla
 from outrider.speculators.base import supported_kinds
 from outrider.speculators.config import AUTO
@@ -34,7 +35,8 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
     `target_dir` is a directory with the target's config.json, where it is known.
     """
     if not left_out(recipe):
-        return recipe
+        found = target_dir or local_target(recipe)
+        return _with_attention(recipe, read_json(found / "config.json")) if found else recipe
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
@@ -52,7 +54,7 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
-    recipe = with_target_defaults(recipe, target_config)
+    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
     if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
         return recipe
     mla = runs_mla(target_config, recipe.serving.engine)
@@ -83,16 +85,46 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     return recipe.of_kinds(names)
 
 
+def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
+    """The recipe without MLA where this machine has no backend for the target's head widths.
+
+    Nano R1's are such on GPUs: vLLM then runs the same weights as plain attention.
+    """
+    engine = recipe.serving.engine
+    if not runs_mla(target_config, engine):
+        return recipe
+    if (why := mla_refusal(target_config)) is None:
+        return recipe
+    if "VLLM_MLA_DISABLE" in engine.environment:
+        raise OutriderError(
+            f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
+        )
+    text = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
+    engine = engine.model_copy(update={"environment": environment})
+    serving = recipe.serving.model_copy(update={"engine": engine})
+    return recipe.model_copy(update={"serving": serving})
+
+
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
     """Why an engine with that form of cache cannot serve the kind; None where it can."""
     kind = trainable_kind(name)
-    needs = kind.latent_cache(planned(recipe.speculator.of_kinds([name]), target_config))
+    config = planned(recipe.speculator.of_kinds([name]), target_config)
+    needs = kind.latent_cache(config)
     if needs in (None, mla):
         return None
+    why = "MLA is switched off for the whole engine"
+    if mla:
+        head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        refusal = mixed_cache_refusal(target_config, head_dim)
+        if refusal is None:
+            return None
+        why = refusal.rstrip(".")
     has, engine = ("MLA", "without MLA") if needs else ("Llama's attention", "with MLA")
     return (
-        f"{kind.in_words} with {has} cannot be served: vLLM keeps one form of cache for target and"
-        f" speculator, and the engine runs this target {engine}; set speculator.head.layer_type to"
+        f"{kind.in_words} with {has} cannot be served by an engine that runs this target {engine}"
+        f" ({why}); set speculator.head.layer_type to"
         f" auto, choose another kind, or set VLLM_MLA_DISABLE to {int(not needs)} in"
         " serving.engine.environment"
     )

@@ -166,9 +166,9 @@ class TrainableKind(DrafterKind, Protocol):
         """The target's states that a speculator with this config.json reads."""
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """Whether a speculator with this config.json needs an engine that runs MLA.
+        """Whether a speculator with this config.json keeps MLA's form of cache.
 
-        vLLM keeps one form of cache for target and speculator. None: the target's, whichever it is.
+        None: the target's, whichever it is.
         """
 
     def native(self, target_config: Mapping[str, Any]) -> bool:

@@ -1,0 +1,87 @@
+"""What vLLM's own selectors accept of a target's attention on this machine's devices.
+
+    mla_refusal(config)               # None, or why the target cannot run as MLA here
+    mixed_cache_refusal(config, 64)   # None, or why a head with full attention cannot join it
+
+Both ask the platform of the installed vLLM, so that another release or another GPU may answer
+otherwise. Where vLLM is not installed, as on a machine that only plans a run, nothing is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+BLOCK_SIZES = (16, 32, 64, 128)
+"""Sizes of a KV-cache block, in tokens, that vLLM chooses from."""
+
+
+def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
+    """Why no MLA prefill backend takes the target's head widths; None if one does."""
+    try:
+        from vllm.platforms import current_platform
+        from vllm.v1.attention.backends.mla.prefill.base import MLADimensions
+        from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
+    except ImportError:
+        return None
+    import torch
+
+    names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    widths = MLADimensions(**{name: target_config[name] for name in names})
+    try:
+        current_platform.get_mla_prefill_backend_cls(
+            MLAPrefillSelectorConfig(torch.bfloat16, widths)
+        )
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str | None:
+    """Why one KV cache cannot hold MLA's latents and a head's keys and values; None if it can.
+
+    `head_dim` is the width of one of the head's attention heads. vLLM's grouping has to accept one
+    group of both forms, and their backends a common block size.
+    """
+    try:
+        from vllm.platforms import current_platform
+        from vllm.utils.import_utils import resolve_obj_by_qualname
+        from vllm.v1.attention.selector import AttentionSelectorConfig
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            MLAAttentionSpec,
+            UniformTypeKVCacheSpecs,
+        )
+        from vllm.v1.worker.utils import select_common_block_size
+    except ImportError:
+        return None
+    import torch
+
+    latent = target_config["kv_lora_rank"] + target_config["qk_rope_head_dim"]
+    heads, dtype = target_config["num_attention_heads"], torch.bfloat16
+    refusal = ""
+    try:
+        backends = [
+            resolve_obj_by_qualname(
+                current_platform.get_attn_backend_cls(
+                    None,
+                    AttentionSelectorConfig(size, dtype, "auto", None, use_mla=size == latent),
+                    heads,
+                )
+            )
+            for size in (latent, head_dim)
+        ]
+    except ValueError as error:
+        return str(error)
+    for block in BLOCK_SIZES:
+        specs = {
+            "target": MLAAttentionSpec(block, num_kv_heads=1, head_size=latent, dtype=dtype),
+            "head": FullAttentionSpec(block, num_kv_heads=heads, head_size=head_dim, dtype=dtype),
+        }
+        if not UniformTypeKVCacheSpecs.is_uniform_type(specs):
+            return "vLLM's KV-cache grouping keeps the two forms apart"
+        try:
+            select_common_block_size(block, backends)
+        except ValueError as error:
+            refusal = refusal or str(error)
+        else:
+            return None
+    return refusal
