@@ -237,7 +237,7 @@ class CaptureConfig(_Section):
     effect on acceptance. They are read back as bf16."""
 
     tokens_per_s: float | None = Field(default=None, gt=0.0)
-    """Capture speed of one engine that `--dry-run` assumes, in tokens/s; affects nothing else. Null:
+    """Speed of one engine in tokens/s that `--dry-run` assumes; changes nothing else. Null:
     the rate of R1 or the embedded target (pipeline/plan/hours.py), and no time for any other."""
 
     shard_megabytes: float = Field(default=64.0, gt=0.0)

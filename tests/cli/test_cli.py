@@ -189,7 +189,7 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
     assert finished.returncode == 0, finished.stderr
     told = json.loads(finished.stdout)
     assert list(told["dry_run"]) == list(STAGES)
-    assert "x 388 bytes" in told["dry_run"]["capture"]["cost"]
+    assert "x 388 bytes" in told["price"]["features"]["text"]
     assert (
         yaml.safe_load(Path(told["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"] == 3
     )

@@ -135,10 +135,7 @@ def test_a_page_without_a_usable_row_or_a_time(shipped):
         "rows_per_file": 3,
     }
     text = page(bare)
-    assert (
-        "not logged" in text
-        and "first 3 rows of each file" in text
-    )
+    assert "not logged" in text and "first 3 rows of each file" in text
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,23 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-ROOMS = ("common", "speculators", "serving", "data", "training", "eval", "recipes")
+ROOMS = (
+    "common",
+    "recipes",
+    "speculators",
+    "serving",
+    "training",
+    "data",
+    "eval",
+    "pipeline",
+    "live",
+    "cli",
+)
 
 KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|n_?gram)(?![a-z])", re.IGNORECASE)
 """A kind's name as a word of an identifier (`load_mtp`) or of a string."""
 
 EXCEPTIONS = {
-    "recipes/nano_r1/": "builds the embedded target, an R1 whose MTP layer is part of the model",
     "pipeline/rehearsal/target.py": "writes a random R1, whose MTP layer is part of the model",
     "serving/vllm_hooks/auxiliary_states.py": "calls vLLM's supports_eagle3",
     "speculators/layers/deepseek_layer.py": "reads config.json's count of MTP layers (mtp_layers)",
