@@ -5,8 +5,8 @@
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
-#   make gpu-check  every check that needs a GPU, half an hour at most, and a report in
-#                   build/gpu_check; without a GPU its parts that run on a CPU
+#   make gpu-check  tests/gpu: what only a GPU can show; figures in build/gpu_check.xml; without a
+#                   GPU its parts that run on a CPU
 .PHONY: setup demo live test test-long gpu-check lint format reference lock
 
 BIN := .venv/bin
@@ -32,7 +32,7 @@ test-long: setup
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
-	$(BIN)/python -m outrider.pipeline.gpu_check
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
 
 lint: setup
 	$(BIN)/ruff check .

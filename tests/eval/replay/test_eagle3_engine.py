@@ -8,7 +8,6 @@ from outrider.common.files import read_json
 from outrider.data.features.capture import capture_ids
 from outrider.eval.replay.draft_parity import complaint, draft_parity, record
 from outrider.eval.replay.replay import replay
-from outrider.pipeline.gpu_check.inputs import logged_rows
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Speculator
@@ -18,6 +17,7 @@ from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import planned
 from outrider.training.config import ScratchConfig, TrainingConfig
 from outrider.training.distributed.launch import train
+from tests.gpu.inputs import logged_rows
 from tests.training.forked_ranks import run_forked
 
 K, TRAINED, ASKED = 4, 64, 16

@@ -1,0 +1,110 @@
+"""Inputs of the checks: targets, engines, logged traffic, a weakened speculator.
+
+rows = logged_rows(16)            # (id, token ids, completion start), as the engine saw them
+"""
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.common.files import read_json
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
+from outrider.pipeline.rehearsal.cut import R1_CONFIG, cut_config
+from outrider.pipeline.rehearsal.target import write_random_target
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.protocol import Origin
+
+if TYPE_CHECKING:
+    from outrider.speculators.kinds.drafter import Drafter
+
+NANO = TargetConfig(model="nano_r1")
+K = 4
+PARITY = ParityConfig(prompts=4, max_tokens=48, anchors=96)
+RANDOM_PARITY = ParityConfig(
+    prompts=16, max_tokens=48, anchors=256, near_tie_nats=0.3, min_agreement=0.9
+)
+"""For a random target: many of its logits are within 0.1 nats of each other."""
+
+SIDES = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_attention_heads": 8,
+    "q_lora_rank": 256,
+    "max_position_embeddings": 4096,
+    "rope_scaling": None,
+}
+"""Smaller sides, multiples of 128 as vLLM's kernels need. Head widths and latent rank are R1's."""
+
+Row = tuple[str, list[int], int]
+
+
+def engine_config(on_gpu: bool, **changed: object) -> EngineConfig:
+    """An engine as production runs it, or a small eager one.
+
+    No MLA backend of vLLM's takes nano R1's head widths on a GPU, so it runs without MLA there.
+    """
+    if on_gpu:
+        engine = EngineConfig(
+            mode="compiled",
+            max_num_seqs=32,
+            max_num_batched_tokens=8192,
+            gpu_memory_utilization=0.5,
+            environment={"VLLM_MLA_DISABLE": "1"},
+        )
+    else:
+        engine = EngineConfig(max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25)
+    return engine.model_copy(update=changed)
+
+
+def random_r1(folder: Path, *, fp8: bool) -> TargetConfig:
+    """A random target with R1's head widths, so that it runs as MLA, and small other sides."""
+    config = cut_config(read_json(R1_CONFIG), experts=8, fp8=fp8) | SIDES
+    write_random_target(config, folder / "target")
+    return TargetConfig(model=str(folder / "target"))
+
+
+def logged_rows(count: int) -> list[Row]:
+    """Logged exchanges with the ids that the engine read and sampled, which some rows have."""
+    with gzip.open(EMBEDDED_TRAFFIC / "resume_screening.jsonl.gz", "rt", encoding="utf-8") as log:
+        responses = (json.loads(line)["response"] for line in log)
+        rows = (
+            (each["id"], [*prompt, *answer], len(prompt))
+            for each in responses
+            if (prompt := each["prompt_token_ids"]) and (answer := each["choices"][0]["token_ids"])
+        )
+        return list(itertools.islice(rows, count))
+
+
+def logged_prompts(count: int) -> list[list[int]]:
+    """The prompts of logged exchanges."""
+    return [token_ids[:start] for _, token_ids, start in logged_rows(count)]
+
+
+def weakened_speculator(target: TargetConfig, directory: Path) -> Path:
+    """The target's own speculator with noise in its matrices, so that it drafts otherwise."""
+    import torch
+
+    target_dir = target.directory()
+    drafter = trainable_kind_of(target_dir).load(target_dir, target_dir, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() > 1:
+                noise = torch.empty_like(parameter).normal_(generator=generator)
+                parameter.add_(noise * parameter.std())
+    publish_drafter(drafter, target_dir, directory)
+    return directory
+
+
+def publish_drafter(drafter: "Drafter", target_dir: Path, directory: Path) -> None:
+    """Writes a speculator's directory, as training does."""
+    kind = trainable_kind_of(target_dir)
+    kind.write(
+        kind.trained(drafter, drafter.state_dict()), Origin(target_dir, target_dir), directory
+    )
