@@ -17,7 +17,6 @@ import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
@@ -62,11 +61,6 @@ def in_child(
         process.join()
     result: Result = returned(answer, f"the child process of {function.__name__}")
     return result
-
-
-def start_server() -> None:
-    """Starts the process that children are forked from, which imports torch meanwhile."""
-    forkserver.ensure_running()
 
 
 def answer_of(work: Callable[[], object]) -> bytes:

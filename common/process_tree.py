@@ -111,16 +111,6 @@ def members(mark: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if mark in _marks(process)]
 
 
-def members_running(mark: str, part: str) -> list[psutil.Process]:
-    """The living processes with this mark whose command line contains `part`."""
-    found = []
-    for process in members(mark):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if part in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether `condition` became true within `seconds`."""
     deadline = time.monotonic() + seconds

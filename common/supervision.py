@@ -1,17 +1,13 @@
 """Runs a command as a supervised child process and handles signals for it.
 
-    with Supervised([sys.executable, "-m", "some.module"], Path("log"), dict(os.environ)) as child:
-        status = child.run()
+    status = run_supervised([sys.executable, "-m", "some.module"], Path("log"), dict(os.environ))
 
 The child runs in its own process group with its output in a log. Nothing that it starts outlives
-it, after success, a crash, Ctrl-C, SIGTERM or `kill -9` of this process (process_tree.py). A child
-may start before it has work: it imports, waits for the line on its input that `run` sends, and ends
-when its input ends (`wait_for_work`).
+it, after success, a crash, Ctrl-C, SIGTERM or `kill -9` of this process (process_tree.py).
 """
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -41,91 +37,45 @@ class Interrupted(Exception):
         self.exit_code = 130 if number == signal.SIGINT else 75
 
 
-class Supervised:
-    """A child process, from its start in this constructor to its end."""
+def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> int:
+    """Runs `argv` to its end with its output in `log`; returns its exit status.
 
-    def __init__(self, argv: list[str], log: Path, environment: dict[str, str]) -> None:
-        """Starts `argv` with its output in `log`; call `run` or `close`."""
-        with contextlib.ExitStack() as stack:
-            terminal = os.dup(sys.stderr.fileno())
-            stack.callback(os.close, terminal)
-            log.touch(mode=0o600)
-            output = stack.enter_context(log.open("ab"))
-            tree = stack.enter_context(ProcessTree(_PATIENCE_S))
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment | {TERMINAL_DESCRIPTOR: str(terminal)} | tree.environment,
-                pass_fds=(terminal,),
-                process_group=0,
-            )
-            tree.set_leader(self._process)
-            self._stack = stack.pop_all()
-
-    def run(self) -> int:
-        """Lets the child work, waits for its end and returns its exit status.
-
-        The first signal is passed to the child as SIGTERM; a second one ends all processes. Raises
-        `Interrupted` after a signal.
-        """
-        received: list[int] = []
-        with signal_handlers(lambda number, _: received.append(number)):
-            try:
-                self._go()
-                while not received and not _ended(self._process, 0.2):
-                    pass
-                if received:
-                    print(
-                        "stopping; completed work is kept (Ctrl-C again to stop at once)",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                    process_tree.terminate_repeatedly(
-                        lambda: len(received) > 1 or self._process.poll() is not None,
-                        self._process.terminate,
-                    )
-            finally:
-                self.close()
-            status = self._process.wait()
+    The first signal is passed to the child as SIGTERM; a second one ends all processes. Raises
+    `Interrupted` after a signal.
+    """
+    received: list[int] = []
+    with contextlib.ExitStack() as stack:
+        terminal = os.dup(sys.stderr.fileno())
+        stack.callback(os.close, terminal)
+        log.touch(mode=0o600)
+        output = stack.enter_context(log.open("ab"))
+        stack.enter_context(signal_handlers(lambda number, _: received.append(number)))
+        tree = stack.enter_context(ProcessTree(_PATIENCE_S))
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment | {TERMINAL_DESCRIPTOR: str(terminal)} | tree.environment,
+            pass_fds=(terminal,),
+            process_group=0,
+        )
+        tree.set_leader(process)
+        while not received and not _ended(process, 0.2):
+            pass
         if received:
-            raise Interrupted(received[0])
-        return status
-
-    def _go(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, or reads no input
-            self._process.stdin.write(b"go\n")
-            self._process.stdin.close()
-
-    def close(self) -> None:
-        """Ends the child and all that it started; may be called more than once."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._stack.close()
-        self._process.wait()
-
-    def __enter__(self) -> "Supervised":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def wait_for_work() -> bool:
-    """In the child: waits for `go`; False when the parent has ended or needs no work."""
-    if not sys.stdin.readline():
-        return False
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    return True
-
-
-def work_is_there() -> bool:
-    """In the child: whether `wait_for_work` would return at once."""
-    return bool(select.select([sys.stdin], [], [], 0)[0])
+            print(
+                "stopping; completed work is kept (Ctrl-C again to stop at once)",
+                file=sys.stderr,
+                flush=True,
+            )
+            process_tree.terminate_repeatedly(
+                lambda: len(received) > 1 or process.poll() is not None, process.terminate
+            )
+    status = process.wait()
+    if received:
+        raise Interrupted(received[0])
+    return status
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from outrider.common.child_process import start_server
 from outrider.eval.bench.kind_steps import KindSteps, time_kinds
 from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
@@ -37,7 +36,6 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
     """
     for context in contexts.values():
         check(context)
-    start_server()
     first = next(iter(contexts.values()))
     with first.on_cluster():
         replays = {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.child_process import in_child, start_server
+from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.eval.bench.counted import (
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    start_server()
     if context.can_replay and (context.replays_on_cluster or not runs_on_cpu()):
         with context.on_cluster():
             replay_everything(context)

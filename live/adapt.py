@@ -27,7 +27,6 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.common.child_process import start_server
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
@@ -102,7 +101,6 @@ class Adapter:
             Journal(folder / JOURNAL, listener=listener) as journal,
         ):
             console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-            start_server()
             yield cls(loaded, folder, deployer, journal, console, parity)
 
     @property

@@ -33,7 +33,6 @@ from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
-from outrider.serving.vllm_hooks.process_start import server_forking
 
 START_S = 300.0
 """Longest start of the replicas, in seconds."""
@@ -59,18 +58,15 @@ def local_endpoint(
         for each, cores in zip(endpoint.replicas, shares, strict=True):
             log = stack.enter_context(_log(endpoint, each).open("ab"))
             command, environment = replica_command(endpoint, each, release)
-            process = subprocess.Popen(
+            threads = {"VLLM_CPU_OMP_THREADS_BIND": cores}  # no effect on a GPU
+            processes[each.name] = subprocess.Popen(
                 command,
-                env=environment | tree.environment,
+                env=environment | threads | tree.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            # What a process starts inherits its cores; vLLM binds its threads to them.
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(process.pid, cores)
-            processes[each.name] = process
         stack.callback(_stop, list(processes.values()))
         say(f"starting {len(processes)} replicas with release {release.name}")
         _wait(endpoint, processes)
@@ -129,15 +125,14 @@ def replica_command(
         command += ["--host", str(address.host), "--port", str(address.port), *LIVE_FLAGS]
     inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
     live = live_environment(endpoint.roots, replica.admin, endpoint.admin_token_file)
-    return command, server_forking() | inherited | variables | live
+    return command, inherited | variables | live
 
 
-def core_shares(replicas: int) -> list[list[int]]:
-    """Cores of each replica: disjoint where there are enough."""
+def core_shares(replicas: int) -> list[str]:
+    """Cores of each replica as vLLM lists them: disjoint where there are enough."""
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < replicas:
-        return [cores] * replicas
-    return [cores[index::replicas] for index in range(replicas)]
+    shares = [cores[index::replicas] for index in range(replicas)]
+    return [",".join(map(str, share or cores)) for share in shares]
 
 
 def _check_nobody_is_there(endpoint: Endpoint) -> None:

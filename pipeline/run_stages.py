@@ -16,7 +16,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage, State
-from outrider.pipeline.stage_runner import StageRunner
+from outrider.pipeline.stage_runner import run_stage
 from outrider.pipeline.stages.registry import stage_of
 
 Results = dict[str, dict[str, Any]]
@@ -31,21 +31,19 @@ def run_stages(
     Stops at the first stage that fails. After the export, `privacy.retention` deletes its share.
     """
     results: Results = {}
-    with StageRunner(run, recipe, options) as runner:
-        stages = [stage_of(name, recipe) for name in wanted]
-        for position, stage in enumerate(stages):
-            name = stage.name
-            _require_needed(stage, run, results)
-            state = stage.state(run, recipe, options)
-            if state.done:
-                _print_kept(stage, state, console)
-            else:
-                stage.require_readable(run, state.reasons)
-                _print_step(console, "[cyan]▸[/]", name, "; ".join(state.reasons))
-                begin = time.monotonic()
-                runner.perform(stage, stages[position + 1 :])
-                _print_step(console, "[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")
-            results[name] = run.result_of(name)
+    for stage in (stage_of(name, recipe) for name in wanted):
+        name = stage.name
+        _require_needed(stage, run, results)
+        state = stage.state(run, recipe, options)
+        if state.done:
+            _print_kept(stage, state, console)
+        else:
+            stage.require_readable(run, state.reasons)
+            _print_step(console, "[cyan]▸[/]", name, "; ".join(state.reasons))
+            begin = time.monotonic()
+            run_stage(stage, run, options)
+            _print_step(console, "[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")
+        results[name] = run.result_of(name)
     if "export" in results and (deleted := retain(run, recipe.privacy.retention)):
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted)}"
         _print_step(console, "[green]✓[/]", "retention", what)

@@ -60,13 +60,7 @@ class Stage:
     """Customer text that it opens, which retention may have deleted."""
     handles_text: bool = False
     """Whether its errors may quote customer text."""
-    imports: tuple[str, ...] = ()
-    """Modules that its process imports before its turn, while another stage works."""
     starts_engines: bool = False
-    begins_with_engine: bool = False
-    """Whether an engine in its own process is the first that it needs."""
-    measures_speed: bool = False
-    """Whether other work on the machine would disturb it."""
 
     def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         """Everything that the result depends on, as digests and values."""

@@ -6,12 +6,8 @@ Descriptors 1 and 2 are the stage's log, for this process and all that it starts
 to the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A
 user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
 error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
-
-The process may be started before its stage's turn (stage_runner.py). Until `go` is on its input it
-imports what the stage will need; then it waits.
 """
 
-import contextlib
 import errno
 import importlib
 import json
@@ -20,22 +16,19 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TextIO
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.common.supervision import TERMINAL_DESCRIPTOR, wait_for_work, work_is_there
-from outrider.pipeline.recipe.recipe import Recipe
+from outrider.common.supervision import TERMINAL_DESCRIPTOR
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.registry import stage_of
 from outrider.pipeline.tracebacks import traceback_of
-from outrider.serving.vllm_hooks.process_start import drop_forking_environment
 
 INTERRUPTED = 75
 UNEXPECTED = 70
-_LOGGER = ("vllm.logger",)
-"""What must be imported before sys.stderr is the terminal: vLLM's logger keeps the stream."""
+_LOGGER = "vllm.logger"
+"""Imported before sys.stderr is the terminal: vLLM's logger keeps the stream."""
 
 
 def main(stage: Stage, run: RunDirectory, options: Options) -> int:
@@ -68,20 +61,6 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     return 0
 
 
-def prepare(stage: Stage, recipe: Recipe) -> None:
-    """Imports what the stage needs, until it may work."""
-    # The stage imports them again, and reports what is wrong.
-    with contextlib.suppress(Exception):
-        for name in [*_LOGGER[: stage.starts_engines], *stage.imports]:
-            if work_is_there():
-                return
-            importlib.import_module(name)
-        if stage.begins_with_engine and not work_is_there():
-            from outrider.serving.engine import import_vllm
-
-            import_vllm(recipe.serving.engine)
-
-
 def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
     if descriptor is None:
@@ -91,24 +70,13 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        importlib.import_module(_LOGGER[0])
+        importlib.import_module(_LOGGER)
     os.set_inheritable(int(descriptor), False)
-    log = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
-    os.register_at_fork(after_in_child=lambda: _write_to(log))  # engines are forked
-
-
-def _write_to(streams: tuple[TextIO, TextIO]) -> None:
-    sys.stdout, sys.stderr = streams
 
 
 if __name__ == "__main__":
     name, root, *rest = sys.argv[1:]
     run_dir = RunDirectory(Path(root))
-    recipe = run_dir.read_resolved()
-    stage = stage_of(name, recipe)
-    drop_forking_environment()
-    prepare(stage, recipe)
-    if not wait_for_work():
-        sys.exit(INTERRUPTED)
+    stage = stage_of(name, run_dir.read_resolved())
     sys.exit(main(stage, run_dir, json.loads(rest[0]) if rest else {}))

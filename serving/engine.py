@@ -12,9 +12,9 @@ drafts at once faster than the CPU's MLA kernel.
 """
 
 import contextlib
-import importlib
 import json
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,18 +26,11 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.admin.live_flags import BACKEND, HOOKED
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment
 from outrider.serving.vllm_hooks.exchange import exchange
 from outrider.serving.vllm_hooks.plugin import register
-from outrider.serving.vllm_hooks.process_start import (
-    FORKING,
-    forks_safely,
-    openmp_library,
-    preloading,
-)
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
 
@@ -89,11 +82,23 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         if openmp := openmp_library():
             # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
             # spin.
-            environment["LD_PRELOAD"] = preloading(openmp)
+            environment["LD_PRELOAD"] = _preloading(openmp)
     else:
         # vLLM's default is fork, which deadlocks after GNU's OpenMP has run in this process.
         environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return environment | engine.environment
+
+
+def openmp_library() -> Path | None:
+    """Intel's OpenMP library, which vLLM's CPU build brings along; None where it is missing."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.is_file() else None
+
+
+def _preloading(library: Path) -> str:
+    """LD_PRELOAD of this process with `library` added."""
+    preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(library)]
+    return ":".join(dict.fromkeys(path for path in preloads if path))
 
 
 def engine_arguments(
@@ -411,12 +416,6 @@ class Engine:
                 )
 
 
-def import_vllm(engine: EngineConfig) -> None:
-    """Imports what `open_engine` needs, for 10 s of a core, in the environment that it sets."""
-    with _environment(_variables(in_process(engine)[0])):
-        importlib.import_module("vllm.entrypoints.llm")
-
-
 @contextlib.contextmanager
 def open_engine(
     target: TargetConfig,
@@ -433,7 +432,6 @@ def open_engine(
     Captured states pass from the worker to this process through files in `scratch`. The states
     reveal customer text, so the files are private and removed as they are read.
     """
-    require_no_device_memory("the engine")
     engine, _ = in_process(engine)
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
@@ -444,7 +442,7 @@ def open_engine(
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
-        variables = start_environment(target.directory()) | _variables(engine)
+        variables = start_environment(target.directory()) | engine_environment(engine)
         with _environment(variables | tree.environment):
             from vllm import LLM
 
@@ -463,12 +461,6 @@ def end_timeout_s() -> float:
     CPU an orderly end takes 4 to 7 s, and they hold nothing.
     """
     return 0 if runs_on_cpu() else 30
-
-
-def _variables(engine: EngineConfig) -> dict[str, str]:
-    """Environment of an engine that this process starts."""
-    variables = engine_environment(engine)
-    return FORKING | variables if forks_safely() else variables
 
 
 def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:

@@ -30,11 +30,9 @@ from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import engine_environment, serve_arguments
-from outrider.serving.held_memory import require_no_device_memory
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment, start_limit_s
 from outrider.serving.vllm_hooks.exchange import exchange
-from outrider.serving.vllm_hooks.process_start import server_forking
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -102,7 +100,6 @@ class Server:
 
         `wait` is separate, so that several servers can start at the same time.
         """
-        require_no_device_memory("vllm serve")
         self._stack = contextlib.ExitStack()
         self._tree = self._stack.enter_context(ProcessTree())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +107,7 @@ class Server:
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
             self.command,
-            env=server_forking() | os.environ | self._environment | self._tree.environment,
+            env=os.environ | self._environment | self._tree.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

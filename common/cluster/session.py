@@ -47,9 +47,6 @@ _SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # An actor's engine sets its own threads, and CUDA devices stay visible to a task without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray forks its processes here. Intel's OpenMP, which the pipeline's stages preload on a CPU,
-    # pins a forked child to the first core, and all that it starts.
-    "KMP_AFFINITY": "none",
     # Clusters that `ray.init` starts require a token, so other users of the machine cannot connect.
     # Without one here Ray writes it into the home folder. One per process, because Ray's library
     # keeps the first that it reads.

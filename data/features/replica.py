@@ -31,7 +31,6 @@ from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
-from outrider.serving.vllm_hooks.process_start import FORK
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec
 
@@ -108,7 +107,6 @@ class CaptureReplica:
             OutriderError: a check failed, or there is too little memory for the states.
         """
         setup, began = self._setup, time.monotonic()
-        os.environ[FORK] = "0"  # an actor has threads from its first moment
         engine = setup.engine
         if share is not None:
             engine = engine.model_copy(update={"cpu_cores": _cores(engine.cpu_cores, *share)})

@@ -20,7 +20,6 @@ eval/bench/step_timing.py. Servers start in the background: `server` waits for t
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -31,7 +30,6 @@ from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
-from outrider.serving.vllm_hooks.idle_polling import settle_s
 from outrider.serving.vllm_hooks.step_recorder import Drafts, Step, StepFile
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -89,7 +87,6 @@ class Fleet:
         self._loaded: Path | None = None
         self._started_with: dict[str, tuple[int, ...]] = {}
         self._drafting: dict[str, Drafts] = {}
-        self._last: str | None = None
         self._fresh: set[str] = set()
 
     def server(self, variant: str) -> Server:
@@ -105,9 +102,6 @@ class Fleet:
             if not self._side_by_side:
                 self.stop()
             self.start([name])
-        elif self._last not in (None, name):
-            time.sleep(settle_s())
-        self._last = name
         directory = self._speculator(variant).directory
         if name == SPECULATING and directory != self._loaded:
             assert directory is not None  # variants of this server have weights
@@ -217,7 +211,7 @@ class Fleet:
             server.stop()
         if starting is not None:
             wait([starting])  # its server has ended, so it does not wait for that any longer
-        self._last, self._cancelled = None, False
+        self._cancelled = False
 
     def _launch(self, name: str, place: int) -> Server:
         with self._lock:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.eval.stats.clusters import ClusteredEstimate, clustered
 from outrider.serving.client import Sampling
-from outrider.serving.held_memory import model_loaded
 from outrider.speculators.features import SequenceStates
 from outrider.speculators.kinds import trainable_kind_of
 
@@ -222,7 +221,6 @@ def load_replayed(speculator_dir: Path, target_dir: Path, dtype: str) -> Replaye
     from outrider.common.files import read_json
     from outrider.speculators.checkpoints.target_ends import load_target_ends
 
-    model_loaded(str(speculator_dir))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
     kind = trainable_kind_of(speculator_dir)

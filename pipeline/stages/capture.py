@@ -75,7 +75,5 @@ CAPTURE = Stage(
     reads=lambda run: (run.sequences,),
     artifact=lambda run: run.features / "manifest.json",
     identity=lambda run: run.features / "quarantine.json",
-    imports=("outrider.data.features.capture", "outrider.data.on_policy.check"),
     starts_engines=True,
-    begins_with_engine=True,
 )

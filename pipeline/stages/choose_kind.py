@@ -50,7 +50,5 @@ CHOOSE_KIND = Stage(
     artifact=lambda run: run.kind_choice,
     identity=lambda run: run.kind_choice,
     handles_text=True,
-    imports=("outrider.eval.choose_kind",),
     starts_engines=True,
-    measures_speed=True,
 )

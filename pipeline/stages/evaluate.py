@@ -140,9 +140,7 @@ EVALUATE = Stage(
     artifact=lambda run: run.root / "report.json",
     identity=lambda run: run.root / "report.json",
     handles_text=True,
-    imports=("outrider.eval.evaluate",),
     starts_engines=True,
-    measures_speed=True,
 )
 
 EVALUATE_KINDS = dataclasses.replace(

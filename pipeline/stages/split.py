@@ -47,9 +47,4 @@ SPLIT = Stage(
     artifact=lambda run: run.split / "parts.json",
     identity=lambda run: run.split / "parts.json",
     handles_text=True,
-    imports=(
-        "outrider.data.split.split",
-        "outrider.data.ingest.advice",
-        "transformers.models.auto.tokenization_auto",
-    ),
 )

@@ -126,9 +126,7 @@ TRAIN = Stage(
     artifact=lambda run: run.speculator / "model.safetensors",
     identity=lambda run: run.speculator,
     unfinished=lambda run: (run.training, run.metrics, run.trained / "train.log"),
-    imports=("outrider.eval.replay.draft_parity", "outrider.training.distributed.launch"),
     starts_engines=True,
-    begins_with_engine=True,
 )
 
 

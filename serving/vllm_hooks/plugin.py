@@ -22,7 +22,7 @@ def register() -> None:
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
-    for install in (_step_recorder, _forking, register_weight_transfer, _admin_route, _on_cpu):
+    for install in (_step_recorder, register_weight_transfer, _admin_route, _on_cpu):
         try:
             install()
         except Exception as error:
@@ -50,13 +50,6 @@ def _step_recorder() -> None:
         step_recorder.install(path)
 
 
-def _forking() -> None:
-    from outrider.serving.vllm_hooks import process_start
-
-    if os.environ.get(process_start.FORK) == "1":
-        process_start.install()
-
-
 def _admin_route() -> None:
     """Adds the admin route where OUTRIDER_ADMIN has its address.
 
@@ -81,7 +74,6 @@ def _on_cpu() -> None:
     from outrider.serving.vllm_hooks import (
         cpu_rejection_sampler,
         cpu_vocabulary,
-        idle_polling,
         model_inspection,
     )
     from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
@@ -89,6 +81,5 @@ def _on_cpu() -> None:
     if vllm_version() == cpu_rejection_sampler.FAULTY_VERSION:
         cpu_rejection_sampler.install()
     if runs_on_cpu():
-        idle_polling.install()
         model_inspection.install()
         cpu_vocabulary.install()

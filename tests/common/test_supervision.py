@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outrider.common.supervision import Interrupted, Supervised
+from outrider.common.supervision import Interrupted, run_supervised
 
 # A stage whose grandchild is an orphan in another session, as an engine's worker may be.
 STAGE = """
@@ -31,19 +31,13 @@ sys.exit(int(sys.argv[2]))
 RUNNER = """
 import os, sys
 from pathlib import Path
-from outrider.common.supervision import Interrupted, Supervised
+from outrider.common.supervision import Interrupted, run_supervised
 try:
     argv = [sys.executable, *sys.argv[2:]]
-    with Supervised(argv, Path(sys.argv[1]), dict(os.environ)) as child:
-        sys.exit(child.run())
+    sys.exit(run_supervised(argv, Path(sys.argv[1]), dict(os.environ)))
 except Interrupted as signal:
     sys.exit(signal.exit_code)
 """
-
-
-def run_supervised(argv: list[str], log: Path) -> int:
-    with Supervised(argv, log, dict(os.environ)) as child:
-        return child.run()
 
 
 def wait_for_pid(path: Path) -> int:
@@ -67,7 +61,7 @@ def ended(pid: int, seconds: float = 60) -> bool:
 def test_processes_that_outlive_a_stage_are_ended_and_its_status_returned(tmp_path, status):
     pid_file = tmp_path / "pid"
     argv = [sys.executable, "-c", STAGE, str(pid_file), str(status)]
-    assert run_supervised(argv, tmp_path / "log") == status
+    assert run_supervised(argv, tmp_path / "log", dict(os.environ)) == status
     assert ended(wait_for_pid(pid_file), seconds=0)
 
 
@@ -107,7 +101,7 @@ def test_a_stage_ends_with_its_tree_when_the_command_is_killed(tmp_path):
 def test_earlier_children_are_left_alone(tmp_path):
     before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        assert run_supervised([sys.executable, "-c", ""], tmp_path / "log") == 0
+        assert run_supervised([sys.executable, "-c", ""], tmp_path / "log", dict(os.environ)) == 0
         assert before.poll() is None
     finally:
         before.kill()
@@ -116,55 +110,11 @@ def test_earlier_children_are_left_alone(tmp_path):
 
 def test_output_goes_to_the_log_and_handlers_are_restored(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
-    run_supervised([sys.executable, "-c", "print('to the log')"], tmp_path / "log")
+    run_supervised(
+        [sys.executable, "-c", "print('to the log')"], tmp_path / "log", dict(os.environ)
+    )
     assert (tmp_path / "log").read_text() == "to the log\n"
     assert signal.getsignal(signal.SIGTERM) is handler
-
-
-# A child that notes how far it came: it waits before it works, and then has no input.
-WAITING = """
-import sys
-from outrider.common.supervision import wait_for_work, work_is_there
-print("started", work_is_there(), flush=True)
-if not wait_for_work():
-    sys.exit("no work")
-print("works", repr(sys.stdin.buffer.raw.read()), flush=True)
-sys.exit(5)
-"""
-
-
-def wait_for_text(log: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while text not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-
-
-def test_a_child_that_was_started_early_works_when_it_is_run(tmp_path):
-    log = tmp_path / "log"
-    with Supervised([sys.executable, "-c", WAITING], log, dict(os.environ)) as child:
-        wait_for_text(log, "started False")
-        assert child.run() == 5
-    assert log.read_text() == "started False\nworks b''\n"
-
-
-def test_a_child_that_gets_no_work_ends_without_any(tmp_path):
-    log, pid_file = tmp_path / "log", tmp_path / "pid"
-    script = f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n" + WAITING
-    with Supervised([sys.executable, "-c", script], log, dict(os.environ)):
-        pid = wait_for_pid(pid_file)
-    assert ended(pid, seconds=0) and "works" not in log.read_text()
-
-
-def test_a_waiting_child_ends_with_the_command(tmp_path):
-    pid_file = tmp_path / "pid"
-    runner = RUNNER.replace("sys.exit(child.run())", "import time; time.sleep(600)")
-    script = f"open({str(pid_file)!r}, 'w').write(str(__import__('os').getpid()))\n" + WAITING
-    command = [sys.executable, "-c", runner, str(tmp_path / "log"), "-c", script]
-    with subprocess.Popen(command) as process:
-        pid = wait_for_pid(pid_file)
-        process.kill()
-    assert ended(pid)
 
 
 def test_exit_codes_name_the_signal():

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,14 +28,11 @@ from outrider.eval.replay.replay import replay
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Report, Results
-from outrider.serving import held_memory
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.held_memory import CHECK_CPU
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
-from tests.warm_process.commands import forked
 
 TEXTS = [
     "How many apples are left?",
@@ -234,11 +230,8 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
 
 
 def children():
-    """Live descendants of this process, resource trackers of its pools included.
-
-    And what is forked for it by another process (tests/warm_process/).
-    """
-    living = [*psutil.Process().children(recursive=True), *forked()]
+    """Live descendants of this process, resource trackers of its pools included."""
+    living = psutil.Process().children(recursive=True)
     return {child.pid for child in living if child.status() != psutil.STATUS_ZOMBIE}
 
 
@@ -322,13 +315,6 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
 
 @pytest.mark.engine
 def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
-    # Servers and the engine refuse to start in a process that has loaded a speculator or holds a
-    # tensor above 1 MB.
-    monkeypatch.setenv(CHECK_CPU, "1")
-    monkeypatch.setattr(held_memory, "_loaded", [])
-    gc.collect()
-    gc.freeze()  # tensors of other tests in this process do not count
-    request.addfinalizer(gc.unfreeze)
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     line = evaluate(case.context)

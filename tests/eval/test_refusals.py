@@ -174,7 +174,6 @@ def bench(nano_r1, tmp_path_factory):
             engine=lambda *_, **__: contextlib.nullcontext(engine),
             load=lambda *_: contextlib.nullcontext(load),
         )
-        patch.setattr("outrider.eval.bench.server_pool.settle_s", lambda: 0.0)
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
         def judged(custom, base=nano_r1):

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors.torch import load_file, save_file
+
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.pipeline.rehearsal.cut import R1_CONFIG, cut_config
@@ -63,9 +65,18 @@ def engine_config(on_gpu: bool, **changed: object) -> EngineConfig:
 
 
 def random_r1(folder: Path, *, fp8: bool) -> TargetConfig:
-    """A random target with R1's head widths, so that it runs as MLA, and small other sides."""
+    """A random target with R1's head widths, so that it runs as MLA, and small other sides.
+
+    Eight tokens have larger rows in both heads, so that a random draft is accepted now and then.
+    """
     config = cut_config(read_json(R1_CONFIG), experts=8, fp8=fp8) | SIDES
     write_random_target(config, folder / "target")
+    for file in (folder / "target").glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            if name == "lm_head.weight" or name.endswith("shared_head.head.weight"):
+                tensors[name][100:108] *= 30
+        save_file(tensors, file, metadata={"format": "pt"})
     return TargetConfig(model=str(folder / "target"))
 
 

@@ -52,7 +52,6 @@ class World:
         monkeypatch.setattr(adapt, "acceptance", lambda lengths, k: lengths)
         monkeypatch.setattr(adapt, "judge", self.judge)
         monkeypatch.setattr(adapt, "write_bundle", self.write_bundle)
-        monkeypatch.setattr(adapt, "start_server", lambda: None)
         append = Journal.append
 
         def killed_around(journal, event, **facts):

@@ -9,7 +9,6 @@ from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import run_stages
-from outrider.pipeline.stage_runner import StageRunner
 from outrider.pipeline.stages.registry import STAGES
 
 TEXT = [
@@ -58,7 +57,9 @@ def run(tmp_path, nano_r1):
 def started(monkeypatch):
     """The stages that a run starts, none of which does anything."""
     names = []
-    monkeypatch.setattr(StageRunner, "perform", lambda self, stage, _: names.append(stage.name))
+    monkeypatch.setattr(
+        "outrider.pipeline.run_stages.run_stage", lambda stage, *_: names.append(stage.name)
+    )
     return names
 
 
@@ -122,9 +123,8 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
 def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
     retain(run, "delete_all")
     monkeypatch.setattr(
-        StageRunner,
-        "perform",
-        lambda self, stage, _: (started.append(stage.name), again(run, stage.name)),
+        "outrider.pipeline.run_stages.run_stage",
+        lambda stage, *_: (started.append(stage.name), again(run, stage.name)),
     )
 
     def again(run, name):

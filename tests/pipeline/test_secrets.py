@@ -22,9 +22,9 @@ from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.bundle.hub_bundle import hub_folder
 from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
 from tests.live.manifests.endpoints import endpoint
-from tests.recipes import commands
 
 SECRET = "geheim"
 """In every planted value, and nowhere else."""

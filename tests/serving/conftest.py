@@ -1,4 +1,4 @@
-"""One engine, one server with the base speculator and one load generator for all tests here.
+"""One engine, one server with the base speculator and one load generator for a process's tests.
 
 Their target is the short one (tests/short_r1/).
 """

@@ -62,7 +62,8 @@ def kill_a_replica(out_dir, killed):
     while not (out_dir / JOURNAL).exists() or (out_dir / JOURNAL).read_text().count("\n") < 2:
         time.sleep(0.05)
     mark = os.environ[process_tree.MARK].split(":")[-1]  # that of the open session
-    actors = process_tree.members_running(mark, "ray::CaptureReplica")
+    living = process_tree.members(mark)
+    actors = [each for each in living if "ray::CaptureReplica" in " ".join(each.cmdline())]
     killed.append(len(actors))
     actors[0].kill()
 

@@ -74,7 +74,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
         }
 
     monkeypatch.setattr(fleet, "Server", Played)
-    monkeypatch.setattr(fleet, "settle_s", lambda: 0.0)
     monkeypatch.setattr(blocks, "run_block", block)
     return heard
 

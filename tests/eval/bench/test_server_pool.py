@@ -67,7 +67,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(module, "Server", Recorder)
     monkeypatch.setattr(module, "runs_on_cpu", lambda: True)
-    monkeypatch.setattr(module, "settle_s", lambda: 0.0)
     return calls
 
 

@@ -12,7 +12,6 @@ import torch
 from outrider.serving.admin.live_flags import ADMIN, HOOKS
 from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
-from outrider.serving.vllm_hooks.process_start import FORK
 from outrider.serving.vllm_hooks.step_recorder import RECORD
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -67,7 +66,7 @@ for module in pkgutil.iter_modules(vllm_hooks.__path__):
 
 
 def test_every_hook_is_installed_in_the_installed_vllm(tmp_path: Path) -> None:
-    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin", FORK: "1", RECORD: f"{tmp_path}/steps"}
+    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin", RECORD: f"{tmp_path}/steps"}
     environment = os.environ | values
     done = subprocess.run(
         [sys.executable, "-c", EVERYTHING], env=environment, stderr=subprocess.PIPE, text=True
@@ -107,8 +106,7 @@ def test_a_hook_that_fails_is_named_and_the_others_are_installed(
     lines: list[str] = []
     # Not caplog: what other tests of a process import may disable loggers.
     monkeypatch.setattr(plugin.logger, "warning", lambda text, *parts: lines.append(text % parts))
-    for name in (HOOKS, FORK):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(HOOKS, raising=False)
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(plugin, "register_weight_transfer", moved)
     monkeypatch.setattr(plugin, "_on_cpu", lambda: installed.append("cpu"))

@@ -16,7 +16,7 @@ from outrider.speculators.config import ParityConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 RUN, STREAMS = "tests.serving.vllm_hooks.v2_parity", "tests.serving.vllm_hooks.v2_streams"
-ON_CPU = "outrider.serving.vllm_hooks.v2_on_cpu"
+ON_CPU = "tests.serving.vllm_hooks.v2_on_cpu"
 
 
 def run(words: list[str], arguments: list[str]) -> dict[str, Any]:
