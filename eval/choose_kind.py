@@ -1,36 +1,47 @@
 """Which of several trained kinds are served, by exact replay and timed steps.
 
-    choice = choose_kind({"mine": context, "theirs": other}, facts, out_dir)
+    choice = choose_kind({"mine": context, "theirs": other}, facts)
     choice.finalists
 
-A context is that of the kind's evaluation, so the replays that are made here are in its cache when
-it is evaluated. Responses and prompts are of the validation part: nothing is chosen on the held-out
-part. The servers of all kinds and the one without speculation are up at once, where the machine
-holds them, and take turns.
+A context is that of the kind's evaluation, so the replays and step times that are made here are in
+its cache when it is evaluated. Responses and prompts are of the validation part: nothing is chosen
+on the held-out part. The servers of all kinds and the one without speculation are up at once, where
+the machine holds them.
+
+A kind's forecast is B AL(K) / T(K, B) at its own K (choose_k.py). Every kind's steps were timed in
+turn with those of the target alone, which take out the machine's speed. The interval combines
+those of the acceptance length (over sessions) and of the step time (over rounds), as independent
+errors of a log.
 """
 
+import functools
+import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal
 
-from outrider.eval.bench.kind_steps import KindSteps, time_kinds
-from outrider.eval.bench.measurement_cache import Steps
+import numpy as np
+
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
-from outrider.eval.bench.server_pool import PLAIN
+from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.choose_k import best_k, fits_of
+from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
-from outrider.eval.prediction.kind_forecast import Candidate, forecast, step_times_of
 from outrider.eval.replay.heldout_replay import replay_drafter
-from outrider.eval.results.kinds import KindChoice, KindFacts
-from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes
+from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.results.kinds import KindChoice, KindFacts, KindForecast
+from outrider.eval.results.parts import SliceEstimate
+from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.intervals import percentile_interval
 
 Contexts = Mapping[str, EvaluationContext]
 """By kind."""
 
+FINALISTS = 2
+"""Kinds that are served."""
 
-def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Path) -> KindChoice:
-    """The forecast of every kind; timed steps are kept in `out_dir`.
+
+def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts]) -> KindChoice:
+    """Times and forecasts every kind.
 
     The contexts differ in the custom speculator and its folders only.
     """
@@ -42,70 +53,118 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts], out_dir: Pat
             kind: replay_drafter(context, "validation", "custom")
             for kind, context in contexts.items()
         }
-    digests = {kind: context.cache.digest for kind, context in contexts.items()}
-    cache = Steps(out_dir / "steps", digests)
     with first.alone_on_node():
-        measured = cache.run("kind_steps", lambda: _timed(contexts).model_dump(mode="json"))
-    timed = KindSteps.model_validate(measured)
-    if first.settings.k == "auto" and not first.by_batch_size:
-        _keep_step_times(contexts, step_times_of(timed, first.settings.seed))
-    validation = first.data.rows(first.data.parts["validation"])
-    starts = validation["completion_start"]
-    candidates = {
-        kind: Candidate(context.speculators["custom"].in_words, replays[kind], facts[kind])
-        for kind, context in contexts.items()
-    }
-    choice = forecast(
-        timed,
-        candidates,
-        first.settings,
-        sum(starts) / len(starts),
-        first.by_batch_size,
-    )
+        times = step_times_of_kinds(contexts)
+    in_words = {kind: each.speculators["custom"].in_words for kind, each in contexts.items()}
+    choice = choice_of(in_words, replays, times, first.settings, facts)
+    main = str(choice.main_concurrency)
     for each in choice.kinds:
-        speed = each.tokens_per_s[str(choice.main_concurrency)]
         first.say(
             f"{each.kind}: K = {each.k}, acceptance length {each.acceptance_length.value:.2f},"
-            f" predicted {speed.value:.0f} tokens/s at concurrency {choice.main_concurrency}"
+            f" predicted {each.tokens_per_s[main].value:.0f} tokens/s at concurrency {main}"
         )
     return choice
 
 
-def _keep_step_times(contexts: Contexts, times: Mapping[str, StepTimes]) -> None:
-    """Puts the times into the caches of the kinds' evaluations, which then do not time again.
+def choice_of(
+    in_words: Mapping[str, str],
+    replays: Mapping[str, ReplaySums],
+    times: Mapping[str, StepTimes],
+    settings: EvalConfig,
+    facts: Mapping[str, KindFacts],
+) -> KindChoice:
+    """The forecast of every kind, the fastest at the main concurrency first."""
+    plain_s = {
+        size: float(np.mean([own.plain_s[size] for own in times.values()]))
+        for size in settings.concurrency
+    }
+    kinds = [
+        forecast(kind, words, replays[kind], times[kind], settings, plain_s, facts[kind])
+        for kind, words in in_words.items()
+    ]
+    main = str(settings.gated_concurrency)
+    kinds.sort(key=lambda each: -each.tokens_per_s[main].value)
+    return KindChoice(
+        mode=settings.engine_modes[0],
+        main_concurrency=settings.gated_concurrency,
+        sequences=len(next(iter(replays.values())).sequence_ids),
+        none_step_ms={str(size): 1000 * seconds for size, seconds in plain_s.items()},
+        kinds=kinds,
+        finalists=[each.kind for each in kinds[:FINALISTS]],
+    )
 
-    Base's are those of the kind that can take turns with it in one engine, if there is one.
-    """
-    for kind, context in contexts.items():
-        if kind in times:
-            context.cache.put("step_times", times[kind].as_dict())
-        if context.one_engine:
-            continue
-        base = context.speculators["base"]
-        for other, found in times.items():
-            if contexts[other].speculators["custom"].exchanges_with(base):
-                context.cache.put("step_times_base", found.as_dict())
+
+def forecast(
+    kind: str,
+    in_words: str,
+    replay: ReplaySums,
+    times: StepTimes,
+    settings: EvalConfig,
+    plain_s: Mapping[int, float],
+    facts: KindFacts,
+) -> KindForecast:
+    """Tokens/s of one kind; `plain_s` are the target's own steps on the machine of all kinds."""
+    fits, main = fits_of(times, settings.seed), settings.gated_concurrency
+    k, reason = times.numbers[-1], None
+    if len(times.numbers) > 1:
+        reason = best_k(replay.acceptance_length(), times.numbers, fits[main], least=1)
+        k = reason.k
+    place, length = times.numbers.index(k), acceptance_length(replay, k)
+    step_ms, speed = {}, {}
+    for size, fit in fits.items():
+        seconds = fit.step_s[place] * plain_s[size] / times.plain_s[size]
+        low, high = percentile_interval(fit.draws_SK[:, place] / fit.step_s[place])
+        step_ms[str(size)] = 1000 * seconds
+        speed[str(size)] = _speed(size / seconds, length, low, high)
+    return KindForecast(
+        kind=kind,
+        in_words=in_words,
+        k=k,
+        reason=reason,
+        acceptance_length=length,
+        step_ms=step_ms,
+        tokens_per_s=speed,
+        facts=facts,
+    )
 
 
-def numbers_of(speculator: Speculator, k: int | Literal["auto"], depth: int) -> list[int]:
+def acceptance_length(replay: ReplaySums, k: int) -> SliceEstimate:
+    """Acceptance length with k drafts, its interval over sessions."""
+    sums_N2 = np.stack([replay.tokens_R, replay.steps_RK[:, k - 1]], axis=1)
+    found = clustered(sums_N2, replay.sessions, lambda sums: sums[..., 0] / sums[..., 1])
+    return SliceEstimate(value=found.value, low=found.low, high=found.high)
+
+
+def _speed(steps_per_s: float, length: SliceEstimate, low: float, high: float) -> SliceEstimate:
+    """Tokens/s; `low` and `high` are the interval of the step time, relative to it."""
+    value = steps_per_s * length.value
+    if length.low is None or length.high is None:
+        return SliceEstimate(value=value, low=None, high=None)
+    below = math.hypot(math.log(length.value / length.low), math.log(high))
+    above = math.hypot(math.log(length.high / length.value), math.log(low))
+    return SliceEstimate(value=value, low=value * math.exp(-below), high=value * math.exp(above))
+
+
+def numbers_of(context: EvaluationContext) -> list[int]:
     """The numbers of drafts at which a kind's steps are timed."""
-    if k != "auto":
-        return [k]
-    return [depth] if speculator.fixed_k else list(range(1, depth + 1))
+    settings: EvalConfig = context.settings
+    if settings.k != "auto":
+        return [settings.k]
+    if context.speculators["custom"].fixed_k:
+        return [context.depth]
+    return list(range(0 if context.by_batch_size else 1, context.depth + 1))
 
 
-def _timed(contexts: Contexts) -> KindSteps:
-    """The timed steps of the server without speculation and of each kind's."""
+def step_times_of_kinds(contexts: Contexts) -> dict[str, StepTimes]:
+    """Step times by kind, kept in the caches of the kinds' evaluations."""
     first = next(iter(contexts.values()))
     settings, mode = first.settings, first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])
     _, prompts = evaluation_prompts(validation, settings, first.serving)
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
-    numbers = {PLAIN: [0]} | {
-        kind: numbers_of(each, settings.k, first.depth) for kind, each in speculators.items()
-    }
     plan = None if settings.k == "auto" else dict.fromkeys(contexts, settings.k)
-    first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
+    if not all(context.cache.done("step_times") for context in contexts.values()):
+        first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     servers = first.backends.servers(
         first.target,
         first.serving,
@@ -115,13 +174,26 @@ def _timed(contexts: Contexts) -> KindSteps:
         settings.side_by_side,
     )
     with servers as pool, first.open_load() as load:
-        return time_kinds(
-            pool.fleet(mode, plan),
-            load,
-            numbers,
-            settings.concurrency,
-            [prompt.text for prompt in prompts],
-            customers_sampling(validation),
-            settings.max_tokens,
-            settings.concurrency if first.by_batch_size else [settings.gated_concurrency],
-        )
+
+        def timed(kind: str) -> StepTimes:
+            return first.backends.step_times(
+                pool.fleet(mode, plan),
+                load,
+                numbers_of(contexts[kind]),
+                settings.concurrency,
+                [prompt.text for prompt in prompts],
+                customers_sampling(validation),
+                settings.max_tokens,
+                kind,
+            )
+
+        times = {}
+        for kind, context in contexts.items():
+            times[kind] = context.cached("step_times", StepTimes, functools.partial(timed, kind))
+    for context in contexts.values():
+        base = context.speculators["base"]
+        for kind, own in times.items():
+            # Base's steps are those of the kind that can take turns with it in one engine.
+            if not context.one_engine and speculators[kind].exchanges_with(base):
+                context.cache.put("step_times_base", own.model_dump(mode="json"))
+    return times

@@ -32,7 +32,7 @@ from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.server_pool import ServerPool
-from outrider.eval.bench.step_timing import time_steps
+from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
@@ -42,7 +42,6 @@ from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes
 
 if TYPE_CHECKING:
     from datasets import Dataset

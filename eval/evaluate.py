@@ -34,10 +34,10 @@ from outrider.eval.bench.prompts import (
     unsent_text,
 )
 from outrider.eval.bench.scenarios import select
+from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
-from outrider.eval.prediction.choose_k import choose, draft_plan, times_steps
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
     Replays,
@@ -88,9 +88,6 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             print_first_result(context, replays)
             # Before the servers start: next to starting servers it takes ten times as long.
             validation = replay_drafters(context, "validation")
-        if times_steps(context):
-            servers.fleet(context.settings.engine_modes[0])  # starts in the background
-            load.start()
         choice = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")

@@ -6,8 +6,8 @@ conclude(context, findings)["acceptance_length"]["ratio"]
 from typing import Any
 
 from outrider.eval.context import EvaluationContext
+from outrider.eval.cost import money
 from outrider.eval.gate import judge
-from outrider.eval.prediction.cost import money
 from outrider.eval.results.parts import DRAFTERS, VARIANTS
 from outrider.eval.results.report import Findings, Results
 from outrider.eval.results.speed import Served

@@ -239,16 +239,6 @@ class ServingSection(BaseModel):
     """Port of the first server on 127.0.0.1; further servers use the following ports. null: any
     free port."""
 
-    target_step_ms: float | None = Field(default=None, gt=0)
-    """Time of one decoding step without speculation at batch size 1, in milliseconds. With the next
-    two it predicts the speed of each k. null: steps are timed in the engine."""
-
-    draft_step_ms: float | None = Field(default=None, ge=0)
-    """Time of one drafted token, in milliseconds."""
-
-    fixed_step_ms: float | None = Field(default=None, ge=0)
-    """Time of a speculative step besides the target's step and the drafts, in milliseconds."""
-
 
 class ServingConfig(ServingSection):
     """How a speculator is served: the recipe's `serving` section, and how drafts are chosen."""

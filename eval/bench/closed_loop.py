@@ -26,12 +26,12 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.alternation import alternation
 from outrider.eval.bench.metrics import noise_of, ratio
 from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.step_times import drafts_of
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import BASE_RATIOS, SAME_K
 from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
-from outrider.serving.step_times import drafts_of
 from outrider.serving.vllm_hooks.step_recorder import Drafts, Step
 
 if TYPE_CHECKING:

@@ -15,17 +15,14 @@ Variants of one engine may draft different numbers of tokens. The engine is then
 schedule of drafts that has all of them, and `server` sets the variant's own before its requests
 (serving/vllm_hooks/step_recorder.py). Such an engine at k is as fast as one started at k
 (benchmarks/results/serving.md). Without a plan it rotates through 1..depth drafts, for
-eval/bench/step_timing.py. Servers start in the background: `server` waits for the one it returns.
+eval/bench/step_times.py.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 
-from outrider.common.errors import OutriderError
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
@@ -82,8 +79,6 @@ class Fleet:
             for name in self.server_names
         }
         self._up: dict[str, Server] = {}
-        self._starting: Future[None] | None = None
-        self._lock, self._cancelled = threading.Lock(), False
         self._loaded: Path | None = None
         self._started_with: dict[str, tuple[int, ...]] = {}
         self._drafting: dict[str, Drafts] = {}
@@ -96,7 +91,6 @@ class Fleet:
         without this, a variant that follows another with the same weights would find the prompts
         of the block before in it, and one that follows an exchange never would.
         """
-        self._started()
         name = self._name(variant)
         if name not in self._up:
             if not self._side_by_side:
@@ -147,7 +141,6 @@ class Fleet:
         """
         if plan == self._plan:
             return
-        self._started()
         self._plan = plan
         for name in self.server_names:
             if name == PLAIN or name not in self._up:
@@ -180,53 +173,26 @@ class Fleet:
 
     def start(self, names: Sequence[str]) -> None:
         """Starts servers side by side and waits for all of them."""
-        launched = {name: self._launch(name, place) for place, name in enumerate(names)}
-        for name, server in launched.items():
-            server.wait()
+        for place, name in enumerate(names):
+            self._up[name] = self._new_server(name, place)
+            self._up[name].start()
+        for name in names:
+            self._up[name].wait()
             self._fresh.add(name)
         if SPECULATING in names:
             self._loaded = self._speculator(self._variants_of[SPECULATING][0]).directory
 
-    def start_in_background(self) -> None:
-        """Starts all servers where they can be up at once; `server` waits for them."""
-        if not self._side_by_side:
-            return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="servers")
-        self._starting = pool.submit(self.start, self.server_names)
-        pool.shutdown(wait=False)
-
     def restart(self) -> None:
-        """Stops all servers and starts them again."""
+        """Stops all servers and, where they can be up at once, starts them again."""
         self.stop()
         if self._side_by_side:
             self.start(self.server_names)
 
     def stop(self) -> None:
-        """Stops all servers, those that are still starting as well."""
-        starting, self._starting = self._starting, None
-        with self._lock:
-            self._cancelled = starting is not None
+        """Stops all servers."""
         while self._up:
             _, server = self._up.popitem()
             server.stop()
-        if starting is not None:
-            wait([starting])  # its server has ended, so it does not wait for that any longer
-        self._cancelled = False
-
-    def _launch(self, name: str, place: int) -> Server:
-        with self._lock:
-            if self._cancelled:
-                raise OutriderError(f"server {name}: not started, the evaluation was stopped")
-            server = self._new_server(name, place)
-            server.start()
-            self._up[name] = server
-            return server
-
-    def _started(self) -> None:
-        """Waits for the start in the background; its error is raised here."""
-        if self._starting is not None:
-            starting, self._starting = self._starting, None
-            starting.result()
 
     def _new_server(self, name: str, place: int) -> Server:
         engine, port = self._serving.engine, self._serving.port
@@ -339,7 +305,7 @@ class ServerPool:
     def fleet(self, mode: str, plan: DraftPlan | None = None) -> Fleet:
         """The servers of `mode`, drafting as planned or, without plan, rotating through 1..depth.
 
-        They start in the background, unless they are up.
+        They start, unless they are up.
         """
         if self._fleet is None or self._mode != mode:
             self.close()
@@ -354,13 +320,13 @@ class ServerPool:
                 self._depth,
             )
             self._mode = mode
-            self._fleet.start_in_background()
+            self._fleet.restart()
         elif plan is not None:
             self._fleet.draft(plan)
         return self._fleet
 
     def close(self) -> None:
-        """Stops the servers that are up or starting."""
+        """Stops the servers that are up."""
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             fleet.stop()

@@ -170,8 +170,9 @@ def kind_lines(kinds: Kinds, served: Mapping[str, SpeedRow]) -> list[dict[str, A
         figures = {"speed": speed.value, "low": speed.low, "high": speed.high}
         rows.append({"kind": name, "concurrency": concurrency, "served": served, **figures})
 
-    for concurrency, alone in kinds.choice.none.tokens_per_s.items():
-        add(NO_SPECULATION, concurrency, alone, False)
+    for concurrency, step_ms in kinds.choice.none_step_ms.items():
+        speed = 1000 * int(concurrency) / step_ms
+        add(NO_SPECULATION, concurrency, SliceEstimate(value=speed, low=None, high=None), False)
     for each in kinds.choice.kinds:
         for concurrency, forecast in each.tokens_per_s.items():
             add(each.kind, concurrency, forecast, False)

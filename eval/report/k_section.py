@@ -30,26 +30,13 @@ def k_reasons(choice: Choice) -> list[str]:
         if choice.rounds:
             others = " and ".join(map(str, reason.undecided))
             parts.append(
-                f"not decided against {others} when the timing ended, the estimate was taken"
-                if others
-                else "decided"
+                f"not decided against {others}, the estimate was taken" if others else "decided"
             )
         lines.append(f"{drafter}: K = {reason.k}: {'; '.join(parts)}")
-    return [*lines, *_timing(choice)]
-
-
-def _timing(choice: Choice) -> list[str]:
-    """How long steps were timed, at each batch size."""
-    if not choice.rounds:
-        return []
-    further = choice.further_rounds or {}
-    counts = (
-        f"{count - further.get(size, 0)} rounds of all K"
-        + (f" and {further[size]} of the undecided ones" if size in further else "")
-        + (f" at {size} requests" if len(choice.rounds) > 1 else "")
-        for size, count in choice.rounds.items()
-    )
-    return [f"Steps timed in {', '.join(counts)}; looks at the choice: {choice.looks}"]
+    if choice.rounds:
+        counts = (f"{count} rounds at {size} requests" for size, count in choice.rounds.items())
+        lines.append(f"Steps timed in {', '.join(counts)}")
+    return lines
 
 
 def schedule_words(choice: Choice) -> list[str]:

@@ -67,13 +67,13 @@ def head(kinds: Kinds) -> list[str]:
 
 def table(kinds: Kinds) -> list[KindRow]:
     """The rows: no speculation, then each kind, the fastest by forecast first."""
-    none, modes = kinds.choice.none, _modes(kinds)
+    none, modes = kinds.choice.none_step_ms, _modes(kinds)
     rows: list[KindRow] = []
-    for size, speed in none.tokens_per_s.items():
+    for size, step_ms in none.items():
         first = kinds.served[kinds.chosen].none_tokens_per_s
         served = [f"{first[mode][size]:.0f}" for mode in modes]
-        step = _interval(none.step_ms[size], 1)
-        cells = KindRow(NONE, size, "", "1", step, _interval(speed, 0), served, "", "", "")
+        speed = f"{1000 * int(size) / step_ms:.0f}"
+        cells = KindRow(NONE, size, "", "1", f"{step_ms:.1f}", speed, served, "", "", "")
         rows.append(cells if not rows else cells._replace(acceptance=""))
     for each in kinds.choice.kinds:
         rows += _rows_of(each, kinds.served.get(each.kind), modes, each.kind == kinds.chosen)
@@ -104,9 +104,9 @@ def _rows_of(
             KindRow(
                 kind=f"{each.kind} (chosen)" if chosen else each.kind,
                 concurrency=size,
-                k=str(each.k_by_concurrency[size]),
+                k=str(each.k),
                 acceptance=_interval(each.acceptance_length, 2) if not rows else "",
-                step_ms=_interval(each.step_ms[size], 1),
+                step_ms=f"{each.step_ms[size]:.1f}",
                 predicted=_interval(speed, 0),
                 served=cells,
                 parameters=count(each.facts.parameters) if not rows else "",

@@ -15,15 +15,6 @@ class KindFacts(Part):
     """Time of its training, the check of its warm start included"""
 
 
-class NoneForecast(Part):
-    """The target without speculation, before anything is served."""
-
-    step_ms: dict[str, Estimate]
-    """Concurrency -> milliseconds of a step"""
-    tokens_per_s: dict[str, Estimate]
-    """Concurrency -> predicted tokens/s"""
-
-
 class KindForecast(Part):
     """A trained kind, from exact replay of the validation part and timed steps of its server."""
 
@@ -33,14 +24,11 @@ class KindForecast(Part):
     """The kind in words"""
     k: int
     """Its own best number of drafts at the main concurrency, or the only one that it can make"""
-    k_by_concurrency: dict[str, int]
-    """The number of drafts that the forecast has at each concurrency: k, or the best one there with
-    export.k_per_batch_size"""
     reason: KReason | None
     """Why it drafts so many; null where it can make only one number of drafts"""
     acceptance_length: SliceEstimate
     """At k, over the sessions of the validation part"""
-    step_ms: dict[str, Estimate]
+    step_ms: dict[str, float]
     """Concurrency -> milliseconds of a step with these drafts"""
     tokens_per_s: dict[str, SliceEstimate]
     """Concurrency -> predicted tokens/s; the interval has the noise of acceptance and of steps, and
@@ -58,10 +46,8 @@ class KindChoice(Part):
     """Concurrency at which the kinds are ranked"""
     sequences: int
     """Number of validation responses replayed"""
-    turns: dict[str, int]
-    """Concurrency -> number of times that each server had its turn"""
-    none: NoneForecast
-    """Without speculation"""
+    none_step_ms: dict[str, float]
+    """Concurrency -> milliseconds of a step without speculation"""
     kinds: list[KindForecast]
     """Every trained kind, the fastest by forecast first"""
     finalists: list[str]

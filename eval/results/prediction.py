@@ -2,16 +2,7 @@
 
 from typing import Literal
 
-from outrider.eval.results.parts import Drafters, Part, Variants
-
-
-class PromptCost(Part):
-    """Milliseconds per prompt token."""
-
-    none: float
-    """Without speculation"""
-    drafting: float
-    """Where a drafter reads the prompt too"""
+from outrider.eval.results.parts import Drafter, Drafters, Part, Variants
 
 
 class KGain(Part):
@@ -24,7 +15,7 @@ class KGain(Part):
     value: float
     """Ratio of tokens/s - 1"""
     low: float
-    """Low end of its interval over resampled rounds; 95 % for all looks together"""
+    """Low end of its interval over resampled rounds; 95 %"""
     high: float
     """High end of the interval"""
 
@@ -54,28 +45,13 @@ class Choice(Part):
     """[first batch size, last, best k]; null where the recipe sets k"""
     acceptance_length: Drafters[list[float] | None] | None = None
     """On the validation part, for k = 1..depth; null where exact replay is not measured"""
-    step_ms: dict[str, list[float]] | None = None
-    """Batch size -> fitted milliseconds per step for k = 0..depth; k = 0 is the target alone. Null
-    where nothing was timed"""
-    base_step_ms: dict[str, list[float]] | None = None
-    """The same with base's drafts, where base has an engine of its own, as a speculator of another
-    kind has; null where both share one"""
-    step_ms_ci95: dict[str, list[tuple[float, float]]] | None = None
-    """Batch size -> 95 % intervals for k = 1..depth; null where nothing was timed"""
-    idle_step_ms: dict[str, float] | None = None
-    """Batch size -> milliseconds per step of the drafting engine without drafts; null where it was
-    not timed"""
+    step_ms: dict[Drafter, dict[str, list[float]]] | None = None
+    """Whose engine -> batch size -> milliseconds per step for k = 0..depth; k = 0 is the target
+    alone. Of custom, and of base where it has an engine of its own. Null where nothing was timed"""
     rounds: dict[str, int] | None = None
     """Batch size -> number of timed rounds; null where nothing was timed"""
-    further_rounds: dict[str, int] | None = None
-    """Batch size -> how many of them have only the numbers that were undecided; null where all have
-    all numbers"""
-    looks: int | None = None
-    """How often it was checked whether the choice is decided; null where nothing was timed"""
     tokens_per_s: Drafters[dict[str, list[float]] | None] | None = None
     """Batch size -> predicted tokens/s for k = 1..depth"""
-    prompt_token_ms: PromptCost | None = None
-    """What a prompt adds to the step that computes it; null where nothing was timed"""
     source: str
     """Where the times come from"""
     requested: int | Literal["auto"]

@@ -29,7 +29,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
             megabytes=sum(file.stat().st_size for file in speculator.glob("*.safetensors")) / 1e6,
             training_minutes=record["seconds"] / 60,
         )
-    choice = choose_kind(contexts, facts, run.evaluation)
+    choice = choose_kind(contexts, facts)
     write_json(run.kind_choice, choice.model_dump(mode="json"))
     speeds = {each.kind: each.tokens_per_s for each in choice.kinds}
     main = str(choice.main_concurrency)

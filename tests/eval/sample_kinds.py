@@ -8,70 +8,59 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outrider.eval.bench.kind_steps import KindSteps
+from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.choose_kind import choice_of
 from outrider.eval.config import EvalConfig
-from outrider.eval.prediction.kind_forecast import Candidate, forecast
 from outrider.eval.results.kinds import KindChoice, KindFacts, Kinds
 from outrider.eval.results.report import Results
 from outrider.eval.shipped_kind import shipped_kind
-from tests.eval.sample_results import DEPTH, EVALUATION, sample_replay
+from tests.eval.sample_results import EVALUATION, sample_replay
 
 STEPS_MS = {
-    "none": [10.0],
     "mtp": [13.0, 14.0, 15.0, 16.0],
     "eagle3": [12.0, 12.6, 13.2, 13.8],
     "p_eagle": [12.5],
 }
 """Milliseconds of a step of one request, by number of drafts."""
-NUMBERS = {"none": [0], "mtp": [1, 2, 3, 4], "eagle3": [1, 2, 3, 4], "p_eagle": [4]}
+PLAIN_MS = 10.0
+NUMBERS = {"mtp": [1, 2, 3, 4], "eagle3": [1, 2, 3, 4], "p_eagle": [4]}
 ACCEPTANCE = {"mtp": 0.8, "eagle3": 0.8, "p_eagle": 0.6}
-TURNS = 6
+ROUNDS = 24
 FACTS = KindFacts(parameters=1_910_000, megabytes=3.8, training_minutes=4.2)
 
 
-def sample_kind_steps(
-    steps_ms: Mapping[str, list[float]] = STEPS_MS,
-    seed: int = 0,
-    own_noise: float = 0.03,
-    sizes: tuple[int, ...] = (1, 4, 8),
-) -> KindSteps:
-    """Servers that took turns on a machine whose speed differs by 40 % from turn to turn.
+def sample_step_times(
+    kinds: Mapping[str, object] = STEPS_MS, sizes: tuple[int, ...] = (1, 4, 8)
+) -> dict[str, StepTimes]:
+    """Kinds timed one after another on a machine whose speed differs by 40 % between them.
 
-    A step of B requests takes B^0.3 times as long as one of a single request. `own_noise` is the
-    standard deviation of a server's own level in a turn.
+    A step of B requests takes B^0.3 times as long as one of a single request.
     """
-    random = np.random.default_rng(seed)
-    turn = {size: np.exp(random.normal(0, 0.4, TURNS)) for size in sizes}
-    timed: dict[str, dict[int, list[list[list[float | None]]]]] = {}
-    for name, milliseconds in steps_ms.items():
-        timed[name] = {}
+    random, found = np.random.default_rng(0), {}
+    for kind in kinds:
+        machine = np.exp(random.normal(0, 0.4))
+        rounds = {}
         for size in sizes:
-            timed[name][size] = []
-            for machine in turn[size]:
-                level = machine * np.exp(random.normal(0, own_noise)) * size**0.3 / 1000
-                noise_RK = np.exp(random.normal(0, 0.05, (4, len(milliseconds))))
-                timed[name][size].append((level * np.array(milliseconds) * noise_RK).tolist())
-    return KindSteps(
-        numbers={name: NUMBERS[name] for name in steps_ms},
-        turns=timed,
-        prompt_token_s=dict.fromkeys(steps_ms, 1e-5),
-        shared=True,
-    )
+            noise_RK = np.exp(random.normal(0, 0.03, (ROUNDS, len(STEPS_MS[kind]))))
+            rounds[size] = (
+                machine * size**0.3 / 1000 * np.array(STEPS_MS[kind]) * noise_RK
+            ).tolist()
+        plain_s = {size: machine * size**0.3 * PLAIN_MS / 1000 for size in sizes}
+        found[kind] = StepTimes(numbers=NUMBERS[kind], plain_s=plain_s, rounds=rounds)
+    return found
 
 
 def sample_choice(
-    acceptance: Mapping[str, float] = ACCEPTANCE,
-    settings: EvalConfig = EVALUATION,
-    by_batch_size: bool = False,
+    acceptance: Mapping[str, float] = ACCEPTANCE, settings: EvalConfig = EVALUATION
 ) -> KindChoice:
     """The forecast for these kinds."""
-    steps = sample_kind_steps({name: STEPS_MS[name] for name in ("none", *acceptance)})
-    candidates = {
-        kind: Candidate(f"a drafter of kind {kind}", sample_replay(share), FACTS)
-        for kind, share in acceptance.items()
-    }
-    assert max(map(max, steps.numbers.values())) == DEPTH
-    return forecast(steps, candidates, settings, prompt_tokens=200, by_batch_size=by_batch_size)
+    return choice_of(
+        {kind: f"a drafter of kind {kind}" for kind in acceptance},
+        {kind: sample_replay(share) for kind, share in acceptance.items()},
+        sample_step_times(acceptance),
+        settings,
+        dict.fromkeys(acceptance, FACTS),
+    )
 
 
 def sample_kinds(results: Results) -> Kinds:

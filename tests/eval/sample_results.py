@@ -12,6 +12,8 @@ import numpy as np
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
+from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
 from outrider.eval.lossless.greedy_match import (
@@ -21,14 +23,11 @@ from outrider.eval.lossless.greedy_match import (
     text_statistics,
 )
 from outrider.eval.lossless.outputs import Outputs, Recorded
-from outrider.eval.prediction.best_k import choose_k
-from outrider.eval.prediction.step_fit import fit_steps
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
 from outrider.eval.results.acceptance import OnPolicy
 from outrider.eval.results.parts import DRAFTERS, SAME_K, VARIANTS, Drafters, Variants
-from outrider.eval.results.prediction import PromptCost
 from outrider.eval.results.report import (
     VERSION,
     Findings,
@@ -55,7 +54,6 @@ from outrider.eval.results.verification import (
 from outrider.serving.client import Sampling
 from outrider.serving.counters import SpeculationCounters
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
@@ -68,10 +66,8 @@ SESSIONS = [f"s{number}" for number in range(6)]
 """Of the timed prompts."""
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
-TIMES = StepTimes(
-    {1: [0.01, 0.013, 0.014, 0.017, 0.02], 8: [0.025, 0.03, 0.04, 0.06, 0.08]},
-    prompt_token_s=(1e-4, 1.2e-4),
-)
+STEP_S = {1: [0.01, 0.013, 0.014, 0.017, 0.02], 8: [0.025, 0.03, 0.04, 0.06, 0.08]}
+"""Seconds of a step with 0..DEPTH drafts."""
 
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
@@ -350,10 +346,14 @@ def sample_verification() -> Verification:
     )
 
 
-def sample_rounds(step_s: list[float]) -> np.ndarray:
-    """Twelve rounds of noisy step times with 1..depth drafts."""
-    noise = np.random.default_rng(3).normal(0, 0.05, (12, len(step_s) - 1))
-    return np.array(step_s[1:]) * np.exp(noise)
+def sample_step_times() -> StepTimes:
+    """Twelve rounds of noisy step times with 1..DEPTH drafts."""
+    noise = np.random.default_rng(3).normal(0, 0.05, (12, DEPTH))
+    return StepTimes(
+        numbers=list(range(1, DEPTH + 1)),
+        plain_s={size: row[0] for size, row in STEP_S.items()},
+        rounds={size: (np.array(row[1:]) * np.exp(noise)).tolist() for size, row in STEP_S.items()},
+    )
 
 
 def sample_findings(custom_speed: float = 1.4) -> Findings:
@@ -401,13 +401,16 @@ def _findings(custom_speed: float) -> Findings:
         main_concurrency=1,
         choice=choose_k(
             {name: sums.acceptance_length() for name, sums in replays.items()},
-            fit_steps({size: sample_rounds(row) for size, row in TIMES.step_s.items()}, 200, 0),
-            {size: row[0] for size, row in TIMES.step_s.items()},
+            dict.fromkeys(DRAFTERS, sample_step_times()),
             1,
-            rounds=dict.fromkeys(TIMES.step_s, 12),
-            prompt_token_ms=PromptCost(none=0.1, drafting=0.12),
-            source="steps of the eager engine, timed",
+            0,
+            {},
+            source="steps of the eager engine",
+            requested="auto",
             sequences=120,
+            acceptance_length=Drafters[list[float] | None](
+                **{name: sums.acceptance_length() for name, sums in replays.items()}
+            ),
         ),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.tally import PrivacyTally
 from outrider.eval.config import CostConfig
-from outrider.eval.prediction.cost import money
+from outrider.eval.cost import money
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.weight_interpolation import sweep
 from outrider.eval.report.report import write_report

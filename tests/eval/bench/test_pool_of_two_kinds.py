@@ -1,14 +1,10 @@
 """Servers and step times where base and custom cannot share an engine."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from outrider.eval.bench.server_pool import Fleet
-from outrider.eval.prediction.best_k import choose_k
-from outrider.eval.prediction.step_fit import StepFit
 from outrider.eval.replay.draft_parity import by_engine
 from outrider.eval.results.parts import SAME_K
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -70,20 +66,3 @@ def test_a_speculator_names_the_states_that_it_reads(folder: Path) -> None:
     assert Speculator.named(folder / "other layers").features(target).names == ("layer_1",)
     assert Speculator.named(target).features(target).width == HIDDEN
     assert Speculator.named("ngram").features(target).streams == ()
-
-
-def test_each_engine_has_its_own_steps() -> None:
-    """The same acceptance, but base's drafts cost so much that it drafts one."""
-    lengths = {"base": [1.9, 2.7], "custom": [1.9, 2.7]}
-    cheap = StepFit({1: [0.010, 0.011]}, {1: np.array([[0.010, 0.011]])})
-    dear = StepFit({1: [0.010, 0.030]}, {1: np.array([[0.010, 0.030]])})
-    choice = choose_k(lengths, cheap, {1: 0.008}, 1, base_fit=dear)
-    assert (choice.k.base, choice.k.custom) == (1, 2)
-    assert choice.step_ms == {"1": pytest.approx([8, 10, 11])}
-    assert choice.base_step_ms == {"1": pytest.approx([8, 10, 30])}
-    assert choice.tokens_per_s is not None
-    assert choice.tokens_per_s.base == {"1": pytest.approx([190, 90])}
-    assert choice.tokens_per_s.custom == {"1": pytest.approx([190, 2.7 / 0.011])}
-    shared = choose_k(lengths, cheap, {1: 0.008}, 1)
-    assert shared.base_step_ms is None and shared.k.base == 2
-    json.dumps(choice.model_dump(mode="json"))

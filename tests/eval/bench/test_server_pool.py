@@ -4,12 +4,10 @@ Real servers run in tests/serving, test_step_timing.py and test_evaluate.py.
 """
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 
-from outrider.common.errors import OutriderError
 from outrider.eval.bench import server_pool as module
 from outrider.eval.bench.server_pool import ServerPool, covering, open_fleet
 from outrider.eval.config import EvalConfig
@@ -264,39 +262,6 @@ def test_another_mode_ends_the_servers_of_the_first(log, pool):
     ask(pool.fleet("compiled", both(2)), "custom")
     assert sorted(log[:2]) == ["plain stops", "speculating stops"]
     assert drafts["speculating"] == (2, None)
-
-
-def test_an_error_of_a_start_in_the_background_is_raised_where_the_server_is_needed(
-    log, pool, monkeypatch
-):
-    def fails(server):
-        raise OutriderError("vllm serve ended with code 1")
-
-    monkeypatch.setattr(module.Server, "wait", fails)
-    fleet = pool.fleet("eager", both(2))
-    with pytest.raises(OutriderError, match="vllm serve ended with code 1"):
-        fleet.server("none")
-
-
-def test_stopping_ends_a_server_that_is_still_starting_and_starts_no_other(log, pool, monkeypatch):
-    waiting, stopped = threading.Event(), threading.Event()
-    stop = module.Server.stop
-
-    def waits(server):
-        waiting.set()
-        assert stopped.wait(30)
-        raise OutriderError("vllm serve ended with code -15")
-
-    def stops(server):
-        stop(server)
-        stopped.set()
-
-    monkeypatch.setattr(module.Server, "wait", waits)
-    monkeypatch.setattr(module.Server, "stop", stops)
-    pool.fleet("compiled", both(2))
-    assert waiting.wait(30)
-    pool.close()
-    assert sorted(log[-2:]) == ["plain stops", "speculating stops"]
 
 
 def test_nothing_starts_in_the_background_where_one_server_fits(log, tmp_path):

@@ -14,7 +14,6 @@ from datasets import Dataset
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.quarantine import write_quarantine
-from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.report.past_run import PastRun
 from outrider.eval.results.kinds import KindChoice
 from outrider.eval.results.report import Report, Results
@@ -27,7 +26,7 @@ from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.sample_kinds import STEPS_MS, sample_kind_steps
+from tests.eval.sample_kinds import sample_step_times
 from tests.eval.sample_results import served_measurements
 from tests.tiny import HIDDEN, write_tiny_target
 
@@ -105,10 +104,9 @@ def recipe_of(target: Path) -> Recipe:
 def keep_blocks(run: RunDirectory, recipe: Recipe, faster: dict[str, float]) -> None:
     """Puts into the caches what servers would measure: custom's speed over base by kind."""
     contexts = {kind: context_of_kind(run, recipe, kind) for kind in KINDS}
-    digests = {kind: context.cache.digest for kind, context in contexts.items()}
-    steps = sample_kind_steps({name: STEPS_MS[name] for name in ("none", *KINDS)})
-    Steps(run.evaluation / "steps", digests).put("kind_steps", steps.model_dump(mode="json"))
+    steps = sample_step_times(contexts)
     for kind, context in contexts.items():
+        context.cache.put("step_times", steps[kind].model_dump(mode="json"))
         for name, measured in served_measurements(faster[kind], prompts=6).items():
             context.cache.put(name, measured)
 

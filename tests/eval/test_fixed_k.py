@@ -8,6 +8,8 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
@@ -17,11 +19,9 @@ from outrider.eval.context import (
     HeldoutRequests,
 )
 from outrider.eval.evaluate import check
-from outrider.eval.prediction.choose_k import choose, draft_plan, times_steps
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes
 from outrider.speculators.features import FeatureStream, layer_name
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
@@ -45,11 +45,9 @@ def context(tmp_path):
         pass
     timed = []
 
-    def measured(
-        fleet, load, depth, sizes, texts, sampling, longest, first, undecided, drafter="custom"
-    ):
+    def measured(fleet, load, numbers, sizes, texts, sampling, longest, drafter):
         timed.append(drafter)
-        return StepTimes({1: [0.01, 0.012, 0.03]}, (1e-4, 2e-4), {1: [[0.012, 0.03]] * 3})
+        return StepTimes(numbers=[1, 2], plain_s={1: 0.01}, rounds={1: [[0.012, 0.03]] * 3})
 
     context = EvaluationContext(
         recipe="a_test",
@@ -78,12 +76,11 @@ def chosen(context, **settings):
 
 def test_only_the_speculator_that_can_draft_other_numbers_is_timed(context):
     context, timed = context
-    assert times_steps(context)
     choice = chosen(context)
     # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
     assert (choice.k.base, choice.k.custom, timed) == (1, 2, ["base"])
     assert choice.source == (
-        "steps of the eager engine, timed for base; a P-EAGLE head always drafts speculator.depth"
+        "steps of the eager engine; a P-EAGLE head always drafts speculator.depth"
     )
     assert draft_plan(choice, None, False) == {"base": 1, "custom": 2, "base_same_k": 2}
     by_hand = chosen(context, k=1)
@@ -96,7 +93,6 @@ def test_two_of_them_are_not_timed_and_base_has_one_number(context, tmp_path):
     both = {"base": head(context.target.directory(), tmp_path / "base"), "custom": custom}
     context = dataclasses.replace(context, speculators=both)
     assert context.one_engine
-    assert not times_steps(context)
     choice = chosen(context)
     assert (choice.k.base, choice.k.custom, timed) == (2, 2, [])
     assert draft_plan(choice, 2, False, fixed=True) == {"base": 2, "custom": 2}

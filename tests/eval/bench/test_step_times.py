@@ -1,40 +1,29 @@
-"""Steps of real servers, timed while they serve.
+"""Steps of real servers, timed while they serve; and what is computed from recorded steps.
 
 How long a step takes depends on the machine; which steps are timed does not.
 """
 
 import itertools
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from outrider.eval.bench import kind_steps, step_timing
-from outrider.eval.bench.kind_steps import KindSteps, time_kinds
+from outrider.common.errors import OutriderError
+from outrider.eval.bench import step_times
 from outrider.eval.bench.server_pool import ServerPool
-from outrider.eval.bench.step_timing import time_steps
-from outrider.eval.prediction.paired_steps import fit_paired
+from outrider.eval.bench.step_times import drafts_of, summarise_steps, time_steps
 from outrider.eval.results.parts import CURRENT, SAME_K
-from outrider.serving import step_times
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
-from outrider.serving.step_times import StepTimes
+from outrider.serving.vllm_hooks.step_recorder import RUN, Step
 
 DEPTH = 3
-FURTHER = 4
-"""Further rounds until the second look."""
 ENOUGH = 4
 """Rounds of every number of drafts at a batch size, in place of ROUNDS."""
-LEAST_TURNS, MOST_TURNS = 2, 4
-"""In place of those of kind_steps.py."""
-
-
-def enough_rows(rows: list[list[float | None]]) -> bool:
-    """Whether every number of drafts has a time in some round."""
-    return all(any(row[k] is not None for row in rows) for k in range(DEPTH))
 
 
 def cached_tokens(server: Server, prompt_tokens: int) -> list[float]:
@@ -55,11 +44,7 @@ def cached_tokens(server: Server, prompt_tokens: int) -> list[float]:
 def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_variant_does(
     short_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_timing, "FURTHER_ROUNDS", (FURTHER, FURTHER, FURTHER))
-    for module in (step_times, kind_steps):
-        monkeypatch.setattr(module, "ROUNDS", ENOUGH)
-    monkeypatch.setattr(kind_steps, "LEAST_TURNS", LEAST_TURNS)
-    monkeypatch.setattr(kind_steps, "MOST_TURNS", MOST_TURNS)
+    monkeypatch.setattr(step_times, "ROUNDS", ENOUGH)
     target = TargetConfig(model=str(short_r1))
     serving = ServingConfig(
         engine=EngineConfig(
@@ -68,26 +53,13 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     )
     texts = ["Where is my order?", "List the total of this receipt.", "Is this candidate a fit?"]
     sampling, logs = Sampling(0.6, 0.95), tmp_path / "logs"
-    seen: list[StepTimes] = []
-
-    def undecided(times: StepTimes) -> dict[int, list[int]]:
-        """At the first look two numbers at 3 requests, at the second none."""
-        seen.append(times)
-        return {3: [1, DEPTH]} if len(seen) == 1 else {}
-
     speculators = {"base": short_r1, "custom": short_r1}
     with (
         ServerPool(target, serving, speculators, DEPTH, logs) as pool,
         LoadGenerator(target, logs / "load.log") as load,
     ):
         fleet = pool.fleet("eager")
-        times = time_steps(
-            fleet, load, DEPTH, [1, 3], texts, sampling, 24, undecided=undecided, seconds=600
-        )
-        # Servers in turn, as they are timed for several kinds of drafter.
-        in_turn = time_kinds(
-            fleet, load, {"none": [0], "custom": [1, DEPTH]}, [1, 3], texts, sampling, 36, [3]
-        )
+        times = time_steps(fleet, load, range(1, DEPTH + 1), [1, 3], texts, sampling, 36)
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
         plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 4, 0)]}
@@ -115,27 +87,59 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
     assert counts[SAME_K].generation_tokens > 5
     by_size = {(step.requests, step.drafts) for step in steps[CURRENT]}
     assert (3, 0) in by_size and by_size <= {(1, DEPTH), (2, 0), (3, 0)}
-    assert set(times.step_s) == {1, 3}
-    assert all(len(row) == DEPTH + 1 and min(row) > 0 for row in times.step_s.values())
-    assert all(0 <= seconds < 1 for seconds in times.prompt_token_s)
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.log")} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in logs.glob("*.jsonl")} == {0o600}
-    assert all(enough_rows(rows) for rows in times.rounds.values())
-    assert [each.looks for each in seen] == [1, 2] and times is seen[1]
-    assert set(times.further) == {3} and times.further[3] >= FURTHER
-    assert times.rounds[1] == seen[0].rounds[1]
-    # The drafts change while a block begins: its first round may still be of all numbers.
-    further = times.rounds[3][len(seen[0].rounds[3]) :]
-    assert len(further) == times.further[3]
-    assert all(row[1] is None for row in further[1:])
-    assert StepTimes.from_dict(times.as_dict()) == times
-    assert in_turn.shared and KindSteps.model_validate_json(in_turn.model_dump_json()) == in_turn
-    assert {len(in_turn.tables(name)[1]) for name in in_turn.turns} == {LEAST_TURNS}
-    turns = {name: in_turn.tables(name)[3] for name in ("none", "custom")}
-    assert LEAST_TURNS <= len(turns["none"]) == len(turns["custom"]) <= MOST_TURNS
-    for name, own in turns.items():
-        timed = np.concatenate(own)
-        assert timed.shape[1] == len(in_turn.numbers[name])
-        assert (np.isfinite(timed).sum(axis=0) > 3).all() and np.nanmin(timed) > 0
-    for fit in fit_paired({name: {3: own} for name, own in turns.items()}, 50, 0).values():
-        assert min(fit.step_s[3]) > 0 and np.isfinite(fit.draws_S[3]).all()
+    assert set(times.plain_s) == set(times.rounds) == {1, 3}
+    for size, rows in times.rounds.items():
+        assert rows and all(len(row) == DEPTH and min(row) > 0 for row in rows)
+        assert min(times.fit(size, 50, 0).step_s) > 0
+
+
+def recorded(size: int, depth: int, seconds: Callable[[int, int], float]) -> list[Step]:
+    """A closed loop of `size` requests of 37 steps each, as the recorder writes it."""
+    steps, verified, waiting = [], min(depth, 1), size
+    for count in range(3000):
+        drafts = 1 + (count // RUN) % depth if depth else 0
+        new = waiting if count % 40 == 0 else 0
+        tokens = size * (verified + 1) + new * 200
+        ending = count % 37 == 36
+        spent = seconds(drafts, size) + new * 0.02
+        steps.append(Step(spent, size, drafts, tokens, new, new * 200, not ending))
+        verified, waiting = drafts, 1
+    return steps
+
+
+def test_step_times_come_from_steps_that_only_decode() -> None:
+    def seconds(k: int, size: int) -> float:
+        return 0.010 + 0.003 * k + 0.002 * size * (k + 1)
+
+    plain = {size: recorded(size, 0, seconds) for size in (1, 4)}
+    drafting = {size: recorded(size, 3, seconds) for size in (1, 4)}
+    times = summarise_steps(plain, drafting, [1, 2, 3])
+
+    def expected(size: int) -> list[float]:
+        return [seconds(k, size) for k in range(1, 4)]
+
+    for size in (1, 4):
+        assert times.plain_s[size] == pytest.approx(seconds(0, size))
+        assert times.fit(size, 10, 0).step_s == pytest.approx(expected(size))
+    # Occasional stalls, and steps between two numbers of drafts, do not change them.
+    drafting[1][50::97] = [step._replace(seconds=1.0) for step in drafting[1][50::97]]
+    stalled = summarise_steps(plain, drafting, [1, 2, 3])
+    assert stalled.fit(1, 10, 0).step_s == pytest.approx(expected(1))
+
+
+def test_drafts_are_summed_over_steps_without_prompts() -> None:
+    steps = recorded(4, 1, lambda k, size: 0.01)
+    without = [step for step in steps if not step.prompt_tokens]
+    assert 0 < len(without) < len(steps)
+    for size, (count, drafts) in drafts_of(steps).items():
+        own = [step.drafts for step in without if step.requests == int(size)]
+        assert (count, drafts) == (len(own), sum(own))
+
+
+def test_responses_too_short_to_time_are_an_error() -> None:
+    decoding = [Step(0.03, 1, 0, 1, 0, 0, True)] * 10
+    prompts_only = [Step(0.03, 1, 1, 100, 1, 100, False)] * 10
+    with pytest.raises(OutriderError, match=r"at 1 requests at once there are no steps .*eval\.k"):
+        summarise_steps({1: decoding}, {1: prompts_only}, [1])

@@ -1,9 +1,13 @@
+"""K of base and custom: the fewest drafts with the most tokens/s."""
+
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.step_times import StepFit, StepTimes
+from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
@@ -12,46 +16,55 @@ from outrider.eval.context import (
     EvaluationFolders,
     HeldoutRequests,
 )
-from outrider.eval.prediction.best_k import choose_k
-from outrider.eval.prediction.choose_k import choose, draft_plan, recipe_times
-from outrider.eval.prediction.step_fit import StepFit
 from outrider.eval.results.parts import CURRENT, SAME_K, Drafters
 from outrider.eval.results.prediction import Choice
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.serving.step_times import StepTimes
 from tests.tiny import write_tiny_target
 
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
 
 
-def chosen(step_s, lengths=LENGTHS, base=LENGTHS, draws=None, main=1):
-    """The choice from exact times of 1..K drafts by batch size, or with resampled ones."""
-    fit = StepFit(step_s, draws or {})
-    none_s = dict.fromkeys(step_s, 0.005)
-    return choose_k({"base": base, "custom": lengths}, fit, none_s, main)
-
-
-def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it():
-    dear = recipe_times(ServingConfig(target_step_ms=8, draft_step_ms=8, fixed_step_ms=1), 4)
-    cheap = recipe_times(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1), 4)
-    assert chosen({1: dear[1][1:]}).k.custom == 1
-    assert chosen({1: cheap[1][1:]}).k.custom == 4
-    assert chosen({1: dear[1][1:]}).tokens_per_s.custom["1"][1] == pytest.approx(
-        2.4 / (0.008 + 0.001 + 2 * 0.008)
+def exact(step_s: dict[int, list[float]], plain_s: float = 0.005) -> StepTimes:
+    """Times without noise of 1..K drafts, or of 0..K where there are more than LENGTHS."""
+    first = 0 if len(step_s[1]) > len(LENGTHS) else 1
+    return StepTimes(
+        numbers=list(range(first, first + len(step_s[1]))),
+        plain_s=dict.fromkeys(step_s, plain_s),
+        rounds={size: [row] * 3 for size, row in step_s.items()},
     )
-    assert recipe_times(ServingConfig(target_step_ms=8), 4) is None
 
 
-def test_each_speculator_has_its_own_k():
+def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
+    times = {"base": exact(base_s or step_s), "custom": exact(step_s)}
+    given = {"source": "a test", "requested": "auto", "sequences": 3}
+    return choose_k({"base": base, "custom": lengths}, times, main, 0, {}, **given)
+
+
+def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
+    dear = chosen({1: [0.009 + 0.008 * k for k in range(1, 5)]})
+    assert dear.k.custom == 1
+    assert chosen({1: [0.081 + 0.001 * k for k in range(1, 5)]}).k.custom == 4
+    assert dear.tokens_per_s.custom["1"][1] == pytest.approx(2.4 / (0.009 + 2 * 0.008))
+
+
+def test_each_speculator_has_its_own_k() -> None:
     found = chosen({1: [0.01, 0.012, 0.0135, 0.016]}, base=[1.6, 1.8, 1.85, 1.86])
     assert (found.k.base, found.k.custom) == (1, 3)
     assert found.reason.custom.larger.k == 4 and found.reason.custom.smaller.over == 2
     assert found.reason.custom.smaller.value == pytest.approx(2.8 / 0.0135 / (2.4 / 0.012) - 1)
+    assert set(found.step_ms) == {"custom"}
 
 
-def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured():
+def test_an_engine_of_its_own_has_its_own_steps() -> None:
+    found = chosen({1: [0.010, 0.011, 0.012, 0.013]}, base_s={1: [0.010, 0.03, 0.05, 0.07]})
+    assert (found.k.base, found.k.custom) == (1, 3)
+    assert found.step_ms["base"] == {"1": pytest.approx([5, 10, 30, 50, 70])}
+    assert found.step_ms["custom"] == {"1": pytest.approx([5, 10, 11, 12, 13])}
+
+
+def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured() -> None:
     flat, steep = [0.02] * 4, [0.02, 0.04, 0.06, 0.08]
     times = {1: flat, 2: flat, 8: steep, 4: [0.02, 0.02, 0.04, 0.06]}
     found = chosen(times)
@@ -61,12 +74,11 @@ def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured():
     assert chosen(times, main=8).k.custom == 1
 
 
-def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concurrency():
+def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concurrency() -> None:
     with_none = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.09]}
     found = chosen(with_none)
     assert found.k_per_batch_size.custom == [(1, 1, 2), (2, 8, 0)]
-    assert found.idle_step_ms == {"1": pytest.approx(10), "8": pytest.approx(10)}
-    assert found.step_ms["8"] == pytest.approx([5, 30, 50, 70, 90])
+    assert found.step_ms["custom"]["8"] == pytest.approx([5, 30, 50, 70, 90])
     assert chosen(with_none, main=8).k.custom == 1
 
 
@@ -81,17 +93,32 @@ def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concur
         (0.0, 0.0, 1, []),
     ],
 )
-def test_a_larger_k_needs_a_gain_of_one_percent_and_noise_is_named(noise, gain, k, undecided):
+def test_a_larger_k_needs_a_gain_of_one_percent_and_noise_is_named(
+    noise: float, gain: float, k: int, undecided: list[int]
+) -> None:
     step = [0.01, 0.01 * 2.4 / 1.8 / (1 + gain)]
     draws = np.array([step]) * np.exp(np.random.default_rng(0).normal(0, noise, (400, 2)))
-    found = chosen({1: step}, LENGTHS[:2], LENGTHS[:2], {1: draws})
-    assert found.k.custom == k
-    reason = found.reason.custom
+    reason = best_k(LENGTHS, [1, 2], StepFit(step, draws), least=1)
+    assert reason.k == k
     assert (reason.smaller if k == 2 else reason.larger).value == pytest.approx(gain)
     assert [*reason.undecided] == undecided
 
 
-def test_base_is_measured_at_other_numbers_only_where_they_differ():
+def test_slow_rounds_cancel_and_the_fit_resamples_rounds() -> None:
+    """A machine whose speed differs by 40 % from round to round."""
+    random, step = np.random.default_rng(1), np.array([0.010, 0.011, 0.013])
+    slow_R1 = np.exp(random.normal(0, 0.4, (400, 1)))
+    rounds = (step * slow_R1 * np.exp(random.normal(0, 0.03, (400, 3)))).tolist()
+    times = StepTimes(numbers=[1, 2, 3], plain_s={1: 0.01}, rounds={1: rounds})
+    fit = times.fit(1, 500, seed=0)
+    found, spread = np.array(fit.step_s), fit.draws_SK / fit.draws_SK.mean(axis=1, keepdims=True)
+    assert found / found.mean() == pytest.approx(step / step.mean(), rel=0.01)
+    # A median of 400 differences of 3 % noise is known to 1.25 * 0.03 * sqrt(2 / 3) / 20.
+    assert spread.std(axis=0) / spread.mean(axis=0) == pytest.approx([0.0015] * 3, rel=0.5)
+    assert StepTimes.model_validate_json(times.model_dump_json()) == times
+
+
+def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     def plan(base, custom, current_k=None, by_batch_size=False):
         k = Drafters[int](base=base, custom=custom)
         schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
@@ -107,13 +134,13 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ():
     assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule, SAME_K: schedule}
 
 
-def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path):
+def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path) -> None:
     asked = []
 
-    def measured(fleet, load, depth, sizes, texts, sampling, longest, first, undecided):
-        asked.append((fleet, load, depth, sizes, texts, longest, first))
-        rounds = {1: [[0.012, 0.014]] * 3, 4: [[0.04, None], [0.04, 0.08], [0.04, 0.08]]}
-        return StepTimes({1: [0.01, 0.9, 0.9], 4: [0.02, 0.9, 0.9]}, (1e-4, 2e-4), rounds)
+    def measured(fleet, load, numbers, sizes, texts, sampling, longest, drafter):
+        asked.append((fleet, load, [*numbers], sizes, texts, longest, drafter))
+        rounds = {1: [[0.012, 0.014]] * 3, 4: [[0.04, 0.08]] * 2}
+        return StepTimes(numbers=[1, 2], plain_s={1: 0.01, 4: 0.02}, rounds=rounds)
 
     target = write_tiny_target(tmp_path / "target")
     speculators = {
@@ -124,11 +151,11 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     sums = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b", "c"])
     validation = {"base": sums, "custom": sums}
 
-    def evaluated(serving=None, replayed=validation, **settings):
+    def evaluated(replayed=validation, **settings):
         context = EvaluationContext(
             recipe="a_test",
             target=TargetConfig(model=str(target)),
-            serving=serving or ServingConfig(engine=EngineConfig(mode="compiled")),
+            serving=ServingConfig(engine=EngineConfig(mode="compiled")),
             settings=EvalConfig(
                 concurrency=[1, 4],
                 max_tokens=99,
@@ -152,14 +179,11 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     without_replay = evaluated(replayed=None)
     assert without_replay.k.custom == 2
     assert without_replay.source == "the recipe's speculator.depth"
-    named = evaluated(ServingConfig(target_step_ms=80, draft_step_ms=1, fixed_step_ms=1))
-    assert named.k.custom == 2 and named.source == "the recipe's times"
     assert asked == []
     choice = evaluated()
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
-    # The fitted rounds replace the mean times.
-    assert choice.step_ms == {"1": pytest.approx([10, 12, 14]), "4": pytest.approx([20, 40, 80])}
-    assert choice.source == "steps of the eager engine, timed" and choice.sequences == 3
-    assert choice.prompt_token_ms.drafting == 0.2
+    expected = {"1": pytest.approx([10, 12, 14]), "4": pytest.approx([20, 40, 80])}
+    assert choice.step_ms == {"custom": expected}
+    assert choice.source == "steps of the eager engine" and choice.sequences == 3
     assert evaluated() == choice
-    assert asked == [("servers, eager", "load", 2, [1, 4], ["a"], 99, 1)]
+    assert asked == [("servers, eager", "load", [1, 2], [1, 4], ["a"], 99, "custom")]

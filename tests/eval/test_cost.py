@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.eval.config import CostConfig
-from outrider.eval.prediction.cost import HOURS_A_MONTH, money
+from outrider.eval.cost import HOURS_A_MONTH, money
 from outrider.eval.results.speed import Block, Served, SpeedRow
 
 

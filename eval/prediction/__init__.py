@@ -1,1 +1,0 @@
-"""Choosing K, and predicting throughput and cost."""
