@@ -47,6 +47,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
         from vllm.v1.attention.selector import AttentionSelectorConfig
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,
+            KVCacheSpec,
             MLAAttentionSpec,
             UniformTypeKVCacheSpecs,
         )
@@ -62,7 +63,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
         backends = [
             resolve_obj_by_qualname(
                 current_platform.get_attn_backend_cls(
-                    None,
+                    None,  # type: ignore[arg-type]  # no backend is asked for
                     AttentionSelectorConfig(size, dtype, "auto", None, use_mla=size == latent),
                     heads,
                 )
@@ -72,7 +73,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
     except ValueError as error:
         return str(error)
     for block in BLOCK_SIZES:
-        specs = {
+        specs: dict[str, KVCacheSpec] = {
             "target": MLAAttentionSpec(block, num_kv_heads=1, head_size=latent, dtype=dtype),
             "head": FullAttentionSpec(block, num_kv_heads=heads, head_size=head_dim, dtype=dtype),
         }

@@ -86,14 +86,14 @@ def rehearse(
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go:
-        go(wanted, {"force": True})
+        go(list(wanted), {"force": True})
     trained = run.result_of("split")["train"]
     # One sequence fills a row of the rehearsal.
     length, anchors = (
         trained[key] // trained["sequences"] for key in ("tokens", "completion_tokens")
     )
-    row = RowShape.of_sequences([(length, anchors)])
-    rows = compared(price(run, loaded.recipe, row=row), run)
+    shape = RowShape.of_sequences([(length, anchors)])
+    rows = compared(price(run, loaded.recipe, row=shape), run)
     table = Table(title="rehearsal: --dry-run against measured", title_justify="left")
     for column in ("", "predicted", "measured", "difference", "within 10 %"):
         table.add_column(column, justify="right" if column else "left")

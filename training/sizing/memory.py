@@ -183,8 +183,8 @@ class MemoryPlan:
         moments = 8 * self._share
         # A trained head's rows are handed over as a copy.
         states = 3 * b * self.depth * row.anchors * s.hidden + b * s.own_head
-        newest = b * s.largest(self.trained_parameters)
-        gradients = b * (self.trained - s.used_once)
+        newest: float = b * s.largest(self.trained_parameters)
+        gradients: float = b * (self.trained - s.used_once)
         if self.zero_stage > 1 or b == 4:
             gradients += 4 * (self._share if self.zero_stage > 1 else self.trained)
         if self.zero_stage > 1:
