@@ -227,7 +227,8 @@ def step_times(
         whose = "" if context.one_engine else f", {drafter}"
         context.say(f"timing steps of the {mode} engine{whose}, up to {depth} drafts")
         return context.backends.step_times(
-            servers.fleet(mode),
+            servers,
+            mode,
             load,
             range(0 if context.by_batch_size else 1, depth + 1),
             settings.concurrency,

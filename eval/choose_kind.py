@@ -177,7 +177,8 @@ def step_times_of_kinds(contexts: Contexts) -> dict[str, StepTimes]:
 
         def timed(kind: str) -> StepTimes:
             return first.backends.step_times(
-                pool.fleet(mode, plan),
+                pool,
+                mode,
                 load,
                 numbers_of(contexts[kind]),
                 settings.concurrency,
@@ -185,6 +186,7 @@ def step_times_of_kinds(contexts: Contexts) -> dict[str, StepTimes]:
                 customers_sampling(validation),
                 settings.max_tokens,
                 kind,
+                plan,
             )
 
         times = {}
@@ -194,6 +196,6 @@ def step_times_of_kinds(contexts: Contexts) -> dict[str, StepTimes]:
         base = context.speculators["base"]
         for kind, own in times.items():
             # Base's steps are those of the kind that can take turns with it in one engine.
-            if not context.one_engine and speculators[kind].exchanges_with(base):
+            if base.directory and not context.one_engine and speculators[kind].exchanges_with(base):
                 context.cache.put("step_times_base", own.model_dump(mode="json"))
     return times

@@ -238,7 +238,8 @@ class EvaluationContext:
     @functools.cached_property
     def one_engine(self) -> bool:
         """Whether base and custom take turns in one engine, whose drafter's weights change."""
-        return self.speculators["custom"].exchanges_with(self.speculators["base"])
+        able = self.serving.engine.changes_drafters
+        return able and self.speculators["custom"].exchanges_with(self.speculators["base"])
 
     @property
     def directories(self) -> dict[str, Path]:

@@ -178,6 +178,11 @@ def check(context: EvaluationContext) -> None:
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
             " every batch size; set it to false"
         )
+    if context.by_batch_size and not context.serving.engine.changes_drafters:
+        raise OutriderError(
+            "export.k_per_batch_size: true, but with data parallelism vLLM ignores the schedule"
+            " (serving.engine.data_parallel), and with EPLB it cannot be measured; set it to false"
+        )
     blocks = [each.in_words for each in context.speculators.values() if each.abilities.one_block]
     if blocks and settings.k not in ("auto", depth):
         raise OutriderError(

@@ -6,6 +6,8 @@ check(recipe)      # an OutriderError names the key, the file and the fix
 import importlib.util
 from pathlib import Path
 
+from rich.console import Console
+
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import NOT_INSTALLED
@@ -30,6 +32,12 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     check_traffic(recipe)
     _check_privacy(recipe)
     task_of(recipe.evaluation())
+    if not recipe.serving.engine.changes_drafters:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            "serving.engine: with data parallelism or EPLB, each speculator and each number of"
+            " drafts is served by an engine of its own, in turn; --dry-run has the number of"
+            " starts, and eval.k=NUMBER saves those that choose it"
+        )
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
         _check_base_kl(recipe, target)

@@ -222,6 +222,16 @@ class EngineConfig(BaseModel):
         return value
 
     @property
+    def changes_drafters(self) -> bool:
+        """Whether a running server can load another speculator, and draft other numbers of tokens.
+
+        With data parallelism vLLM drops the schedule of drafts and returns only the first engine's
+        answer to a call of the workers, so that a failed exchange would go unseen. EPLB moves
+        experts between slots, where an exchange would not find them.
+        """
+        return self.data_parallel == 1 and not self.extra_arguments.get("enable_eplb")
+
+    @property
     def gpus(self) -> int:
         """GPUs of one server."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel

@@ -13,7 +13,8 @@ once. A target that fills its GPUs leaves room for one, and the servers alternat
 
 Variants of one engine may draft different numbers of tokens. The engine is then started with a
 schedule of drafts that has all of them, and `server` sets the variant's own before its requests
-(serving/vllm_hooks/step_recorder.py). Such an engine at k is as fast as one started at k
+(serving/vllm_hooks/step_recorder.py). With data parallelism or EPLB that is not possible, and every
+number and speculator has a server of its own. Such an engine at k is as fast as one started at k
 (benchmarks/results/serving.md). Without a plan it rotates through 1..depth drafts, for
 eval/bench/step_times.py.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from outrider.eval.results.parts import CURRENT, SAME_K
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.step_recorder import Drafts, Step, StepFile
@@ -62,7 +63,9 @@ class Fleet:
             v: Speculator.of(each) for v, each in speculators.items()
         }
         self.variants = tuple(self._speculators)
-        self._exchanging = _exchanging(self._speculators)
+        self._one_number = not serving.engine.changes_drafters
+        """Every number of drafts and every speculator has a server of its own."""
+        self._exchanging = set() if self._one_number else _exchanging(self._speculators)
         self._variants_of: dict[str, list[str]] = {}
         for variant in self.variants:
             self._variants_of.setdefault(self._name(variant), []).append(variant)
@@ -76,7 +79,7 @@ class Fleet:
         mode = serving.engine.mode
         self._steps = {
             name: StepFile(self._log_dir / f"steps_{mode}_{name}.jsonl")
-            for name in self.server_names
+            for name in (*self.server_names, *EXTRAS)
         }
         self._up: dict[str, Server] = {}
         self._loaded: Path | None = None
@@ -142,8 +145,8 @@ class Fleet:
         if plan == self._plan:
             return
         self._plan = plan
-        for name in self.server_names:
-            if name == PLAIN or name not in self._up:
+        for name in [*self._up]:
+            if name == PLAIN:
                 continue
             stays = self._changes_drafts(name) and runs_on_cpu()
             if not stays and self._numbers(name) != self._started_with[name]:
@@ -201,7 +204,7 @@ class Fleet:
         return Server(
             self._target,
             self._steps[name].recorded(self._serving),
-            None if name == PLAIN else self._speculator(self._variants_of[name][0]),
+            None if name == PLAIN else self._speculator(self._variants_of.get(name, [name])[0]),
             None if name == PLAIN else max(numbers),
             log_path=self._log_dir / f"server_{engine.mode}_{name}.log",
             port=port and port + place,
@@ -214,7 +217,7 @@ class Fleet:
             return ()
         if self._plan is None:
             assert self._depth is not None
-            fixed = self._speculator(self._variants_of[name][0]).fixed_k
+            fixed = self._one_number or self._speculator(self._variants_of[name][0]).fixed_k
             return tuple(range(self._depth if fixed else 1, self._depth + 1))
         numbers: set[int] = set()
         for variant, drafts in self._plan.items():
@@ -238,7 +241,7 @@ class Fleet:
         speculator = self._speculator(variant)
         if not speculator.speculates:
             return PLAIN
-        drafter = "base" if variant in EXTRAS else variant
+        drafter = "base" if variant in EXTRAS and not self._one_number else variant
         return SPECULATING if drafter in self._exchanging else drafter
 
 
@@ -301,6 +304,11 @@ class ServerPool:
         self._depth, self._log_dir, self._side_by_side = depth, log_dir, side_by_side
         self._fleet: Fleet | None = None
         self._mode: str | None = None
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The settings of all servers."""
+        return self._serving.engine
 
     def fleet(self, mode: str, plan: DraftPlan | None = None) -> Fleet:
         """The servers of `mode`, drafting as planned or, without plan, rotating through 1..depth.

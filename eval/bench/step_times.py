@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.server_pool import PLAIN, Fleet
+from outrider.eval.bench.server_pool import PLAIN, DraftPlan, Fleet, ServerPool
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import WARM_UP_TOKENS
 from outrider.serving.vllm_hooks.step_recorder import Step
@@ -88,7 +88,8 @@ class StepTimes(BaseModel):
 
 
 def time_steps(
-    fleet: Fleet,
+    servers: ServerPool,
+    mode: str,
     load: "LoadGenerator",
     numbers: Sequence[int],
     batch_sizes: Sequence[int],
@@ -96,12 +97,24 @@ def time_steps(
     sampling: Sampling,
     max_tokens: int,
     drafter: str = "custom",
+    plan: DraftPlan | None = None,
 ) -> StepTimes:
     """Step times of `drafter` at every batch size with these numbers of drafts, ascending.
 
     `prompts` are rendered text, used in turn; responses have up to `max_tokens` tokens. Raises
-    `OutriderError` where responses are too short to time a step.
+    `OutriderError` where responses are too short to time a step. Servers that cannot change their
+    number of drafts are started for each, and `time_blocks` times them.
     """
+    if not servers.engine.changes_drafters:
+        timed = [
+            time_blocks(
+                servers.fleet(mode, {drafter: k}), load, k, batch_sizes, prompts, sampling,
+                max_tokens, drafter,
+            )
+            for k in numbers
+        ]  # fmt: skip
+        return joined(timed)
+    fleet = servers.fleet(mode, plan)
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
     wanted = {PLAIN: [0], drafter: list(numbers)}
     fleet.rotate(wanted[drafter])
@@ -134,6 +147,62 @@ def time_steps(
                 requests = size * (4 if variant == drafter else 1)
                 found[variant][size] += run(variant, size, requests, max_tokens)
     return summarise_steps(found[PLAIN], found[drafter], list(numbers))
+
+
+def time_blocks(
+    fleet: Fleet,
+    load: "LoadGenerator",
+    k: int,
+    batch_sizes: Sequence[int],
+    prompts: Sequence[str],
+    sampling: Sampling,
+    max_tokens: int,
+    drafter: str,
+) -> StepTimes:
+    """Step times from the clock and the server's counts of steps, for servers of one number.
+
+    A block of requests takes drafts / B steps (for the target alone: tokens / B) and its prefills,
+    which take as long for every number. Blocks of both servers alternate; steps that are recorded
+    by several data-parallel schedulers would not add up.
+    """
+    supply, rounds, plain_s = itertools.cycle(prompts), {}, {}
+
+    def run(variant: str, size: int) -> float:
+        server = fleet.server(variant)
+        texts = list(itertools.islice(supply, 4 * size))
+        if fleet.is_fresh(variant):
+            load.run_block(server.url, texts, size, sampling, WARM_UP_TOKENS)
+        before = server.counters()
+        result = load.run_block(server.url, texts, size, sampling, max_tokens)
+        counted = server.counters() - before
+        return result.seconds * size / (counted.drafts or counted.generation_tokens)
+
+    for size in batch_sizes:
+        seconds: dict[str, list[float]] = {PLAIN: [], drafter: []}
+        for group in fleet.groups:
+            for _ in range(MOST_BLOCKS):
+                for variant in seconds:
+                    if variant in group:
+                        seconds[variant].append(run(variant, size))
+        plain_s[size] = float(np.median(seconds[PLAIN]))
+        rounds[size] = [[each] for each in seconds[drafter]]
+    return StepTimes(numbers=[k], plain_s=plain_s, rounds=rounds)
+
+
+def joined(parts: Sequence[StepTimes]) -> StepTimes:
+    """Times of several numbers that were timed apart, each beside the target's own steps."""
+    plain_s = {
+        size: float(np.median([part.plain_s[size] for part in parts])) for size in parts[0].plain_s
+    }
+    rounds = {}
+    for size, own in plain_s.items():
+        columns = [np.array(part.rounds[size])[:, 0] * own / part.plain_s[size] for part in parts]
+        rounds[size] = [list(map(float, row)) for row in zip(*columns, strict=False)]
+    return StepTimes(
+        numbers=[number for part in parts for number in part.numbers],
+        plain_s=plain_s,
+        rounds=rounds,
+    )
 
 
 def summarise_steps(

@@ -16,7 +16,7 @@ from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import EvalSection
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
 from outrider.speculators.planned import warms_up
 
 
@@ -157,7 +157,7 @@ def evaluation_seconds(
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
-    starts = engine_starts(measured)
+    starts = engine_starts(measured, recipe.serving.engine, recipe.speculator.depth)
     found = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
@@ -171,13 +171,19 @@ def evaluation_seconds(
     return {part: seconds for part, seconds in found.items() if seconds}
 
 
-def engine_starts(measured: EvalSection) -> int:
+def engine_starts(measured: EvalSection, engine: EngineConfig, depth: int) -> int:
     """Engine starts of an evaluation: two servers per mode, or as they alternate.
 
     Where one server runs at a time, step timing and verification start both, the first repeat too,
-    and every further repeat begins with the server that is up.
+    and every further repeat begins with the server that is up. Where each speculator and number of
+    drafts needs a server of its own (`changes_drafters`), K is timed in one for each, and a repeat
+    starts all variants.
     """
     modes, restarts = len(measured.engine_modes), measured.starts - 1
+    if not engine.changes_drafters:
+        variants = 4 + (measured.current_k is not None)
+        timed = 4 * depth if measured.k == "auto" else 0
+        return timed + 3 + modes * variants * (measured.repeats + restarts)
     if measured.side_by_side:
         return 2 * modes + 2 * modes * restarts
     return 2 * (measured.k == "auto") + 2 + modes * (measured.repeats + 1) + modes * restarts

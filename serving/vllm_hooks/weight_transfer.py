@@ -83,6 +83,15 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         speculative: Any = self.vllm_config.speculative_config
         self._k: int | None = speculative.num_speculative_tokens if speculative else None
         self._draft_config = speculative.draft_model_config if speculative else None
+        parallel = self.vllm_config.parallel_config
+        if parallel.data_parallel_size > 1 or parallel.enable_eplb:
+            self._unknown = (
+                "a speculator is not exchanged in an engine with data parallelism, of which vLLM"
+                " reports one rank only, or with EPLB, which moves experts; start the server with"
+                " the other speculator"
+            )
+            _add_worker_methods()
+            return
         try:
             # Held open from now on: the directory may be gone when it is needed again.
             self.current = in_service(Path(speculative.model if speculative else ""))

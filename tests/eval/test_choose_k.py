@@ -137,8 +137,8 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path) -> None:
     asked = []
 
-    def measured(fleet, load, numbers, sizes, texts, sampling, longest, drafter):
-        asked.append((fleet, load, [*numbers], sizes, texts, longest, drafter))
+    def measured(servers, mode, load, numbers, sizes, texts, sampling, longest, drafter):
+        asked.append((servers, mode, load, [*numbers], sizes, texts, longest, drafter))
         rounds = {1: [[0.012, 0.014]] * 3, 4: [[0.04, 0.08]] * 2}
         return StepTimes(numbers=[1, 2], plain_s={1: 0.01, 4: 0.02}, rounds=rounds)
 
@@ -169,8 +169,7 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
             folders=EvaluationFolders(*[tmp_path] * 4),
             backends=Backends(step_times=measured),
         )
-        servers = SimpleNamespace(fleet=lambda mode: f"servers, {mode}")
-        return choose(context, servers, "load", requests, replayed)
+        return choose(context, "servers", "load", requests, replayed)
 
     by_hand = evaluated(k=1)
     assert by_hand.source == "the recipe's eval.k"
@@ -186,4 +185,4 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_pa
     assert choice.step_ms == {"custom": expected}
     assert choice.source == "steps of the eager engine" and choice.sequences == 3
     assert evaluated() == choice
-    assert asked == [("servers, eager", "load", [1, 2], [1, 4], ["a"], 99, "custom")]
+    assert asked == [("servers", "eager", "load", [1, 2], [1, 4], ["a"], 99, "custom")]

@@ -45,7 +45,7 @@ def context(tmp_path):
         pass
     timed = []
 
-    def measured(fleet, load, numbers, sizes, texts, sampling, longest, drafter):
+    def measured(servers, mode, load, numbers, sizes, texts, sampling, longest, drafter):
         timed.append(drafter)
         return StepTimes(numbers=[1, 2], plain_s={1: 0.01}, rounds={1: [[0.012, 0.03]] * 3})
 
@@ -69,9 +69,8 @@ def context(tmp_path):
 def chosen(context, **settings):
     settings = context.settings.model_copy(update=settings)
     context = dataclasses.replace(context, settings=settings)
-    servers = SimpleNamespace(fleet=lambda mode: "servers")
     requests = HeldoutRequests(Sampling(), [], [])
-    return choose(context, servers, "load", requests, {"base": SUMS, "custom": SUMS})
+    return choose(context, "servers", "load", requests, {"base": SUMS, "custom": SUMS})
 
 
 def test_only_the_speculator_that_can_draft_other_numbers_is_timed(context):

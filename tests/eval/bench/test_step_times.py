@@ -58,8 +58,9 @@ def test_steps_are_timed_for_every_k_and_the_same_server_then_drafts_what_each_v
         ServerPool(target, serving, speculators, DEPTH, logs) as pool,
         LoadGenerator(target, logs / "load.log") as load,
     ):
+        numbers = range(1, DEPTH + 1)
+        times = time_steps(pool, "eager", load, numbers, [1, 3], texts, sampling, 36)
         fleet = pool.fleet("eager")
-        times = time_steps(fleet, load, range(1, DEPTH + 1), [1, 3], texts, sampling, 36)
         speculating = fleet.server("base")
         # One number, another, none, and a schedule by batch size.
         plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 4, 0)]}

@@ -15,6 +15,7 @@ from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.serving.config import EngineConfig
 from tests.r1_config import R1
 
 CHECKPOINT = {"mtp": 162_540_951_552}
@@ -61,7 +62,10 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
     assert "step timing" not in stages["evaluate"]
     # Verification starts both servers, the first repeat too, and each of four more one.
-    assert engine_starts(measured) == 2 + 2 + 4
+    assert engine_starts(measured, EngineConfig(), 3) == 2 + 2 + 4
+    # A server for each speculator and number, in each of five repeats.
+    apart = engine_starts(measured, EngineConfig(data_parallel=8), 3)
+    assert apart == 3 + 4 * measured.repeats
 
 
 def test_a_target_of_unknown_speed_has_no_hours() -> None:
