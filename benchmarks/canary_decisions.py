@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from outrider.live.endpoint_file import CanaryPolicy
-from tests.live.judge.traffic import Traffic, first_verdict
+from tests.live.simulated_traffic import Traffic, first_verdict
 
 CASES = {
     "3 % slower": Traffic(speed=0.97),

@@ -84,7 +84,7 @@ def deploy_speculator(
     if status:
         return _status(endpoint, as_json)
     if manifest is not None:
-        from outrider.live.manifests.write import write_manifest
+        from outrider.live.manifests import write_manifest
 
         print(write_manifest(manifest, bundle or "", endpoint), end="")
         return 0

@@ -57,7 +57,7 @@ class RoutedRequest:
 def read_requests(endpoint: Endpoint, offset: int) -> tuple[list[RoutedRequest], int]:
     """Requests in complete lines from byte `offset`, and the offset of the next line."""
     try:
-        with endpoint.router.access_log.open("rb") as log:
+        with endpoint.access_log.open("rb") as log:
             if log.seek(0, 2) < offset:
                 offset = 0
             log.seek(offset)

@@ -17,8 +17,8 @@ from outrider.live.control import Request
 from outrider.live.endpoint_file import CanaryPolicy, Endpoint
 from outrider.live.fleet import LOOK_S, Fleet
 from outrider.live.journal import Journal
-from outrider.live.judge.decision import Decision
-from outrider.live.judge.observations import Observation
+from outrider.live.judge import Decision
+from outrider.live.observations import Observation
 from outrider.live.parts import Clock, Decide, Events, RouterClient
 from outrider.live.releases import Release, release_name
 from outrider.live.router import RouterUnavailable
@@ -27,6 +27,9 @@ from outrider.live.traffic import Role, Traffic
 
 SILENCE_S = 5.0
 """How long a canary may give no answer before it is rolled back, in seconds."""
+
+STALL_S = 600.0
+"""A canary that has requests and ends none of them for this long is rolled back, in seconds."""
 
 _SAY_S = 10.0
 """Time between two reports of the figures, in seconds."""
@@ -166,7 +169,7 @@ class CanaryTest:
 
         A replica whose engine hangs still reports its status.
         """
-        now, limit = self._clock.time(), self._policy.stall_seconds
+        now, limit = self._clock.time(), STALL_S
         try:
             idle = not self._router.active("canary")
         except RouterUnavailable:
@@ -220,7 +223,7 @@ class CanaryTest:
 
 
 def _bounds(decision: Decision) -> dict[str, Any]:
-    names = ("speed", "acceptance", "ttft", "latency")
+    names = ("speed", "acceptance", "ttft")
     return {name: getattr(decision, name) for name in names}
 
 

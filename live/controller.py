@@ -47,6 +47,9 @@ from outrider.serving.admin.replica import (
     SwapRefused,
 )
 
+KEPT_RELEASES = 5
+"""Newest releases that are kept for a rollback."""
+
 
 @dataclasses.dataclass
 class Parts:
@@ -255,7 +258,7 @@ class Controller:
         clear_request(self.endpoint.state_dir)
         state = self.state
         assert state.last is not None and state.last.outcome is not None
-        self.parts.releases.prune(self.endpoint.policy.keep_releases, state.in_use)
+        self.parts.releases.prune(KEPT_RELEASES, state.in_use)
         self.parts.events.deployment_finished(state.last.outcome)
         self.parts.events.state("idle")
         self.parts.say(f"{state.last.outcome}: {state.last.reason}; in use: {serving}")

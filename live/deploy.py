@@ -37,8 +37,7 @@ def controlled(
     endpoint: Endpoint, say: Say = lambda text: None, events: Events | None = None
 ) -> Iterator[Controller]:
     """The controller of an endpoint, with its lock held and its journal open."""
-    from outrider.live.judge.decision import decide
-    from outrider.live.judge.evidence import watch_of
+    from outrider.live.judge import decide, watch_of
 
     with (
         controlling(endpoint.state_dir),

@@ -15,9 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.yaml_tree import Origins, read_yaml
-from outrider.live.manifests.cluster import ClusterSettings
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
+
+SOURCE = re.compile(r"(hf|s3|gs|oci|pvc)://[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
+"""Addresses that a pod can read a model from."""
+
+NOT_FROM_A_BUNDLE = ("own", "none")
+"""Values of `stable` that name no bundle."""
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[1] / "recipes" / "endpoints"
 """Endpoints that come with the package; a name without a folder is looked up here."""
@@ -73,35 +78,14 @@ class RouterSettings(Section):
     listen: str = "127.0.0.1:8000"
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
-    binary: Path | None = None
-    """Envoy's program. null: that of the extra `live`."""
-
-    admin: str = "unix:envoy.sock"
-    """Unix socket of Envoy's administration, readable by this user only."""
-
-    access_log: Path = Path("access.log")
-    """One line of JSON per request, without its query and its body."""
-
     sticky_header: str | None = "x-session-id"
     """Requests with an equal value of this header go to the same replica as long as the share of
     the canary does not fall. null: every request is shared out anew."""
 
-    threads: int = Field(default=2, ge=1)
-    """Threads that pass requests on. One takes about 2,000 requests/s."""
-
-    @field_validator("listen", "admin")
+    @field_validator("listen")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         return str(Address.parse(value))
-
-    @field_validator("admin")
-    @classmethod
-    def _is_a_socket(cls, value: str) -> str:
-        if not value.startswith("unix:"):
-            raise ValueError(
-                "only a Unix socket: Envoy's administration has no password; write unix:PATH"
-            )
-        return value
 
     @field_validator("sticky_header")
     @classmethod
@@ -131,18 +115,12 @@ class CanaryPolicy(Section):
     max_seconds: float = Field(default=3600.0, gt=0)
     """Longest time of a step, in seconds; then `on_undecided` holds."""
 
-    stall_seconds: float = Field(default=600.0, gt=0)
-    """A canary that has requests and ends none of them for so long hangs, and is rolled back."""
-
     margin: float = Field(default=0.03, gt=0, lt=1)
     """A canary is promoted when its speed, in tokens/s per user, is shown to be above 1 - margin of
     the stable one's."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
     """Largest share of failed requests of the canary."""
-
-    max_p50_latency_ratio: float = Field(default=1.1, gt=0)
-    """Largest median latency of the canary's requests, relative to the stable ones'."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
     """Largest 99th percentile of the latency, relative to the stable requests'."""
@@ -156,13 +134,6 @@ class CanaryPolicy(Section):
     watch_requests: int = Field(default=32, ge=0)
     """Requests after an exchange whose acceptance is compared with what the evidence predicts. An
     exchange that falls short is taken back by the replica. At least 2; 0: no comparison."""
-
-    cache: Literal["clear", "keep"] = "clear"
-    """Whether an exchange clears prefixes that were cached under the other speculator. `clear`
-    pauses for about half a second; `keep` accepts a little less until they age out."""
-
-    keep_releases: int = Field(default=5, ge=2)
-    """Releases that are kept for a rollback."""
 
     on_undecided: Literal["roll_back", "hold"] = "roll_back"
     """What happens when a step ends undecided: back to the old release, or wait for a person."""
@@ -191,6 +162,55 @@ class CanaryPolicy(Section):
         return self
 
 
+class ClusterSettings(Section):
+    """Where a cluster reads the models from and what runs there."""
+
+    namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    """Namespace of all objects."""
+
+    model: str | None = None
+    """Where the pods read the target from: `hf://`, `s3://`, `gs://`, `oci://` or
+    `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
+
+    speculator: str | None = None
+    """Where the pods read the new bundle from, in the same forms. null: the address that
+    `deploy-speculator` is given, where it is one."""
+
+    stable: str | None = None
+    """What the stable group of KServe serves: the address of the bundle in use, `own` (the target's
+    own drafter) or `none` (no speculation). An Argo Rollout keeps what it serves."""
+
+    image: str | None = None
+    """Container image with vLLM. null: `vllm/vllm-openai` in the version of the evaluation."""
+
+    service_account: str | None = None
+    """Service account of the pods, with the credentials of the store. null: the namespace's."""
+
+    api_key_secret: str | None = None
+    """Secret whose entry `api-key` becomes the server's key. null: no key."""
+
+    gateway: str = "outrider"
+    """Gateway (Gateway API) that an Argo Rollout's HTTPRoute belongs to."""
+
+    prometheus: str = "http://prometheus.monitoring.svc:9090"
+    """Prometheus that an Argo Rollout's analysis reads."""
+
+    verdict: Literal["limits", "controller"] = "limits"
+    """What promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the policy's fixed
+    limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
+    Prometheus scrapes (`outrider_canary_verdict`); the limits still abort."""
+
+    @field_validator("model", "speculator", "stable")
+    @classmethod
+    def _is_a_source(cls, value: str | None) -> str | None:
+        if value is None or value in NOT_FROM_A_BUNDLE or SOURCE.fullmatch(value):
+            return value
+        raise ValueError(
+            f"{value}: not an address that a pod can read; write hf://OWNER/NAME, s3://BUCKET/PATH,"
+            " gs://BUCKET/PATH, oci://REGISTRY/NAME:TAG or pvc://CLAIM/PATH"
+        )
+
+
 class Endpoint(Section):
     """A live endpoint."""
 
@@ -199,14 +219,6 @@ class Endpoint(Section):
 
     state_dir: Path
     """Folder of the journal, the releases and the router's files; only this user may read it."""
-
-    admin_token_file: Path
-    """File of the token that the replicas' `admin` asks for (OUTRIDER_ADMIN_TOKEN_FILE of the
-    servers). Whoever comes first writes it. Default: `state_dir/admin.token`."""
-
-    release_roots: list[Path] = []
-    """Further folders that the replicas may load speculators from. `state_dir/releases` is always
-    one."""
 
     replicas: list[EndpointReplica]
     """The servers. At least one is `stable`."""
@@ -240,17 +252,35 @@ class Endpoint(Section):
 
     @model_validator(mode="after")
     def _router_has_its_own_addresses(self) -> "Endpoint":
-        addresses = {each.admin: each.name for each in self.replicas}
-        addresses |= {each.data: each.name for each in self.replicas}
-        for key in ("listen", "admin"):
-            if (address := getattr(self.router, key)) in addresses:
+        taken = {each.admin: each.name for each in self.replicas}
+        taken |= {each.data: each.name for each in self.replicas}
+        for key, address in (
+            ("router.listen", self.router.listen),
+            ("state_dir", self.envoy_admin),
+        ):
+            if address in taken:
                 raise ValueError(
-                    f"router.{key} = {address}: the address of replica {addresses[address]}; the"
-                    " router needs its own"
+                    f"{key}: {address} is the address of replica {taken[address]}; the router needs"
+                    " its own"
                 )
-        if self.router.listen == self.router.admin:
-            raise ValueError(f"router.listen = {self.router.listen}: the address of router.admin")
+        if self.router.listen == str(Address.parse(self.envoy_admin)):
+            raise ValueError(f"router.listen = {self.router.listen}: Envoy's administration")
         return self
+
+    @property
+    def envoy_admin(self) -> str:
+        """Address of Envoy's administration: a Unix socket, because it has no password."""
+        return f"unix:{self.state_dir}/envoy.sock"
+
+    @property
+    def access_log(self) -> Path:
+        """One line of JSON per request, without its query and its body."""
+        return self.state_dir / "access.log"
+
+    @property
+    def admin_token_file(self) -> Path:
+        """File of the admin routes' token (OUTRIDER_ADMIN_TOKEN_FILE of the servers)."""
+        return self.state_dir / "admin.token"
 
     @property
     def stable(self) -> list[EndpointReplica]:
@@ -267,13 +297,8 @@ class Endpoint(Section):
         """Folder of the releases."""
         return self.state_dir / "releases"
 
-    @property
-    def roots(self) -> list[Path]:
-        """Folders that the replicas may load speculators from (OUTRIDER_RELEASE_ROOTS)."""
-        return [self.releases, *self.release_roots]
-
     def admin_token(self) -> str:
-        """The token of the replicas' `admin`; it and `state_dir` are made where they are not."""
+        """The token of the replicas' `admin`; creates it and `state_dir` if missing."""
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         return admin_token(self.admin_token_file)
 
@@ -321,25 +346,16 @@ def _resolve(
         if isinstance(value, str) and value.startswith("unix:") and value != "unix:":
             section[key] = f"unix:{absolute(value.removeprefix('unix:'), state)}"
 
-    for key in ("state_dir", "admin_token_file"):
-        if key in values:
-            values[key] = absolute(values[key], folder)
-    if isinstance(values.get("release_roots"), list):
-        values["release_roots"] = [absolute(each, folder) for each in values["release_roots"]]
+    if "state_dir" in values:
+        values["state_dir"] = absolute(values["state_dir"], folder)
     if state_dir is not None:
         values["state_dir"] = str(Path(state_dir).absolute())
     given = values.get("state_dir")
     state = Path(given) if isinstance(given, str) else folder  # else pydantic has the message
-    values.setdefault("admin_token_file", str(state / "admin.token"))
     for replica in values["replicas"] if isinstance(values.get("replicas"), list) else []:
         if isinstance(replica, dict):
             socket(replica, "data")
             socket(replica, "admin", f"unix:{replica.get('name')}.admin.sock")
-    router = values.setdefault("router", {})
+    router = values.get("router")
     if isinstance(router, dict):
-        defaults = RouterSettings()
-        router["access_log"] = absolute(router.get("access_log", str(defaults.access_log)), state)
-        router.setdefault("binary", None)
-        router["binary"] = absolute(router["binary"], folder)
         socket(router, "listen")
-        socket(router, "admin", defaults.admin)

@@ -85,7 +85,7 @@ class Fleet:
                 release.directory,
                 release.name,
                 release.digest,
-                self._policy.cache,
+                "clear",
                 watch,
                 expected=seen.digest,
             )

@@ -124,7 +124,7 @@ def replica_command(
     else:
         command += ["--host", str(address.host), "--port", str(address.port), *LIVE_FLAGS]
     inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
-    live = live_environment(endpoint.roots, replica.admin, endpoint.admin_token_file)
+    live = live_environment([endpoint.releases], replica.admin, endpoint.admin_token_file)
     return command, inherited | variables | live
 
 

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 from outrider.live.access_log import RoutedRequest
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.judge.decision import Decision
-from outrider.live.judge.observations import Observation
+from outrider.live.judge import Decision
+from outrider.live.observations import Observation
 from outrider.live.releases import Release
 from outrider.serving.admin.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
 

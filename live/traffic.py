@@ -16,7 +16,7 @@ from typing import Literal
 from outrider.common.errors import OutriderError
 from outrider.live.access_log import RoutedRequest
 from outrider.live.fleet import served_by
-from outrider.live.judge.observations import Observation, observations
+from outrider.live.observations import Observation, observations
 from outrider.live.parts import ReplicaClient, RouterClient
 from outrider.serving.admin.replica import LiveRequest
 

@@ -47,7 +47,7 @@ ENDPOINT_HEAD = """# The file of an endpoint
 EXAMPLE```
 
 Keys that it leaves out have the defaults below; an unknown key is an error. Relative paths are
-relative to the file's folder, those of sockets and of the access log to `state_dir`. The file
+relative to the file's folder, those of sockets to `state_dir`. The file
 above comes with the package: `--to nano_r1`.
 """
 

@@ -135,8 +135,8 @@ class AdminRoute:
             if not hmac.compare_digest(given, expected):
                 return _error(
                     HTTPStatus.UNAUTHORIZED,
-                    f"another token than that of this server's {TOKEN_FILE}; set the endpoint's"
-                    " admin_token_file to the same file",
+                    f"another token than that of this server's {TOKEN_FILE}; it must be the"
+                    " endpoint's state_dir/admin.token",
                 )
             return await call_next(request)
 

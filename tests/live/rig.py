@@ -12,8 +12,8 @@ from outrider.live.controller import Controller, Parts
 from outrider.live.deploy import journal_path, replicas_of
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.journal import Journal
-from outrider.live.judge.decision import Decision
-from outrider.live.judge.observations import Observation
+from outrider.live.judge import Decision
+from outrider.live.observations import Observation
 from outrider.live.releases import Release, Releases
 from outrider.live.router import Router
 from outrider.serving.admin.replica import Watch
@@ -60,7 +60,6 @@ def by_acceptance(
         speed=known,
         acceptance=known,
         ttft=known,
-        latency=known,
         tail=0.0,
         errors=0.0,
         stable_requests=len(stable),

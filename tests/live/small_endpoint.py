@@ -139,7 +139,7 @@ class SmallServer:
 
     def reset(self) -> None:
         """Everything as in the beginning."""
-        self.endpoint.router.access_log.write_bytes(b"")
+        self.endpoint.access_log.write_bytes(b"")
         self.replicas = {
             each.name: SmallReplica(each.name, self.started_with) for each in self.endpoint.replicas
         }
@@ -217,7 +217,7 @@ class SmallServer:
     def _traffic(self, at: float, requests: int) -> None:
         if not self.router_alive:
             return
-        with self.endpoint.router.access_log.open("a") as log:
+        with self.endpoint.access_log.open("a") as log:
             for _ in range(requests):
                 self.sent += 1
                 # Evenly, so that every share is met by few requests.
@@ -301,7 +301,6 @@ class SmallEndpoint:
             {
                 "name": "small",
                 "state_dir": state_dir or self.folder / "state",
-                "admin_token_file": self.folder / "token",
                 "replicas": [
                     {
                         "name": name,
@@ -311,13 +310,10 @@ class SmallEndpoint:
                     }
                     for name, role in names
                 ],
-                "router": {
-                    "admin": f"unix:{self.folder}/router",
-                    "access_log": self.folder / "access.log",
-                },
                 "policy": {"shares": [100], "min_requests": 4, "min_seconds": 1} | policy,
             }
         )
+        self.endpoint.state_dir.mkdir(mode=0o700, exist_ok=True)
         self.bundles = {
             name: write_bundle(self.folder / name / "bundle", weights)
             for name, weights in (("first", b"2.0"), ("better", b"3.0"), ("worse", b"1.5"))
@@ -332,7 +328,7 @@ class SmallEndpoint:
         """Starts the process."""
         servers = [(each.name, each.data) for each in self.endpoint.replicas]
         servers += [(each.name, each.admin) for each in self.endpoint.replicas]
-        servers += [("router", self.endpoint.router.admin), ("test", f"unix:{self.folder}/test")]
+        servers += [("router", self.endpoint.envoy_admin), ("test", f"unix:{self.folder}/test")]
         for _, address in servers:
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
         self.pid = os.fork()
@@ -358,7 +354,12 @@ class SmallEndpoint:
 
     def restart(self) -> None:
         """Everything from the beginning."""
-        shutil.rmtree(self.endpoint.state_dir, ignore_errors=True)
+        kept = ("access.log", "envoy.sock")
+        for path in self.endpoint.state_dir.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in kept:
+                path.unlink()
         self.test("/test/reset")
 
     def __exit__(self, *_: object) -> None:

@@ -286,8 +286,9 @@ def test_requests_of_a_stable_replica_with_another_speculator_are_no_baseline() 
         assert done.outcome == "rolled_back" and "undecided" in done.reason
 
 
-def test_a_canary_that_hangs_is_rolled_back() -> None:
-    with SmallEndpoint(stable=2, min_requests=1000, stall_seconds=30) as small:
+def test_a_canary_that_hangs_is_rolled_back(monkeypatch) -> None:
+    monkeypatch.setattr("outrider.live.canary.STALL_S", 30.0)
+    with SmallEndpoint(stable=2, min_requests=1000) as small:
         rig = Rig(small)
         rig.clock.then = lambda now: (
             small.test("/test/hang", replica="canary") if now > 1060 else None
@@ -354,7 +355,7 @@ def test_the_share_is_set_again_after_a_restart_of_the_router(small: SmallEndpoi
     assert done.outcome == "promoted"
     assert shares[0] == 33.33 and 0 in shares and shares[-1] == 33.33
     everywhere(small, "better")
-    assert sum("router.admin" in text for text in rig.said) == 1
+    assert sum("no answer" in text for text in rig.said) == 1
 
 
 def test_undecided_goes_back_or_is_held_until_a_person_decides(tmp_path) -> None:
@@ -405,8 +406,9 @@ def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) 
     everywhere(small, "first")
 
 
-def test_old_releases_are_deleted_and_what_a_rollback_needs_is_not() -> None:
-    with SmallEndpoint(stable=1, keep_releases=2) as small, Rig(small) as controller:
+def test_old_releases_are_deleted_and_what_a_rollback_needs_is_not(monkeypatch) -> None:
+    monkeypatch.setattr("outrider.live.controller.KEPT_RELEASES", 2)
+    with SmallEndpoint(stable=1) as small, Rig(small) as controller:
         for weights in (b"3", b"5", b"8"):
             bundle = write_bundle(small.folder / weights.decode() / "bundle", weights)
             assert controller.deploy(bundle).outcome == "promoted"

@@ -35,42 +35,33 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
     path = changed(
         tmp_path,
         state_dir="state",
-        admin_token_file="token",
-        release_roots=["more", "/srv/releases"],
-        router={"listen": "unix:front.sock", "binary": "bin/envoy"},
+        router={"listen": "unix:front.sock"},
     )
     endpoint = load_endpoint(path)
     assert endpoint.name == "resume"
     assert endpoint.state_dir == tmp_path / "state"
-    assert endpoint.admin_token_file == tmp_path / "token"
-    assert endpoint.roots == [
-        tmp_path / "state/releases",
-        tmp_path / "more",
-        Path("/srv/releases"),
-    ]
+    assert endpoint.admin_token_file == tmp_path / "state/admin.token"
     one, two = endpoint.replicas
     assert one.data == f"unix:{tmp_path}/state/one.sock"
     assert one.admin == f"unix:{tmp_path}/state/one.admin.sock"
     assert (two.data, two.admin) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
     assert (endpoint.stable, endpoint.canary) == ([one], [two])
-    router = endpoint.router
-    assert router.listen == f"unix:{tmp_path}/state/front.sock"
-    assert router.admin == f"unix:{tmp_path}/state/envoy.sock"
-    assert router.access_log == tmp_path / "state/access.log"
-    assert router.binary == tmp_path / "bin/envoy"
+    assert endpoint.router.listen == f"unix:{tmp_path}/state/front.sock"
+    assert endpoint.envoy_admin == f"unix:{tmp_path}/state/envoy.sock"
+    assert endpoint.access_log == tmp_path / "state/access.log"
 
 
 def test_another_state_dir_moves_the_sockets(tmp_path) -> None:
     endpoint = load_endpoint(changed(tmp_path), state_dir=tmp_path / "other")
     assert endpoint.state_dir == tmp_path / "other"
     assert endpoint.replicas[0].data == f"unix:{tmp_path}/other/one.sock"
-    assert endpoint.router.admin == f"unix:{tmp_path}/other/envoy.sock"
+    assert endpoint.envoy_admin == f"unix:{tmp_path}/other/envoy.sock"
 
 
 def test_a_file_without_a_router_section_has_its_defaults(tmp_path) -> None:
     endpoint = load_endpoint(changed(tmp_path))
     assert endpoint.router.listen == "http://127.0.0.1:8000"
-    assert endpoint.router.access_log == Path("/run/e/access.log")
+    assert endpoint.access_log == Path("/run/e/access.log")
     assert endpoint.policy.shares == [5, 25, 100]
 
 
@@ -131,11 +122,9 @@ def test_a_mistake_in_a_replica_is_named_with_its_line(tmp_path) -> None:
         ({"policy": {"watch_requests": 1}}, "one request has no spread"),
         ({"policy": {"min_seconds": 9, "max_seconds": 3}}, "max_seconds = 3 is below min_seconds"),
         ({"policy": {"margin": float("nan")}}, "policy.margin = nan"),
-        ({"router": {"admin": "127.0.0.1:9901"}}, "only a Unix socket"),
         ({"router": {"sticky_header": "Authorization"}}, "must not be a secret"),
-        ({"router": {"listen": "unix:one.sock"}}, "one.sock: the address of replica one"),
-        ({"router": {"admin": "unix:one.sock"}}, "one.sock: the address of replica one"),
-        ({"router": {"listen": "unix:envoy.sock"}}, "envoy.sock: the address of router.admin"),
+        ({"router": {"listen": "unix:one.sock"}}, "one.sock is the address of replica one"),
+        ({"router": {"listen": "unix:envoy.sock"}}, "envoy.sock: Envoy's administration"),
         ({"router": {"sticky_header": "a b"}}, "not the name of an HTTP header"),
         ({"name": "Bad Name"}, "name = 'Bad Name'"),
         ({"state_dir": 3}, "state_dir = 3"),

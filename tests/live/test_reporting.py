@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from outrider.live.reporting import LOG, METRICS, reporting
-from tests.live.manifests.endpoints import endpoint
+from tests.live.manifest_endpoint import endpoint
 
 
 def test_events_are_in_both_and_the_log_goes_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.live.manifests.write import write_manifest
+from outrider.live.manifests import write_manifest
 from outrider.live.releases import Releases
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -24,7 +24,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
-from tests.live.manifests.endpoints import endpoint
+from tests.live.manifest_endpoint import endpoint
 
 SECRET = "geheim"
 """In every planted value, and nowhere else."""

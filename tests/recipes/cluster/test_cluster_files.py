@@ -9,7 +9,7 @@ import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
-from tests.live.manifests.crds import needs_crds, problems
+from tests.live.crds import needs_crds, problems
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "cluster"
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from outrider.live.judge.decision import decide
-from outrider.live.judge.observations import Observation
+from outrider.live.judge import decide
+from outrider.live.observations import Observation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.live.judge.comparison import compare
+from outrider.live.comparison import compare
 
 
 def example(seed=0, requests=90):

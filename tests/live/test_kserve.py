@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.live.manifests.write import write_manifest
+from outrider.live.manifests import write_manifest
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.manifests.crds import needs_crds, problems
-from tests.live.manifests.endpoints import SOURCE, endpoint
+from tests.live.crds import needs_crds, problems
+from tests.live.manifest_endpoint import SOURCE, endpoint
 from tests.serving.exported import R1, write_exported
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from outrider.live.access_log import RoutedRequest
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.judge.evidence import LEVEL, watch_of
-from outrider.live.judge.observations import mean_concurrency, observations
+from outrider.live.judge import WATCH_LEVEL, watch_of
+from outrider.live.observations import mean_concurrency, observations
 from outrider.live.releases import Release
 from outrider.serving.admin.replica import LiveRequest
 
@@ -121,7 +121,7 @@ def test_the_watch_is_the_evidence_s_low_end_and_the_policy_s_ratio():
     lengths = {"base": 2.0, "custom": 3.0, "ratio": 1.5, "ratio_ci95": [1.35, 1.65]}
     policy = CanaryPolicy(min_acceptance_ratio=0.9, watch_requests=12)
     watch = watch_of(release({"acceptance_length": lengths}), policy)
-    assert watch is not None and (watch.requests, watch.level) == (12, LEVEL)
+    assert watch is not None and (watch.requests, watch.level) == (12, WATCH_LEVEL)
     assert watch.min_tokens_per_step == pytest.approx(3.0 * 0.9 * 0.9)
     unknown = lengths | {"ratio_ci95": [None, None]}
     watch = watch_of(release({"acceptance_length": unknown}), policy)

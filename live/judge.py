@@ -5,16 +5,18 @@
 
 Promote: the canary's tokens/s per user are shown to be above 1 - margin of the stable one's, and no
 guard looks broken. Roll back: they are shown to be below the stable one's, or a guard is shown to
-be broken. Every bound holds at all looks together (common/anytime.py, rare_events.py), so that the
+be broken. Every bound holds at all looks together (common/anytime.py, `over_limit`), so that the
 controller may look after every request and stop when it likes:
 
 - a speculator that is slower by the margin is ever promoted with probability ALPHA at most;
 - one that is equal is ever rolled back with probability ALPHA at most. ALPHA_SPEED of it is for
-  speed, ALPHA_GUARD for each of the five guards.
+  speed, ALPHA_GUARD for each of the four guards.
 
 Speed is that of a request's own decoding, the tokens after the first over the time from the first
-to the last, and each request counts the same: the mean of log(tokens/s). Latency is compared at
-equal length, time to first token at equal prompt length, all at equal load (comparison.py).
+to the last, and each request counts the same: the mean of log(tokens/s). Time to first token is
+compared at equal prompt length, both at equal load (comparison.py). Failures and slow requests have
+fixed limits: a session counts up to its first one, since a session that failed once tends to fail
+again, on the same replica.
 """
 
 import math
@@ -26,28 +28,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.anytime import Bounds
+from outrider.live.comparison import compare
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.judge.comparison import compare
-from outrider.live.judge.observations import Observation
-from outrider.live.judge.rare_events import more_often, over_limit
+from outrider.live.observations import Observation
+from outrider.live.releases import Release
+from outrider.serving.admin.replica import Watch
 
 ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback."""
-ALPHA_SPEED, ALPHA_GUARD = 0.03, 0.004
-"""ALPHA = ALPHA_SPEED + 5 ALPHA_GUARD."""
+ALPHA_SPEED, ALPHA_GUARD = 0.03, 0.005
+"""ALPHA = ALPHA_SPEED + 4 ALPHA_GUARD."""
 
 LEAST_TOKENS = 8
 """Completions with fewer tokens have no speed: their time is mostly that of one step."""
 
 CELL_REQUESTS = 64
 """Consecutive requests that are compared with each other."""
-BLOCK_REQUESTS = 20
-"""Consecutive requests among which events are a random draw. Smaller is decided sooner."""
 
-TAIL_REQUESTS = 1000
-"""The 99th percentile is that of so many requests before, ..."""
+SLOW_SHARE = 0.03
+"""Largest share of the canary's requests above max_p99_latency_ratio times stable's p99. More than
+1 %, because that percentile is estimated, from LEAST_TAIL_REQUESTS or more."""
 LEAST_TAIL_REQUESTS = 200
-"""... and at least of so many."""
+
+OF_STABLE = 2.0
+"""Failures may also be this many times as frequent as the stable ones', where both fail."""
+
+WATCH_LEVEL = 0.01
+"""Probability that a watch takes back a speculator that holds what its evidence promises. It comes
+on top of the canary's ALPHA, once for each replica."""
 
 Action = Literal["wait", "promote", "roll_back"]
 Array = NDArray[np.float64]
@@ -66,12 +74,10 @@ class Decision:
     """Tokens per step, 1 + accepted / drafts."""
     ttft: Bounds
     """Time to first token."""
-    latency: Bounds
-    """Time of a request of the same length: the typical one's."""
     tail: float
     """E-value: evidence that the 99th percentile of latency is over its limit."""
     errors: float
-    """E-value: evidence that more requests fail than allowed, and more than the stable one's."""
+    """E-value: evidence that more requests fail than allowed."""
     stable_requests: int
     canary_requests: int
     canary_sessions: int
@@ -91,9 +97,6 @@ def decide(
         "acceptance": table.ratio(table.log_acceptance, [], ALPHA_GUARD, ALPHA_GUARD),
         "ttft": table.ratio(
             table.log_ttft, [table.log_load, table.log_prompt], ALPHA_GUARD, ALPHA_GUARD
-        ),
-        "latency": table.ratio(
-            table.log_latency, [table.log_load, table.log_tokens], ALPHA_GUARD, ALPHA_GUARD
         ),
     }
     tail, errors = table.tail(policy.max_p99_latency_ratio), table.errors(policy.max_error_rate)
@@ -115,7 +118,7 @@ def _verdict(
     figures: dict[str, Bounds], tail: float, errors: float, table: "_Table", policy: CanaryPolicy
 ) -> tuple[Action, str]:
     speed, acceptance = figures["speed"], figures["acceptance"]
-    ttft, latency = figures["ttft"], figures["latency"]
+    ttft = figures["ttft"]
     if errors >= 1 / ALPHA_GUARD:
         return "roll_back", (
             f"errors: {table.failures} of the canary's {int(table.canary.sum())} requests failed; "
@@ -123,13 +126,10 @@ def _verdict(
         )
     if tail >= 1 / ALPHA_GUARD:
         return "roll_back", (
-            "latency: the canary has more of the slowest 1 % of the requests than its share; "
-            f"max_p99_latency_ratio = {policy.max_p99_latency_ratio:g}"
+            f"latency: more than {SLOW_SHARE:.0%} of the canary's requests are beyond stable's"
+            f" 99th percentile; max_p99_latency_ratio = {policy.max_p99_latency_ratio:g}"
         )
-    over = (
-        ("time to first token", ttft, "max_ttft_ratio", policy.max_ttft_ratio),
-        ("latency", latency, "max_p50_latency_ratio", policy.max_p50_latency_ratio),
-    )
+    over = (("time to first token", ttft, "max_ttft_ratio", policy.max_ttft_ratio),)
     for name, ratio, key, limit in over:
         if ratio.low > limit:
             return "roll_back", f"{name}: {_say(ratio)}; {key} = {limit:g}"
@@ -149,9 +149,8 @@ def _verdict(
     if table.seconds < policy.min_seconds:
         return "wait", f"{table.seconds:.0f} s of min_seconds = {policy.min_seconds:g}"
     # Too few to show that a guard is broken, but enough not to promote against it.
-    for name, ratio, key, limit in over:
-        if ratio.value > limit:
-            return "wait", f"{name}: {_say(ratio)}; not clearly below {key} = {limit:g}"
+    if ttft.value > policy.max_ttft_ratio:
+        return "wait", f"time to first token: {_say(ttft)}; not clearly below max_ttft_ratio"
     if acceptance.value < policy.min_acceptance_ratio:
         return "wait", f"acceptance: {_say(acceptance)}; not clearly above min_acceptance_ratio"
     if errors > 1 and table.failures > policy.max_error_rate * requests:
@@ -207,8 +206,6 @@ class _Table:
         self.log_speed = log_where(tokens >= LEAST_TOKENS, speed)
         self.log_acceptance = log_where(drafts > 0, 1 + accepted / np.maximum(drafts, 1))
         self.log_ttft = log_where(everywhere, ttft)
-        self.log_latency = log_where(tokens > 0, self.latency)
-        self.log_tokens = np.log(np.maximum(tokens, 1))
         self.log_prompt = np.log(np.maximum(column([e.prompt_tokens for e, _ in rows]), 1))
         self.log_load = np.log(np.maximum(column([each.load for each, _ in rows]), 1))
         self.valid = known
@@ -229,35 +226,61 @@ class _Table:
         ).bounds(alpha_low, alpha_high)
 
     def errors(self, limit: float) -> float:
-        """Evidence that both hypotheses are wrong: within the limit, and not worse than stable."""
-        blocks = np.arange(len(self.failed)) // BLOCK_REQUESTS
-        complete = slice(0, len(self.failed) // BLOCK_REQUESTS * BLOCK_REQUESTS)
-        worse = more_often(
-            self.failed[complete], self.canary[complete], blocks[complete], self.session[complete]
-        )
-        # A session is counted up to its first failure: its later ones are not new evidence.
-        failed, session = self.failed[self.canary], self.session[self.canary]
-        before = np.zeros(len(failed), bool)
-        first: dict[int, int] = {}
-        for index in np.flatnonzero(failed):
-            first.setdefault(int(session[index]), int(index))
-        for each, index in first.items():
-            before |= (session == each) & (np.arange(len(failed)) > index)
-        return min(worse, over_limit(len(first), int((~before).sum()), limit))
+        """Evidence that the canary fails more requests than the limit, and than stable does."""
+        stable = self.failed[~self.canary]
+        rate = OF_STABLE * float(stable.mean()) if len(stable) else 0.0
+        return self._more_often(self.failed, self.canary, max(limit, rate))
 
     def tail(self, limit: float) -> float:
-        """Evidence that the canary's latency / limit is more often among the slowest.
+        """Evidence that more than SLOW_SHARE of the canary's requests are beyond the limit."""
+        stable = self.latency[self.valid & ~self.canary]
+        if len(stable) < LEAST_TAIL_REQUESTS:
+            return 1.0
+        slow = self.latency > limit * np.quantile(stable, 0.99)
+        return self._more_often(slow, self.valid & self.canary, SLOW_SHARE)
 
-        The slowest are those above the 99th percentile of earlier requests, of both.
-        """
-        canary, session = self.canary[self.valid], self.session[self.valid]
-        scaled = np.where(canary, self.latency[self.valid] / limit, self.latency[self.valid])
-        count = len(scaled) // BLOCK_REQUESTS * BLOCK_REQUESTS
-        slow = np.zeros(count, bool)
-        for start in range(0, count, BLOCK_REQUESTS):
-            if start >= LEAST_TAIL_REQUESTS:
-                limit_here = np.quantile(scaled[max(start - TAIL_REQUESTS, 0) : start], 0.99)
-                block = slice(start, start + BLOCK_REQUESTS)
-                slow[block] = scaled[block] > limit_here
-        blocks = np.arange(count) // BLOCK_REQUESTS
-        return more_often(slow, canary[:count], blocks, session[:count])
+    def _more_often(
+        self, event_N: NDArray[np.bool_], among_N: NDArray[np.bool_], limit: float
+    ) -> float:
+        """Evidence that an event is more frequent than the limit; sessions end at their first."""
+        ended, events, trials = set[int](), 0, 0
+        for session, event in zip(self.session[among_N], event_N[among_N], strict=True):
+            if session not in ended:
+                trials += 1
+                if event:
+                    events += 1
+                    ended.add(session)
+        return over_limit(events, trials, limit)
+
+
+def over_limit(events: int, trials: int, limit: float) -> float:
+    """E-value that an event has a probability above `limit` in each trial, whatever came before.
+
+    The gain of a fair bet against the limit: it ever reaches 1 / alpha with probability alpha at
+    most if the limit holds (Ville's inequality).
+    """
+    limit = min(max(limit, 1e-6), 1 - 1e-6)
+    # Bets on probabilities from just above the limit to nearly 1, evenly in log odds.
+    odds = math.log(limit / (1 - limit))
+    bets_T = 1 / (1 + np.exp(-(odds + (6 - odds) * np.array([0.15, 0.3, 0.5, 0.75, 1.0]))))
+    logs_T = events * np.log(bets_T / limit)
+    logs_T += (trials - events) * np.log((1 - bets_T) / (1 - limit))
+    return float(np.exp(np.minimum(logs_T, 700.0)).mean())
+
+
+def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
+    """The least tokens per step that a replica must not be shown to fall short of after a swap.
+
+    The evaluated acceptance length, lowered by the uncertainty of its ratio to the base's (the
+    evidence has no interval of its own) and by `policy.min_acceptance_ratio`: live traffic differs
+    a little from held-out traffic. None without evidence, or with `watch_requests: 0`.
+    """
+    lengths = (release.manifest.get("evidence") or {}).get("acceptance_length") or {}
+    length = lengths.get("custom")
+    if not policy.watch_requests or not length or not math.isfinite(length):
+        return None
+    ratio, low = lengths.get("ratio"), (lengths.get("ratio_ci95") or [None])[0]
+    if ratio and low:
+        length *= min(low / ratio, 1.0)
+    # Tokens per step are at least 1 whatever the drafter does.
+    return Watch(policy.watch_requests, max(length * policy.min_acceptance_ratio, 1.0), WATCH_LEVEL)

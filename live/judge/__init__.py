@@ -1,1 +1,0 @@
-"""Decisions from live requests: which of two speculators is better."""

@@ -1,0 +1,128 @@
+"""`deploy-speculator BUNDLE --manifest kserve|argo`: a canary for a cluster, as YAML.
+
+    print(write_manifest("kserve", Path("runs/march/bundle"), load_endpoint("endpoints/r1.yaml")))
+
+Nothing is sent to a cluster. The endpoint's section `cluster` has the addresses of the models, and
+templates/kserve.yaml.j2 and templates/argo.yaml.j2 have the objects.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.templates import render
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
+from outrider.serving.bundle.bundle_places import local_bundle, pinned
+from outrider.serving.bundle.model_card import hub_id
+from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
+from outrider.serving.speculator import Speculator
+
+SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
+"""Folders of the bundle and of the target in the container; KServe mounts the target there."""
+
+ManifestKind = Literal["kserve", "argo"]
+
+
+def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -> str:
+    """The manifest's YAML: comments, then one document per object.
+
+    `bundle`: a folder or an address that `export-speculator --to` wrote; its files are checked
+    against bundle.json. A missing setting is an `OutriderError` that names its key.
+    """
+    place = pinned(bundle)
+    with local_bundle(place) as directory:
+        digest, manifest = bundle_digest(directory), read_json(directory / MANIFEST)
+        flags = read_serve_flags(directory, SPECULATOR)
+    cluster, target = endpoint.cluster, manifest["target"]
+    speculator = cluster.speculator or (place if "://" in place else None)
+    if speculator is None:
+        raise OutriderError(
+            f"cluster.speculator: missing; pods cannot read {bundle}. Copy the bundle with"
+            " `export-speculator --to` and set the address (hf://, s3://, gs://, oci:// or"
+            " pvc://CLAIM/PATH)"
+        )
+    name = hub_id(target["model"])
+    values = {
+        "name": endpoint.name.replace("_", "-").strip("-"),
+        "endpoint": endpoint.name,
+        "cluster": cluster,
+        "policy": endpoint.policy,
+        "release": digest[:12],
+        "digest": digest,
+        "image": cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}",
+        "gpus": flags.gpus,
+        "model": _mounted("model", cluster.model or _hub_source(target, name), MODEL),
+        "model_name": name or Path(target["model"]).name,
+        "speculator": _mounted("speculator", speculator, SPECULATOR),
+        "stable_replicas": len(endpoint.stable),
+        "canary_replicas": max(1, len(endpoint.canary)),
+    }
+    if kind == "argo":
+        if wrong := [share for share in endpoint.policy.shares if share != int(share)]:
+            raise OutriderError(
+                f"policy.shares: {wrong[0]:g}: an Argo Rollout takes whole percents; round it"
+            )
+        return render(
+            "argo.yaml.j2", words=flags.words, environment_of_flags=flags.environment, **values
+        )
+    stable, stable_flags = _stable(cluster.stable, flags, manifest)
+    return render(
+        "kserve.yaml.j2",
+        stable=_mounted("speculator", stable, SPECULATOR) if stable else None,
+        stable_flags=_additional(stable_flags),
+        canary_flags=_additional(flags),
+        **values,
+    )
+
+
+def _mounted(name: str, source: str, path: str) -> dict[str, str]:
+    """A model's volume: `source` read-only at `path` in the container."""
+    scheme, _, rest = source.partition("://")
+    claim, _, folder = rest.partition("/")
+    folder = {"pvc": folder.strip("/"), "oci": "models"}.get(scheme, "")
+    return {"name": name, "source": source, "path": path, "scheme": scheme, "rest": rest,
+            "claim": claim, "folder": folder}  # fmt: skip
+
+
+def _additional(flags: ServeFlags) -> dict[str, str]:
+    return flags.environment | {"VLLM_ADDITIONAL_ARGS": without_quotes(flags.groups)}
+
+
+def _stable(
+    stable: str | None, flags: ServeFlags, manifest: dict[str, Any]
+) -> tuple[str | None, ServeFlags]:
+    """Address of the stable group's bundle, if it has one, and its flags.
+
+    `own`: at the k that the evaluation chose for the base. Another bundle: with the new one's k
+    and kind; a release of another k or kind needs the flags of its own serve.sh.
+    """
+    if stable is None:
+        raise OutriderError(
+            "cluster.stable: missing; set it to the address of the bundle in use, to `own` (the"
+            " target's own drafter) or to `none` (no speculation)"
+        )
+    if stable == "none":
+        return None, flags.replacing(None)
+    if stable != "own":
+        return stable, flags
+    k = (manifest.get("evidence") or {}).get("k", {}).get("base")
+    if k is None:
+        raise OutriderError(
+            "cluster.stable: own, but the bundle's evidence has no k of the target's own drafter;"
+            " set cluster.stable: none, or the address of a bundle"
+        )
+    own = Speculator(manifest["method"], Path(MODEL))
+    return None, flags.replacing(own.settings(k, manifest["draft_sample_method"]))
+
+
+def _hub_source(target: dict[str, Any], name: str | None) -> str:
+    """The target's address on the hub, at the evaluated revision."""
+    if name is None:
+        raise OutriderError(
+            f"cluster.model: null, but the bundle's target {target['model']!r} is not a hub id; set"
+            " it to where the pods read the target from, such as pvc://CLAIM/PATH"
+        )
+    revision = f"@{target['revision']}" if target.get("revision") else ""
+    return f"hf://{name}{revision}"

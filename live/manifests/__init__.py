@@ -1,1 +1,0 @@
-"""Kubernetes manifests of a canary: KServe's LLMInferenceService, or an Argo Rollout."""

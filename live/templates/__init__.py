@@ -1,0 +1,20 @@
+"""YAML templates: Envoy's configuration and the manifests for Kubernetes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def render(name: str, /, **values: Any) -> str:
+    """The template `name` with these values; its filter `yaml` writes a value on one line."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["yaml"] = json.dumps  # JSON is YAML, and quotes whatever a value holds
+    return environment.get_template(name).render(**values)
