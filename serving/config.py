@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outrider.common.errors import OutriderError
-from outrider.serving.bundle.allowed import why_not_argument, why_not_variable
+from outrider.serving.allowed import why_not_argument, why_not_variable
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.kinds import target_tensors
 

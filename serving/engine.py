@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
-from outrider.serving.admin.live_flags import BACKEND, HOOKED
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import BACKEND, HOOKED
 from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment

@@ -20,7 +20,7 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.bundle.allowed import (
+from outrider.serving.allowed import (
     ARGUMENTS,
     why_not_argument,
     why_not_value,

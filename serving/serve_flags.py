@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.serving.admin.live_flags import HOOKED
-from outrider.serving.bundle.allowed import why_not_argument, why_not_value, why_not_variable
+from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
 from outrider.serving.config import (
     KEYS_OF_ARGUMENTS,
     EngineConfig,
@@ -27,6 +26,7 @@ from outrider.serving.config import (
     TargetConfig,
 )
 from outrider.serving.engine import engine_arguments, engine_environment, flags_of
+from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 

@@ -25,11 +25,11 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree, members, wait_until
-from outrider.serving.admin.live_flags import BACKEND
 from outrider.serving.client import post
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.counters import SpeculationCounters, read_counters
 from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.hooked import BACKEND
 from outrider.serving.speculator import Speculator
 from outrider.serving.start_limit import start_environment, start_limit_s
 from outrider.serving.vllm_hooks.exchange import exchange

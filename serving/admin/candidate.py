@@ -1,7 +1,7 @@
 """A speculator that is to replace another in a live engine, checked before a weight is touched.
 
 current = in_service(Path(directory_at_start))
-new = checked(hold_release(directory, root, digest), current, target_dir, k)
+new = checked(release_files(directory, root, digest), current, target_dir, k)
 for name, tensor in new.tensors(): ...
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.held_files import HeldFiles, hold_directory
+from outrider.serving.admin.speculator_files import SpeculatorFiles, directory_files
 from outrider.speculators.checkpoints.checks import check_finite, first_names
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
@@ -28,9 +28,9 @@ Form = tuple[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A speculator's open files, with what an engine loads of them."""
+    """A speculator's files, with what an engine loads of them."""
 
-    held: HeldFiles
+    files: SpeculatorFiles
     kind: TrainableKind
     forms: dict[str, Form]
     """Of each tensor that an engine loads."""
@@ -39,71 +39,66 @@ class Candidate:
 
     @property
     def directory(self) -> Path:
-        """Where the files can be read."""
-        return self.held.directory
+        """Folder of the files."""
+        return self.files.directory
 
     def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """(name, tensor as stored), mapped from the files."""
+        """(name, tensor as stored), mapped from the files; an error for files that have changed."""
+        if late := self.files.changed():
+            raise OutriderError(f"{self.directory / late[0]}: changed since it was checked")
         return self.kind.exchanged(self.directory)
-
-    def close(self) -> None:
-        """Closes the files."""
-        self.held.close()
 
 
 def in_service(directory: Path) -> Candidate:
     """The speculator that an engine was started with."""
-    held = hold_directory(directory)
-    try:
-        return _read(held, "")
-    except BaseException:
-        held.close()
-        raise
+    return _read(directory_files(directory), "")
 
 
 def checked(
-    held: HeldFiles, current: Candidate, target_dir: Path | None, k: int | None, digest: str = ""
+    files: SpeculatorFiles,
+    current: Candidate,
+    target_dir: Path | None,
+    k: int | None,
+    digest: str = "",
 ) -> Candidate:
-    """The speculator of `held`, which can take the place of `current`; closes `held` otherwise.
+    """The speculator of `files`, which can take the place of `current`.
 
     An `OutriderError` where it is of another kind, has other tensors, shapes or kinds of numbers, a
     value that is not finite, or was made for another target or another number of drafts than `k`.
     """
+    directory = files.directory
     try:
-        new = _read(held, digest)
+        new = _read(files, digest)
         _check_form(new, current)
         _check_manifest(new, k)
-        if not new.kind.exchangeable(current.directory, new.directory):
+        if not new.kind.exchangeable(current.directory, directory):
             raise OutriderError(
-                f"{held.source}: its shape is not that of the speculator in use; it needs a server"
+                f"{directory}: its shape is not that of the speculator in use; it needs a server"
                 " that is started with it"
             )
-        headers = tensor_headers(new.directory)  # by the same names: those of the files
+        headers = tensor_headers(directory)  # by the same names: those of the files
         check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
-            check_target(held.manifest, held.source, target_dir)
-            new.kind.check(new.directory, read_layout(target_dir))
-    except OutriderError as error:
-        held.close()
-        raise OutriderError(held.in_words(error)) from error
-    except Exception as error:  # such as a broken header, from the safetensors library
-        held.close()
-        raise OutriderError(f"{held.source}: {held.in_words(error)}") from error
-    except BaseException:
-        held.close()
+            check_target(files.manifest, directory, target_dir)
+            new.kind.check(directory, read_layout(target_dir))
+    except OutriderError:
         raise
+    except Exception as error:  # such as a broken header, from the safetensors library
+        raise OutriderError(f"{directory}: {error}") from error
     return new
 
 
-def _read(held: HeldFiles, digest: str) -> Candidate:
-    kind = kind_of(held.directory)
+def _read(files: SpeculatorFiles, digest: str) -> Candidate:
+    kind = kind_of(files.directory)
     if not isinstance(kind, TrainableKind) or not kind.abilities.live_exchange:
-        raise OutriderError(f"{held.source}: {kind.in_words} cannot be exchanged in a live engine")
+        raise OutriderError(
+            f"{files.directory}: {kind.in_words} cannot be exchanged in a live engine"
+        )
     forms = {
         name: (_number(tensor), tuple(tensor.shape))
-        for name, tensor in kind.exchanged(held.directory)
+        for name, tensor in kind.exchanged(files.directory)
     }
-    return Candidate(held, kind, forms, digest)
+    return Candidate(files, kind, forms, digest)
 
 
 def _number(tensor: "torch.Tensor") -> str:
@@ -114,7 +109,7 @@ def _number(tensor: "torch.Tensor") -> str:
 
 
 def _check_form(new: Candidate, current: Candidate) -> None:
-    source = new.held.source
+    source = new.directory
     if new.kind.name != current.kind.name:
         raise OutriderError(
             f"{source}: {new.kind.in_words}, but the engine was started with"
@@ -141,7 +136,7 @@ def _check_form(new: Candidate, current: Candidate) -> None:
 
 def _check_manifest(new: Candidate, k: int | None) -> None:
     """The bundle was measured with the engine's kind and number of drafts."""
-    manifest, source = new.held.manifest, new.held.source
+    manifest, source = new.files.manifest, new.directory
     if not manifest:
         return
     if manifest.get("method", new.kind.name) != new.kind.name:

@@ -16,16 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-
-BACKEND = "safetensors"
-"""Name of Outrider's weight transfer engine (vllm_hooks/weight_transfer.py)."""
-
-HOOKS = "OUTRIDER_HOOKS"
-"""Variable: 1 installs the hooks in vLLM (vllm_hooks/plugin.py)."""
-
-HOOKED = {HOOKS: "1", "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "OUTRIDER_"}
-"""Environment of vLLM processes with the hooks, also of those that Ray starts: servers and engines
-that Outrider starts, and serve.sh."""
+from outrider.serving.hooked import BACKEND, HOOKED
 
 ROOTS = "OUTRIDER_RELEASE_ROOTS"
 """Variable with the folders below which releases are accepted, separated by os.pathsep."""

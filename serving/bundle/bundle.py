@@ -19,12 +19,12 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.admin.live_flags import HOOKED
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
 from outrider.serving.engine import engine_environment, serve_arguments
+from outrider.serving.hooked import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
@@ -174,7 +174,7 @@ def serve_script(
     if is_hub_id and target.revision is not None:
         flags += ["--revision", target.revision]
     flags += ["--served-model-name", Path(target.model).name]
-    environment = exported_environment(serving.engine)
+    environment = exported_environment(serving.engine) | HOOKED
     preloads = "LD_PRELOAD" in engine_environment(serving.engine)
     lines = [
         "#!/usr/bin/env bash",
@@ -194,7 +194,6 @@ def serve_script(
         lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
     else:
         lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
-    environment |= HOOKED
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     if preloads:
         find = 'import pathlib, sys; print(pathlib.Path(sys.prefix) / "lib" / "libiomp5.so")'

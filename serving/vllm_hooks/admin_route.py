@@ -32,12 +32,12 @@ from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address, address_of
 from outrider.serving.admin.live_flags import (
     ADMIN,
-    BACKEND,
     TOKEN_FILE,
     admin_token,
     release_roots,
 )
 from outrider.serving.admin.replica import REQUESTS, ROUTE, Watch
+from outrider.serving.hooked import BACKEND
 from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator, SwapOrder

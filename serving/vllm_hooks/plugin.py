@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from outrider.serving.admin.live_flags import ADMIN, BACKEND, HOOKS
+from outrider.serving.admin.live_flags import ADMIN
+from outrider.serving.hooked import BACKEND, HOOKS
 
 logger = logging.getLogger("outrider.vllm")
 

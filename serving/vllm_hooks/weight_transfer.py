@@ -9,8 +9,8 @@ files are opened, hashed and checked first (serving/admin/candidate.py), in the 
 device in between end the engine with the next request.
 
 A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
-back: a CPU's packed weights are no parameters. So the last good files are held open and loaded
-again. Where that fails too, the report has `broken` until a load succeeds.
+back: a CPU's packed weights are no parameters. So the last good files are loaded again. Where that
+fails too, also because they have changed since, the report has `broken` until a load succeeds.
 
 Whoever uses the interface calls `exchange_steps` (exchange.py), which also asks each worker for its
 report: with several workers, vLLM 0.32 leaves the answers of the others unread where one raises.
@@ -32,7 +32,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.v1.worker.gpu_worker import Worker
 
 from outrider.serving.admin.candidate import Candidate, checked, in_service
-from outrider.serving.admin.held_files import hold_directory, hold_release
+from outrider.serving.admin.speculator_files import directory_files, release_files
 from outrider.serving.vllm_hooks.drafter_digest import drafter_digest
 from outrider.serving.vllm_hooks.drafter_swap import context_copies, proposer_of, replace_weights
 from outrider.serving.vllm_hooks.exchange import Report
@@ -93,7 +93,6 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
             _add_worker_methods()
             return
         try:
-            # Held open from now on: the directory may be gone when it is needed again.
             self.current = in_service(Path(speculative.model if speculative else ""))
         except Exception as error:  # the engine serves all the same
             self._unknown = f"the speculator in use cannot be read, so not exchanged: {error}"
@@ -101,7 +100,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
 
     def init_transfer_engine(self, init_info: Source) -> None:
         """Begins to read and check a speculator in the background."""
-        self._discard_staged()
+        self._staging = None
         if init_info.directory is not None:
             self._staging = _Staging(self, init_info.directory, init_info.root, init_info.digest)
 
@@ -128,23 +127,18 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         """Nothing: the weights are in place."""
 
     def shutdown(self) -> None:
-        """Closes the files of a speculator that was read and not loaded."""
-        self._discard_staged()
+        """Nothing: no file is held open."""
 
     def take_back(self, exchange: str) -> None:
         """Loads the speculator from before an exchange again, if that one took place."""
         if exchange != self.exchange or self.previous is None:
             return
-        bad, self.current = self.current, self.previous
         try:
-            self._load(self.current)
+            self._load(self.previous)
         except Exception as error:
-            self.current = bad
             self.error = self.broken = f"not taken back: {self._restored(error)}"
             return
-        self.previous, self.exchange, self.broken = None, "", None
-        if bad is not None:
-            bad.close()
+        self.current, self.previous, self.exchange, self.broken = self.previous, None, "", None
 
     def report(self, digest: bool) -> Report:
         """What this worker drafts with, and how the last exchange went.
@@ -158,7 +152,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
                 runner.get_draft_model(), current.kind, proposer_of(runner)
             )
         return {
-            "directory": str(current.held.source) if current is not None else "",
+            "directory": str(current.directory) if current is not None else "",
             "kind": current.kind.name if current is not None else "",
             "digest": current.digest if current is not None else "",
             "draft_digest": self._digest or "",
@@ -175,42 +169,30 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         if self.current is None:
             raise ValueError(self._unknown)
         path = Path(directory)
-        held = hold_directory(path) if root is None else hold_release(path, Path(root), digest)
+        files = directory_files(path) if root is None else release_files(path, Path(root), digest)
         target = Path(self._default_model_config.model)
         target_dir = target if target.is_dir() else None
-        return checked(held, self.current, target_dir, self._k, digest)
+        return checked(files, self.current, target_dir, self._k, digest)
 
     def _staged(self, wanted: Exchange) -> Candidate:
         """The speculator that was read in the background, or else read now."""
         staging, self._staging = self._staging, None
         key = (wanted.directory, wanted.root, wanted.digest)
-        if staging is not None and staging.key != key:
-            staging.discard()
-            staging = None
-        if staging is None:
+        if staging is None or staging.key != key:
             staging = _Staging(self, *key)
         candidate = staging.result()
         self.read_s = staging.seconds
         return candidate
 
-    def _discard_staged(self) -> None:
-        staging, self._staging = self._staging, None
-        if staging is not None:
-            staging.discard()
-
     def _replace(self, new: Candidate) -> None:
         began = time.perf_counter()
         try:
             self._load(new)
-            if late := new.held.changed():
-                raise RuntimeError(f"{new.held.source / late[0]}: written to while it was loaded")
+            if late := new.files.changed():
+                raise RuntimeError(f"{new.directory / late[0]}: written to while it was loaded")
         except BaseException as error:
-            new.close()
             raise RuntimeError(self._restored(error)) from error
-        replaced, self.previous, self.current = self.previous, self.current, new
-        self.broken = None
-        if replaced is not None:
-            replaced.close()
+        self.previous, self.current, self.broken = self.current, new, None
         self.apply_s = time.perf_counter() - began
 
     def _restored(self, error: BaseException) -> str:
@@ -249,22 +231,15 @@ class _Staging(threading.Thread):
         self._engine = engine
         self._candidate: Candidate | None = None
         self._error: Exception | None = None
-        self._lock, self._discarded = threading.Lock(), False
         self.start()
 
     def run(self) -> None:
         began = time.perf_counter()
         try:
-            candidate = self._engine.check(*self.key)
+            self._candidate = self._engine.check(*self.key)
         except Exception as error:  # raised where the result is needed
             self._error = error
-            return
-        with self._lock:
-            if self._discarded:
-                candidate.close()
-            else:
-                self._candidate = candidate
-                self.seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began
 
     def result(self) -> Candidate:
         """The checked speculator, when it is there."""
@@ -277,16 +252,6 @@ class _Staging(threading.Thread):
     def error_so_far(self) -> str | None:
         """What is wrong with it, as far as is known."""
         return None if self._error is None else str(self._error) or repr(self._error)
-
-    def discard(self) -> None:
-        """Closes its files: now, or when a file system that hangs has given them.
-
-        Waiting here would keep the worker from all requests.
-        """
-        with self._lock:
-            self._discarded = True
-            if self._candidate is not None:
-                self._candidate.close()
 
 
 def speculator_report(worker: Any, digest: bool = False) -> Report:

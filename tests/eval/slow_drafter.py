@@ -31,7 +31,7 @@ def _paced_load(self: SafetensorsTransfer, candidate: Candidate) -> None:
                 own(*args, **kwargs)
             return own(*args, **kwargs)
 
-        module.forward = repeated if candidate.held.source.name == "slow" else own
+        module.forward = repeated if candidate.directory.name == "slow" else own
     _load(self, candidate)
 
 

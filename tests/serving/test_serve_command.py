@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.serving.bundle.allowed import ARGUMENTS
+from outrider.serving.allowed import ARGUMENTS
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
 from outrider.serving.engine import engine_arguments, serve_arguments
 from outrider.serving.in_process import CONTRADICTS, in_process

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.candidate import Candidate, checked, in_service
-from outrider.serving.admin.held_files import hold_directory, hold_release
+from outrider.serving.admin.speculator_files import release_files
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
@@ -23,10 +22,8 @@ K = 3
 
 
 @pytest.fixture
-def current(nano_r1: Path) -> Iterator[Candidate]:
-    current = in_service(nano_r1)
-    yield current
-    current.close()
+def current(nano_r1: Path) -> Candidate:
+    return in_service(nano_r1)
 
 
 @pytest.fixture
@@ -36,44 +33,26 @@ def good(nano_r1: Path, tmp_path: Path) -> Path:
 
 def load(folder: Path, current: Candidate, target: Path, **how: Any) -> Candidate:
     digest = how.pop("digest", None) or bundle_digest(folder)
-    held = hold_release(folder, folder.parent, digest, **how)
-    return checked(held, current, target, K, digest)
+    return checked(release_files(folder, folder.parent, digest), current, target, K, digest)
 
 
-def sums(candidate: Candidate) -> dict[str, float]:
-    return {name: tensor.double().abs().sum().item() for name, tensor in candidate.tensors()}
-
-
-@pytest.mark.parametrize("copy_limit", [2**30, 0], ids=["copied", "mapped"])
-def test_a_release_is_read_as_it_was_checked(
-    good: Path, current: Candidate, nano_r1: Path, copy_limit: int, tmp_path: Path
+def test_files_that_change_after_the_check_are_not_loaded(
+    good: Path, current: Candidate, nano_r1: Path, tmp_path: Path
 ) -> None:
-    expected = sums(in_service(good))
-    new = load(good, current, nano_r1, copy_limit=copy_limit)
-    assert new.digest == bundle_digest(good) and new.held.changed() == []
-    # Neither another file under the name, nor a folder that is gone, changes what is loaded.
+    new = load(good, current, nano_r1)
+    assert new.digest == bundle_digest(good) and new.files.changed() == []
     other = release(nano_r1, tmp_path / "other")
-    (other / WEIGHTS).replace(good / WEIGHTS)
-    assert sums(new) == expected != sums(in_service(other.parent / "roots" / "good"))
-    shutil.rmtree(good)
-    assert sums(new) == expected
-    held = new.held.directory
-    new.close()
-    assert not held.exists()
-
-
-def test_a_write_into_a_checked_file_does_not_matter_or_is_noticed(
-    good: Path, current: Candidate, nano_r1: Path
-) -> None:
-    copied, mapped = (load(good, current, nano_r1, copy_limit=limit) for limit in (2**30, 0))
-    expected = sums(copied)
+    kept = (good / WEIGHTS).rename(tmp_path / "kept")
+    (other / WEIGHTS).rename(good / WEIGHTS)
+    with pytest.raises(OutriderError, match=f"{WEIGHTS}: changed since it was checked"):
+        new.tensors()
+    kept.replace(good / WEIGHTS)
+    new = load(good, current, nano_r1)
     with (good / WEIGHTS).open("r+b") as file:
-        file.seek(-64, os.SEEK_END)
-        file.write(b"\x01" * 64)
-    assert sums(copied) == expected
-    assert copied.held.changed() == [] and mapped.held.changed() == [WEIGHTS]
-    with pytest.raises(OSError, match="not permitted"):  # the copy is sealed
-        (copied.directory / WEIGHTS).open("r+b", buffering=0).write(b"x")
+        file.write(b"\x01")
+    assert new.files.changed() == [WEIGHTS]
+    shutil.rmtree(good)
+    assert new.files.changed() == ["config.json", WEIGHTS]
 
 
 def nan(tensors: dict[str, torch.Tensor]) -> None:
@@ -190,7 +169,6 @@ def test_a_head_in_another_layout_of_names_fits_and_a_renamed_tensor_does_not(
     edited(other, rename)
     new = load(other, own, nano_r1)
     assert new.forms.keys() != own.forms.keys()
-    new.close()
 
     def misname(tensors: dict[str, torch.Tensor]) -> None:
         name = next(n for n in tensors if n.endswith("hnorm.weight"))
@@ -224,28 +202,28 @@ def test_a_release_is_below_its_root_and_reached_without_links(
     (root / "inner" / "up").symlink_to(root)
     for path in ("link", "inner/link", "inner/up/good"):
         with pytest.raises(OutriderError, match="a plain folder, not a link"):
-            hold_release(root / path, root, digest)
+            release_files(root / path, root, digest)
     for path in (outside, root, root / ".." / "outside", root / "good" / ".." / "good"):
         with pytest.raises(OutriderError, match=r"not below the release root|without `\.\.`"):
-            hold_release(path, root, digest)
+            release_files(path, root, digest)
     with pytest.raises(OutriderError, match="expected an absolute path"):
-        hold_release(Path(os.path.relpath(good)), root, digest)
-    with pytest.raises(OutriderError, match="No such file"):
-        hold_release(root / "nowhere", root, digest)
+        release_files(Path(os.path.relpath(good)), root, digest)
+    with pytest.raises(OutriderError, match="no such folder"):
+        release_files(root / "nowhere", root, digest)
     weights = good / WEIGHTS
     weights.rename(tmp_path / "moved")
     weights.symlink_to(tmp_path / "moved")
-    with pytest.raises(OutriderError, match="plain files, not links"):
-        hold_release(good, root, digest)
+    with pytest.raises(OutriderError, match="a link; a bundle has files only"):
+        release_files(good, root, digest)
     weights.unlink()
     os.mkfifo(weights)
     with pytest.raises(OutriderError, match="not a regular file"):
-        hold_release(good, root, digest)
+        release_files(good, root, digest)
     # The root itself may be a link: that is the operator's choice.
     weights.unlink()
     (tmp_path / "moved").rename(weights)
     (tmp_path / "alias").symlink_to(root)
-    hold_release(tmp_path / "alias" / "good", tmp_path / "alias", digest).close()
+    release_files(tmp_path / "alias" / "good", tmp_path / "alias", digest)
 
 
 def test_an_index_names_files_of_the_release_only(
@@ -262,26 +240,10 @@ def test_an_index_names_files_of_the_release_only(
         (good / "model.safetensors.index.json").write_text(json.dumps(index))
         listed(good)
         if sound:
-            load(good, current, nano_r1).close()
+            load(good, current, nano_r1)
         else:
-            with pytest.raises(OutriderError, match="is no file of the release"):
+            with pytest.raises(OutriderError, match="is not a file of the release"):
                 load(good, current, nano_r1)
-
-
-def test_a_refused_speculator_leaves_no_open_files(
-    good: Path, current: Candidate, nano_r1: Path
-) -> None:
-    edited(good, nan)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for limit in (2**30, 0):
-        with pytest.raises(OutriderError):
-            load(good, current, nano_r1, copy_limit=limit)
-    (good / "bundle.json").write_text("[]")
-    with pytest.raises(OutriderError, match="not a JSON object"):
-        hold_release(good, good.parent, "0" * 64)
-    with pytest.raises(OutriderError, match="no such file"):
-        hold_directory(good / "nowhere")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_release_of_another_target_with_the_same_shapes_is_refused(
@@ -291,4 +253,4 @@ def test_a_release_of_another_target_with_the_same_shapes_is_refused(
     with pytest.raises(OutriderError, match="made for target R1-0528"):
         load(good, current, nano_r1)
     listed(good, target_fingerprint=target_fingerprint(nano_r1))
-    load(good, current, nano_r1).close()
+    load(good, current, nano_r1)

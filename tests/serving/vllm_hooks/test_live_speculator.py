@@ -5,7 +5,6 @@ workers do is tested on a real server (tests/live/test_live_server.py).
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,24 +87,6 @@ def test_files_that_are_not_read_in_time_change_nothing() -> None:
 
     asyncio.run(tried())
     assert "pause" not in engine.called[:1]
-
-
-def test_a_worker_does_not_wait_for_files_that_nobody_wants_any_more() -> None:
-    from outrider.serving.vllm_hooks.weight_transfer import _Staging
-
-    arrive, closed = threading.Event(), list[str]()
-
-    def check(*_: object) -> Any:
-        arrive.wait(20)
-        return SimpleNamespace(close=lambda: closed.append("closed"))
-
-    engine: Any = SimpleNamespace(check=check)
-    staging = _Staging(engine, "/releases/new", None, "")
-    staging.discard()
-    assert staging.is_alive() and not closed
-    arrive.set()
-    staging.join(20)
-    assert closed == ["closed"]
 
 
 @pytest.mark.parametrize("method", ["pause", "update_weights", "speculator_report"])

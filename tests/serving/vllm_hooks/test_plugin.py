@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.serving.admin.live_flags import ADMIN, HOOKS
+from outrider.serving.admin.live_flags import ADMIN
+from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
 from outrider.serving.vllm_hooks.step_recorder import RECORD
