@@ -47,11 +47,12 @@ def adapt_speculator(
     # torch, so after the mistakes that are known without it.
     from outrider.live.adapt import Adapter, summary
     from outrider.live.adapt_metrics import adapt_metrics
-    from outrider.live.endpoint_deployer import EndpointDeployer
+    from outrider.live.deployer import EndpointDeployer
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signal())
-        listener = stack.enter_context(adapt_metrics(endpoint, loaded.recipe.adapt, metrics_port))
+        policy, gpus = loaded.recipe.adapt, loaded.recipe.serving.engine.gpus
+        listener = stack.enter_context(adapt_metrics(endpoint, policy, gpus, metrics_port))
         deployer = EndpointDeployer(endpoint, _say)
         adapter = stack.enter_context(
             Adapter.open(loaded, endpoint.state_dir, deployer, listener=listener)

@@ -42,7 +42,7 @@ from outrider.data.ingest.slice import carried_lines, forget_rows
 from outrider.live.adapt_gate import acceptance, judge, replayed, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.adapt_state import AdaptState, Round, Window
-from outrider.live.deployer import Deployer, InUse, in_use
+from outrider.live.deployer import EndpointDeployer, InUse, in_use
 from outrider.live.journal import Entry, Journal
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -50,6 +50,13 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import run_stages
 from outrider.pipeline.stage_runner import StageFailed
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
+
+MOST_BEHIND = 4
+"""Windows that may wait to be captured. Rows before them are passed over: where more arrives than
+can be captured, the newest traffic decides."""
+
+POLL_S = 30.0
+"""Time between two looks at the log while there is nothing to do, in seconds."""
 
 MOST_REFUSED = 3
 """Windows in a row that may be refused. One more is an error: the log or the target is wrong."""
@@ -72,7 +79,7 @@ class Adapter:
 
     loaded: LoadedRecipe
     folder: Path
-    deployer: Deployer
+    deployer: EndpointDeployer
     journal: Journal
     console: Console
     parity: bool = True
@@ -85,7 +92,7 @@ class Adapter:
         cls,
         loaded: LoadedRecipe,
         state_dir: Path,
-        deployer: Deployer,
+        deployer: EndpointDeployer,
         console: Console | None = None,
         parity: bool = True,
         listener: Callable[[Entry], None] | None = None,
@@ -125,7 +132,7 @@ class Adapter:
             if not self.step():
                 if once:
                     return
-                wait(self.recipe.adapt.poll_seconds)
+                wait(POLL_S)
 
     def step(self) -> bool:
         """Does the next step; False where it has to wait for traffic or for the budget."""
@@ -145,7 +152,7 @@ class Adapter:
                 self._gate(pending, state.fresh)
                 return True
         else:
-            if within_budget(state, self.clock(), self.recipe.adapt):
+            if self._within_budget(state):
                 serving = self.deployer.serving()
                 reason = reason_to_train(state, serving.name, self.recipe.adapt)
                 if reason is not None:
@@ -169,10 +176,10 @@ class Adapter:
             return True
         unread = find_unread(path, state.position)
         rows = unread_rows(unread)
-        if rows < adapt.window or not within_budget(state, self.clock(), adapt):
+        if rows < adapt.window or not self._within_budget(state):
             return False
         number = len(state.windows) + 1
-        skipped = max(rows - adapt.most_behind * adapt.window, 0)
+        skipped = max(rows - MOST_BEHIND * adapt.window, 0)
         left = max(rows - skipped - adapt.window, 0)
         previous = self.window_run(number - 1)
         after = cut(
@@ -193,6 +200,10 @@ class Adapter:
         if skipped:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
         return True
+
+    def _within_budget(self, state: AdaptState) -> bool:
+        gpus, limit = self.recipe.serving.engine.gpus, self.recipe.adapt.gpu_hours_per_day
+        return within_budget(state, self.clock(), limit, gpus)
 
     def _unread(self, position: dict[str, int]) -> list[Unread]:
         try:
@@ -247,13 +258,8 @@ class Adapter:
 
     def _train(self, pending: Round) -> None:
         began = time.monotonic()
-        run, used, adapt = self.round_run(pending.n), self._in_use(), self.recipe.adapt
-        training = used.recipe.training.model_copy(
-            update={
-                "epochs": adapt.epochs,
-                "learning_rate": adapt.learning_rate or used.recipe.training.learning_rate,
-            }
-        )
+        run, used = self.round_run(pending.n), self._in_use()
+        training = used.recipe.training.model_copy(update={"epochs": 1})
         recipe = used.recipe.model_copy(update={"training": training, "name": run.root.name})
         plan = {
             "number": pending.n,
@@ -317,10 +323,9 @@ class Adapter:
 
     def _deploy(self, pending: Round) -> None:
         outcome = self.deployer.deploy(self.round_run(pending.n).bundle)
-        self.journal.append(
-            "deployed", round=pending.n, outcome=outcome.outcome, release=outcome.serving.name
-        )
-        self._say(f"round {pending.n}: {outcome.outcome}, {outcome.serving.name} serves")
+        name = self.deployer.serving().name
+        self.journal.append("deployed", round=pending.n, outcome=outcome, release=name)
+        self._say(f"round {pending.n}: {outcome}, {name} serves")
 
     def _forget_rows(self, window: Window) -> None:
         """Deletes the log's rows, which are sequences now."""

@@ -131,17 +131,17 @@ def judge(
     found = {
         name: ClusteredEstimate.of(estimate) for name, estimate in compare(base, custom, k).items()
     }
-    ships, reason = _verdict(found["ratio"], facts["sessions"], 1 + recipe.adapt.min_gain)
+    ships, reason = _verdict(found["ratio"], facts["sessions"])
     return GateVerdict(ships=ships, reason=reason, **facts, **found)
 
 
-def _verdict(ratio: ClusteredEstimate, sessions: int, least: float) -> tuple[bool, str]:
+def _verdict(ratio: ClusteredEstimate, sessions: int) -> tuple[bool, str]:
     if ratio.low is None or ratio.high is None:
         return False, f"{sessions} sessions are too few for an interval"
     text = f"acceptance length x {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-    if ratio.low > least:
-        return True, f"{text}, above {least:g}"
-    return False, f"{text}, not above {least:g}"
+    if ratio.low > 1:
+        return True, f"{text}, above 1"
+    return False, f"{text}, not above 1"
 
 
 def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Path:

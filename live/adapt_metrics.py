@@ -1,6 +1,6 @@
 """Prometheus metrics of `adapt-speculator`, from the entries of its journal.
 
-    follow = AdaptMetrics(metrics, recipe.adapt, read_journal(path))
+    follow = AdaptMetrics(metrics, recipe.adapt, gpus, read_journal(path))
     Journal(path, listener=follow)
 
 What live/metrics.py counts are numbers and names; an entry's reason stays in the journal.
@@ -28,12 +28,12 @@ TEXTFILE = "adapt.prom"
 
 @contextlib.contextmanager
 def adapt_metrics(
-    endpoint: Endpoint, policy: AdaptConfig, port: int | None = None
+    endpoint: Endpoint, policy: AdaptConfig, gpus: int, port: int | None = None
 ) -> Iterator[Callable[[Entry], None] | None]:
     """The listener of the journal, where the extra `live` is installed; else None."""
     with live_metrics(endpoint, port, TEXTFILE) as metrics:
         journal = endpoint.state_dir / FOLDER / JOURNAL
-        yield AdaptMetrics(metrics, policy, read_journal(journal)) if metrics else None
+        yield AdaptMetrics(metrics, policy, gpus, read_journal(journal)) if metrics else None
 
 
 class AdaptMetrics:
@@ -43,10 +43,11 @@ class AdaptMetrics:
         self,
         metrics: "LiveMetrics",
         policy: AdaptConfig,
+        gpus: int = 1,
         earlier: Iterable[Entry] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.metrics, self.policy, self.clock = metrics, policy, clock
+        self.metrics, self.policy, self.gpus, self.clock = metrics, policy, gpus, clock
         self.state = AdaptState.of(earlier)
         self._seconds = 0.0
         """Work since the round began that is under way"""
@@ -82,12 +83,12 @@ class AdaptMetrics:
                 )
         limit = self.policy.gpu_hours_per_day
         if seconds and limit is not None:
-            spent = self.state.seconds_since(self.clock() - DAY_S) * self.policy.gpus / 3600
+            spent = self.state.seconds_since(self.clock() - DAY_S) * self.gpus / 3600
             metrics.budget(max(limit - spent, 0.0))
 
     @property
     def _gpu_seconds(self) -> float:
-        return self._seconds * self.policy.gpus
+        return self._seconds * self.gpus
 
     def _watched(self, release: str) -> None:
         """Acceptance of the newest window, and its fall since the release as a share of it."""

@@ -23,6 +23,12 @@ from outrider.pipeline.recipe.adapt_config import AdaptConfig
 
 DAY_S = 24 * 3600.0
 
+MAX_AGE_S = 30 * DAY_S
+"""Windows are deleted after this time, in seconds."""
+
+BACKOFF = 2.0
+"""`adapt.fresh`, and the rows that show a fall, grow by this factor after each lost round."""
+
 
 @dataclass(frozen=True)
 class Fall:
@@ -38,7 +44,7 @@ def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str
     if not state.fresh:
         return None
     rows = sum(window.rows for window in state.usable if window.n > state.last_trained)
-    factor = policy.backoff**state.losses
+    factor = BACKOFF**state.losses
     fall = newest_fall(state, release, policy.min_drop)
     if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
         ratio = fall.change
@@ -78,11 +84,9 @@ def _reference(
     return None
 
 
-def within_budget(state: AdaptState, now: float, policy: AdaptConfig) -> bool:
-    """Whether the last 24 hours leave GPU-hours for another step."""
-    if policy.gpu_hours_per_day is None:
-        return True
-    return state.seconds_since(now - DAY_S) * policy.gpus / 3600 < policy.gpu_hours_per_day
+def within_budget(state: AdaptState, now: float, limit: float | None, gpus: int) -> bool:
+    """Whether the last 24 hours leave some of `limit` GPU-hours for another step."""
+    return limit is None or state.seconds_since(now - DAY_S) * gpus / 3600 < limit
 
 
 def surplus(
@@ -99,7 +103,7 @@ def surplus(
         window
         for window in alive
         if window.usable
-        and now - window.at <= policy.max_days * DAY_S
+        and now - window.at <= MAX_AGE_S
         and (keep_older or window.n > state.last_trained)
     ]
     older = [window for window in kept if window.n <= state.last_trained]

@@ -1,20 +1,30 @@
 """What `adapt-speculator` needs of a live endpoint: what it serves, and a way to deploy.
 
-serving = deployer.serving()
+deployer = EndpointDeployer(load_endpoint("endpoints/resume.yaml"))
+deployer.serving()
 outcome = deployer.deploy(bundle)         # returns after promotion or rollback
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.live.adapt_state import PROMOTED
+from outrider.live.control import InControl
+from outrider.live.deploy import deploy_bundle, read_state, recover, replicas_of
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.releases import Releases
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.bundle.bundle import MANIFEST
+from outrider.serving.admin.replica import ReplicaUnreachable
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
+
+BUSY_S = 10.0
+"""Seconds between two tries while another process deploys to the endpoint."""
 
 BASE = "base"
 """Name of the speculator in use before the first release."""
@@ -32,32 +42,55 @@ class Serving:
     """Drafts per step, where the endpoint tells it"""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a deployment ended."""
+@dataclass
+class EndpointDeployer:
+    """Reads the endpoint's journal and its replicas; deploys through its controller."""
 
-    outcome: str
-    """`promoted`, or in one word what happened instead"""
-    serving: Serving
-    """The speculator in use afterwards"""
-
-    @property
-    def promoted(self) -> bool:
-        """Whether the new speculator serves."""
-        return self.outcome == PROMOTED
-
-
-class Deployer(Protocol):
-    """A live endpoint."""
+    endpoint: Endpoint
+    say: Callable[[str], None] = lambda text: None
+    wait: Callable[[float], None] = time.sleep
 
     def serving(self) -> Serving:
-        """The speculator in use now."""
+        """The release in use; before the first one, what a stable replica was started with."""
+        name = read_state(self.endpoint).serving
+        if name is not None:
+            release = Releases(self.endpoint.releases).get(name)
+            return Serving(name, release.directory, release.k)
+        stable = self.endpoint.stable[0].name
+        status = replicas_of(self.endpoint)[stable].status()
+        return Serving(BASE, Path(status.directory), status.k)
 
-    def deploy(self, bundle: Path) -> Outcome:
-        """Brings a bundle to the endpoint: canary, then promotion or rollback.
+    def deploy(self, bundle: Path) -> str:
+        """`promoted` or `rolled_back`; waits while another process deploys.
 
-        It may be called again with a bundle that was deployed before.
+        It may be called again with a bundle that was deployed before. `refused` where the
+        controller began nothing because of the bundle. An `OutriderError` where the endpoint does
+        not answer.
         """
+        while True:
+            try:
+                return self._deploy(bundle)
+            except InControl as busy:
+                self.say(str(busy))
+                self.wait(BUSY_S)
+
+    def _deploy(self, bundle: Path) -> str:
+        # An earlier call may have been interrupted after the verdict.
+        state = recover(self.endpoint, self.say)
+        if state.serving is not None and self._is_in_use(bundle, state.serving):
+            return PROMOTED
+        try:
+            return str(deploy_bundle(bundle, self.endpoint, say=self.say).outcome)
+        except OutriderError as error:
+            if (
+                isinstance(error, ReplicaUnreachable)
+                or read_state(self.endpoint).refused == state.refused
+            ):
+                raise
+            return "refused"
+
+    def _is_in_use(self, bundle: Path, name: str) -> bool:
+        return Releases(self.endpoint.releases).get(name).digest == bundle_digest(bundle)
 
 
 @dataclass(frozen=True)

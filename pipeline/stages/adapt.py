@@ -23,6 +23,12 @@ from outrider.pipeline.stages.sources import (
 )
 from outrider.pipeline.stages.train import TRAIN, train_on
 
+ROUND_WINDOWS = 4
+"""Most sequences of a round, the latest ones, in windows of `adapt.window` rows."""
+
+OLDER_SHARE = 0.3
+"""Share of a round's sequences from earlier rounds' traffic, so that it is not forgotten."""
+
 PLAN = "round.json"
 """In a round's directory: its number, and its windows' directories, `newer` and `older`."""
 
@@ -65,13 +71,13 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
             "training.features = streamed: adapt-speculator trains on the states of several"
             " windows, which it has stored; set training.features: stored"
         )
-    plan, adapt = read_json(run.root / PLAN), recipe.adapt
+    plan = read_json(run.root / PLAN)
     older, newer = _windows(plan["older"]), _windows(plan["newer"])
     chosen = choose_sequences(
         [name for window in newer for name in usable_ids(window)],
         [name for window in older for name in usable_ids(window)],
-        adapt.train_sequences,
-        adapt.older_share,
+        ROUND_WINDOWS * recipe.adapt.window,
+        OLDER_SHARE,
         seed=plan["number"],
     )
     table = load_sequences([window.sequences for window in older + newer], chosen)

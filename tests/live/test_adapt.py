@@ -20,7 +20,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
 from outrider.live.adapt import Adapter, summary
 from outrider.live.adapt_gate import GateVerdict
-from outrider.live.deployer import BASE, Outcome, Serving
+from outrider.live.deployer import BASE, Serving
 from outrider.live.journal import Journal, read_journal
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.stage_runner import StageFailed
@@ -44,9 +44,10 @@ class World:
         self.loaded = load_recipe(
             "resume_screening",
             [f"traffic.path={self.log}", f"target.model={nano_r1}", "adapt.fresh=null",
-             "adapt.from_start=true", f"adapt.window={ROWS}", "adapt.most_behind=99", *words],
+             "adapt.from_start=true", f"adapt.window={ROWS}", *words],
         )  # fmt: skip
         self.kill_at, self.reached = None, 0
+        monkeypatch.setattr(adapt, "MOST_BEHIND", 99)
         monkeypatch.setattr(adapt, "run_stages", self.run_stages)
         monkeypatch.setattr(adapt, "replayed", self.replayed)
         monkeypatch.setattr(adapt, "acceptance", lambda lengths, k: lengths)
@@ -129,7 +130,7 @@ class World:
         name = f"{bundle.parent.name}"
         write_json(self.bundles / name / "config.json", read_json(bundle / "config.json"))
         self.point()
-        return Outcome("promoted", self.serving())
+        return "promoted"
 
     def run(self, **how):
         console = Console(file=io.StringIO())
@@ -250,7 +251,8 @@ def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch
 
 
 def test_more_traffic_than_can_be_captured_is_passed_over(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch, most_behind=2)
+    world = World(tmp_path, nano_r1, monkeypatch)
+    monkeypatch.setattr(adapt, "MOST_BEHIND", 2)
     world.traffic("a", 7)
     world.run()
     windows = [entry.facts for entry in world.entries if entry.event == "window"]
@@ -316,11 +318,11 @@ def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypa
 
 
 def test_windows_are_deleted_by_their_age(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch, max_days=7)
+    world = World(tmp_path, nano_r1, monkeypatch)
     world.traffic("a", 3)
     world.run()
     console = Console(file=io.StringIO())
     with Adapter.open(world.loaded, world.folder, world, console, parity=False) as adapter:
-        adapter.clock = lambda: time.time() + 8 * 24 * 3600
+        adapter.clock = lambda: time.time() + 31 * 24 * 3600
         adapter.run(once=True)
     assert windows_left(tmp_path) == []

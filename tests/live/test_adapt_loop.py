@@ -13,7 +13,7 @@ from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import compare, replay
 from outrider.live.adapt import Adapter
 from outrider.live.adapt_state import PROMOTED
-from outrider.live.deployer import BASE, Outcome, Serving
+from outrider.live.deployer import BASE, Serving
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 
@@ -31,7 +31,7 @@ class AtOnce:
 
     def deploy(self, bundle):
         self.now = Serving("first", bundle, 5)
-        return Outcome(PROMOTED, self.now)
+        return PROMOTED
 
 
 @pytest.mark.engine

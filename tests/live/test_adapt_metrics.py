@@ -23,7 +23,7 @@ def told(story, policy, already=0):
     from outrider.live.metrics import LiveMetrics
 
     with LiveMetrics("resume") as metrics:
-        follow = AdaptMetrics(metrics, policy, story.entries[:already], clock=lambda: 100.0)
+        follow = AdaptMetrics(metrics, policy, 10, story.entries[:already], clock=lambda: 100.0)
         for entry in story.entries[already:]:
             follow(entry)
         return values(metrics)
@@ -37,7 +37,7 @@ def test_windows_rounds_and_the_budget_are_counted():
     story.window(3.0, seconds=100.0)
     story.round(ships=True, release="r1", length=5.0)
     story.window(4.5, release="r1", seconds=60.0)
-    found = told(story, AdaptConfig(gpus=10, gpu_hours_per_day=2.0))
+    found = told(story, AdaptConfig(gpu_hours_per_day=2.0))
     newest = story.state.usable[-1].acceptance.value
     released = story.state.rounds[-1].custom.value
     assert found["window_tokens_per_step"] == newest

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.live import endpoint_deployer
+from outrider.live import deployer as endpoint_deployer
 from outrider.live.control import controlling
 from outrider.live.deploy import read_state
-from outrider.live.deployer import BASE
-from outrider.live.endpoint_deployer import EndpointDeployer
+from outrider.live.deployer import BASE, EndpointDeployer
 from outrider.live.releases import Releases
 from outrider.serving.admin.replica import ReplicaUnreachable
 from tests.cli.commands import assert_one_message, run
@@ -41,22 +40,22 @@ def test_what_serves_before_the_first_release_is_asked_of_a_replica(small):
 
 def test_a_promoted_bundle_serves_and_is_not_deployed_twice(small):
     deployer, bundle = EndpointDeployer(small.endpoint), small.bundles["better"]
-    outcome = deployer.deploy(bundle)
-    assert outcome.promoted and outcome.serving == deployer.serving()
-    release = Releases(small.endpoint.releases).get(outcome.serving.name)
-    assert (outcome.serving.directory, outcome.serving.k) == (release.directory, 3)
+    assert deployer.deploy(bundle) == "promoted"
+    serving = deployer.serving()
+    release = Releases(small.endpoint.releases).get(serving.name)
+    assert (serving.directory, serving.k) == (release.directory, 3)
     assert set(small.served().values()) == {"better"}
     done = read_state(small.endpoint)
-    again = deployer.deploy(bundle)  # as after a kill before the outcome was recorded
-    assert again == outcome and read_state(small.endpoint) == done
+    # As after a kill before the outcome was recorded.
+    assert deployer.deploy(bundle) == "promoted" and read_state(small.endpoint) == done
 
 
 def test_a_bundle_that_loses_live_is_rolled_back(small):
     deployer = EndpointDeployer(small.endpoint)
     deployer.deploy(small.bundles["better"])
     serving = deployer.serving()
-    outcome = deployer.deploy(small.bundles["worse"])
-    assert outcome.outcome == "rolled_back" and outcome.serving == serving
+    assert deployer.deploy(small.bundles["worse"]) == "rolled_back"
+    assert deployer.serving() == serving
     assert set(small.served().values()) == {"better"}
 
 
@@ -64,7 +63,7 @@ def test_a_bundle_that_does_not_fit_is_refused(small, tmp_path):
     deployer = EndpointDeployer(small.endpoint)
     deployer.deploy(small.bundles["better"])
     wide = write_bundle(tmp_path / "wide", b"9", k=5)
-    assert deployer.deploy(wide).outcome == "refused"
+    assert deployer.deploy(wide) == "refused"
     assert deployer.serving().k == 3
 
 
@@ -97,7 +96,7 @@ def test_another_deployment_is_waited_for(small):
 
     said: list[str] = []
     deployer = EndpointDeployer(small.endpoint, said.append, wait)
-    assert deployer.deploy(Path(small.bundles["better"])).promoted
+    assert deployer.deploy(Path(small.bundles["better"])) == "promoted"
     assert len(waited) == 1 and any("is deploying to this endpoint" in text for text in said)
 
 
