@@ -1,6 +1,6 @@
 """The loop's steps, killed at every one; what is expensive is replaced by arithmetic on the rows.
 
-The whole loop with engines and training is in test_adapt_loop.py (slow), and benchmarks/adaptation.
+The whole loop with engines and training is in test_adapt_loop.py (slow).
 """
 
 import dataclasses
