@@ -3,7 +3,7 @@
 python -c "from outrider.data.config import SplitConfig; print(SplitConfig())"
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -97,7 +97,7 @@ class PrivacyConfig(_Section):
     """Kinds to look for, by pattern and checksum. Names, addresses and dates of birth need a model
     and are not found."""
 
-    min_score: float = Field(default=0.5, ge=0.0, le=1.0)
+    min_score: ClassVar[float] = 0.5
     """Minimum confidence on Presidio's scale. 1.0: a checksum holds. 0.5 to 0.75: a distinctive
     shape, or a loose shape after a word such as "phone". Lower: loose shapes alone, mostly order
     numbers and amounts."""
@@ -198,7 +198,7 @@ class SplitConfig(_Section):
     max_heldout_sequences: int | None = Field(default=None, ge=1)
     """Maximum number of held-out sequences; a seeded sample. Default: all."""
 
-    max_general_sequences: int = Field(default=200, ge=1)
+    max_general_sequences: ClassVar[int] = 200
     """Maximum number of sequences of `traffic.general` to measure on: the latest, and at most a
     fifth of them."""
 
@@ -271,7 +271,7 @@ class CaptureConfig(_Section):
     Not the maximum: bf16 rounding sometimes flips an expert, and such a token shows nothing about
     the others."""
 
-    on_policy_positions: int = Field(default=1024, ge=1)
+    on_policy_positions: ClassVar[int] = 1024
     """Tokens per completion, evenly spaced, that are checked for being on-policy; shorter
     completions are checked entirely. Costs lm_head and a few passes over the vocabulary for each,
     in the engine."""
@@ -279,10 +279,10 @@ class CaptureConfig(_Section):
     min_top1_agreement: float = Field(default=0.95, gt=0.0, le=1.0)
     """Minimum share of positions where both give the same most probable token."""
 
-    logprob_margin: float = Field(default=0.05, ge=0.0)
+    logprob_margin: ClassVar[float] = 0.05
     """The engine's log-probabilities are computed twice, in different batches. Where their own
     difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit, up to
     three times that."""
 
-    top1_margin: float = Field(default=0.02, ge=0.0, lt=1.0)
+    top1_margin: ClassVar[float] = 0.02
     """The same for `min_top1_agreement`, as a share of positions."""

@@ -3,7 +3,7 @@
 EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio=1.0))
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -45,7 +45,7 @@ class GateConfig(BaseModel):
     """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
-    max_unexplained_differences: float = Field(0.0, ge=0, le=1)
+    max_unexplained_differences: ClassVar[float] = 0.0
     """Largest share of greedy responses that differ from those without speculation without a near
     tie at the first difference, in an engine that shows none in other batches without speculation;
     beyond it the verdict is `undecided`. All differences together, near ties included, are tested
@@ -56,12 +56,12 @@ class GateConfig(BaseModel):
     most this far apart (nats). bf16 engines that batch differently disagree about such tokens
     without any speculation: their logits between 16 and 32 have steps of 0.125."""
 
-    max_tail_excess: float = Field(0.01, ge=0, le=1)
+    max_tail_excess: ClassVar[float] = 0.01
     """Largest excess over no speculation of the share of sampled tokens whose probability under the
     target is below 1e-4. A broken rejection sampler shows here first (0.0015 is usual, a broken one
     gave 0.089)."""
 
-    min_same_text_p: float = Field(0.001, ge=0, lt=1)
+    min_same_text_p: ClassVar[float] = 0.001
     """Least p-value of the permutation test that sampled responses have the same token frequencies
     with and without speculation. A lossless speculator falls below it once in 1 / this
     evaluations."""
@@ -77,7 +77,7 @@ class GateConfig(BaseModel):
     engine counted for the same responses. Beyond it, trainer and engine do not run the same
     speculator."""
 
-    replay_margin: float = Field(0.01, ge=0, lt=1)
+    replay_margin: ClassVar[float] = 0.01
     """The engine repeats some greedy responses in other batches. Where the difference between its
     own steps plus this is larger than `max_replay_difference`, it is the limit, up to three times
     that."""

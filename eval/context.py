@@ -57,7 +57,7 @@ JUDGED_LATER: dict[str, Any] = {
     "bootstrap_samples": True,
     "task": True,
     "answers": True,
-    "parity": {"min_agreement", "max_difference", "agreement_margin", "difference_margin"},
+    "parity": {"min_agreement", "max_difference"},
 }
 """Settings that change what is computed from the measurements, not the measurements."""
 

@@ -30,9 +30,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     if base.kind != recipe.speculator.only_kind:
         return  # training starts from scratch: the evaluation compares what it ends with
     path, parity = run.training / FILE, recipe.speculator.parity
-    asked = parity.model_dump(
-        exclude={"min_agreement", "max_difference", "agreement_margin", "difference_margin"}
-    )
+    asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
     kept = read_json(path) if path.is_file() else {}
     if kept.get("asked") == asked:
         found = kept["found"]

@@ -37,7 +37,6 @@ KEYS_OF_ARGUMENTS = {
     "data_parallel_size": "serving.engine.data_parallel",
     "enable_expert_parallel": "serving.engine.expert_parallel",
     "kv_cache_dtype": "serving.engine.kv_cache_dtype",
-    "attention_backend": "serving.engine.attention_backend",
     "enable_prefix_caching": "serving.engine.prefix_caching",
     "enforce_eager": "serving.engine.mode",
     "seed": "serving.engine.seed",
@@ -174,9 +173,6 @@ class EngineConfig(BaseModel):
 
     kv_cache_dtype: str = "auto"
     """vLLM's type of the KV cache, such as `fp8`. `auto`: the model's."""
-
-    attention_backend: str | None = None
-    """vLLM's attention backend, such as `FLASHMLA`. null: vLLM's choice."""
 
     prefix_caching: bool = False
     """Reuse the KV cache of equal prefixes when serving. Capture computes every position. Timed

@@ -132,7 +132,6 @@ def engine_arguments(
         ("pipeline_parallel_size", engine.pipeline_parallel, 1),
         ("data_parallel_size", engine.data_parallel, 1),
         ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
-        ("attention_backend", engine.attention_backend, None),
     ):
         if value != default:
             arguments[name] = value

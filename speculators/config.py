@@ -4,7 +4,7 @@ SpeculatorConfig(depth=4)
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -75,12 +75,12 @@ class ParityConfig(BaseModel):
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
     nats."""
 
-    agreement_margin: float = Field(0.005, ge=0, lt=1)
+    agreement_margin: ClassVar[float] = 0.005
     """The engine drafts twice, the second time one request at a time. Where the share of its own
     drafts that differ without a near tie plus this is larger than 1 - `min_agreement`, it is the
     limit, up to three times that."""
 
-    difference_margin: float = Field(0.02, ge=0)
+    difference_margin: ClassVar[float] = 0.02
     """The same for `max_difference`, in nats."""
 
 
@@ -121,7 +121,7 @@ class SpeculatorConfig(BaseModel):
     lora_rank: int = Field(default=16, ge=1)
     """Rank of the adapters of each expert's projections; with `train: lora` only."""
 
-    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_alpha: ClassVar[float] = 32.0
     """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"

@@ -149,8 +149,8 @@ def require(check: SelfCheck, capture: CaptureConfig) -> None:
         return
     raise OutriderError(
         f"{check.describe()}. Allowed are {difference.describe()} (99th percentile;"
-        " capture.max_logprob_difference, capture.logprob_margin), and another top token at a share"
-        f" of {disagreement.describe()} (capture.min_top1_agreement, capture.top1_margin). Usual"
+        " capture.max_logprob_difference), and another top token at a share"
+        f" of {disagreement.describe()} (capture.min_top1_agreement). Usual"
         " causes: states taken before the final norm instead of after it, or one position off (a"
         " vLLM that Outrider's capture does not know); lm_head and engine from different revisions"
         " or quantizations of the target; an engine that computes this model wrongly on this"

@@ -106,14 +106,14 @@ def time_steps(
     number of drafts are started for each, and `time_blocks` times them.
     """
     if not servers.engine.changes_drafters:
-        timed = [
+        apart = [
             time_blocks(
                 servers.fleet(mode, {drafter: k}), load, k, batch_sizes, prompts, sampling,
                 max_tokens, drafter,
             )
             for k in numbers
         ]  # fmt: skip
-        return joined(timed)
+        return joined(apart)
     fleet = servers.fleet(mode, plan)
     supply, widest = itertools.cycle(prompts), max(batch_sizes)
     wanted = {PLAIN: [0], drafter: list(numbers)}

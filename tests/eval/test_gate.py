@@ -183,7 +183,7 @@ def test_the_recipe_may_allow_some_unexplained_differences():
     findings = good()
     findings["verification"]["greedy"]["custom"]["unexplained"] = 3
     assert verdict_of(findings).verdict == "undecided"
-    allowed = GateConfig(max_unexplained_differences=0.13)
+    allowed = GateConfig().model_copy(update={"max_unexplained_differences": 0.13})
     assert verdict_of(findings, allowed).verdict == "ship"
 
 
@@ -294,7 +294,10 @@ def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():
     findings = good()
     findings["verification"]["replay_vs_engine"] |= {"custom": 0.045, "control": 0.03}
     assert verdict_of(findings).verdict == "do not ship"
-    assert verdict_of(findings, GateConfig(replay_margin=0.02)).verdict == "ship"
+    assert (
+        verdict_of(findings, GateConfig().model_copy(update={"replay_margin": 0.02})).verdict
+        == "ship"
+    )
     findings["verification"]["replay_vs_engine"] |= {"control": 0.036}
     (check,) = (each for each in verdict_of(findings).checks if each.name.startswith("replay"))
     assert check.outcome == "passed" and "the engine against itself 3.60%" in check.seen

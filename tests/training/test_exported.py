@@ -80,7 +80,7 @@ def test_the_untrained_speculator_is_written_as_the_target_has_it(
     assert not moved(corpus, tmp_path / "speculator")
 
 
-LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=4, lora_alpha=16)
+LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=4)
 
 
 @pytest.fixture(

@@ -125,4 +125,4 @@ def test_the_engine_s_own_noise_and_a_margin_are_allowed():
         OutriderError, match=r"Allowed are 0.25, the larger of 0.15 and 0.2 \+ 0.05"
     ):
         require(noisy, CaptureConfig())
-    require(noisy, CaptureConfig(logprob_margin=0.11))
+    require(noisy, CaptureConfig(max_logprob_difference=0.31))

@@ -395,7 +395,6 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
         ({"entities": []}, "must name at least one"),
         ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
         ({"entities": ["PERSON"]}, "EMAIL_ADDRESS"),
-        ({"min_score": 2}, "less than or equal to 1"),
     ],
 )
 def test_a_configuration_that_cannot_be_followed_is_refused(keys, message):

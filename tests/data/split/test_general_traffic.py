@@ -62,11 +62,9 @@ def test_less_than_was_wanted_is_all_there_is_and_no_share_only_measures():
     customers = table("0-", 80)
     _, noted = mixed(customers, table("g0-", 10, seed=1), general_share=0.5)
     assert noted == {"sequences": 10, "trained_on": 8, "wanted": 80, "measured_on": 2}
-    parts, noted = mixed(
-        customers, table("g0-", 100, seed=1), general_share=0.0, max_general_sequences=7
-    )
+    parts, noted = mixed(customers, table("g0-", 100, seed=1), general_share=0.0)
     assert noted["trained_on"] == 0 and parts["general"] == [
-        f"g0-{number}" for number in range(93, 100)
+        f"g0-{number}" for number in range(80, 100)
     ]
 
 
