@@ -105,7 +105,7 @@ def deploy_speculator(
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, metrics_port: int | None) -> int:
     from outrider.live.deploy import deploy_bundle
-    from outrider.live.reporting import reporting
+    from outrider.live.metrics import reporting
 
     with reporting(endpoint, metrics_port) as events:
         return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say, events))

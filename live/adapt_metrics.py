@@ -9,18 +9,14 @@ What live/metrics.py counts are numbers and names; an entry's reason stays in th
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from outrider.live.adapt import FOLDER, JOURNAL
 from outrider.live.adapt_policy import DAY_S, newest_fall
 from outrider.live.adapt_state import AdaptState
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Entry, read_journal
-from outrider.live.reporting import live_metrics
+from outrider.live.metrics import LiveMetrics, reporting
 from outrider.pipeline.recipe.adapt_config import AdaptConfig
-
-if TYPE_CHECKING:
-    from outrider.live.metrics import LiveMetrics
 
 TEXTFILE = "adapt.prom"
 """In the endpoint's `state_dir`, next to the controller's."""
@@ -29,11 +25,11 @@ TEXTFILE = "adapt.prom"
 @contextlib.contextmanager
 def adapt_metrics(
     endpoint: Endpoint, policy: AdaptConfig, gpus: int, port: int | None = None
-) -> Iterator[Callable[[Entry], None] | None]:
-    """The listener of the journal, where the extra `live` is installed; else None."""
-    with live_metrics(endpoint, port, TEXTFILE) as metrics:
+) -> Iterator[Callable[[Entry], None]]:
+    """The listener of the journal."""
+    with reporting(endpoint, port, TEXTFILE) as metrics:
         journal = endpoint.state_dir / FOLDER / JOURNAL
-        yield AdaptMetrics(metrics, policy, gpus, read_journal(journal)) if metrics else None
+        yield AdaptMetrics(metrics, policy, gpus, read_journal(journal))
 
 
 class AdaptMetrics:
@@ -41,7 +37,7 @@ class AdaptMetrics:
 
     def __init__(
         self,
-        metrics: "LiveMetrics",
+        metrics: LiveMetrics,
         policy: AdaptConfig,
         gpus: int = 1,
         earlier: Iterable[Entry] = (),

@@ -10,16 +10,15 @@ by a person, or because it does not answer or ends no request.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.live.control import Request
+from outrider.live.control import take_request
 from outrider.live.endpoint_file import CanaryPolicy, Endpoint
 from outrider.live.fleet import LOOK_S, Fleet
-from outrider.live.journal import Journal
 from outrider.live.judge import Decision
 from outrider.live.observations import Observation
-from outrider.live.parts import Clock, Decide, Events, RouterClient
+from outrider.live.parts import Parts
 from outrider.live.releases import Release, release_name
 from outrider.live.router import RouterUnavailable
 from outrider.live.state import Action
@@ -63,28 +62,19 @@ class CanaryTest:
         self,
         endpoint: Endpoint,
         fleet: Fleet,
-        router: RouterClient,
-        journal: Journal,
+        parts: Parts,
         new: Release,
         old: str,
         directories: Mapping[str, str],
-        decide: Decide,
-        clock: Clock,
-        events: Events,
-        say: Callable[[str], None],
-        request: Callable[[], Request | None],
     ) -> None:
-        """`old`: name of the stable release. `directories`: what servers may be started with.
-
-        `request` returns what a person asks for, if any.
-        """
+        """`old`: name of the stable release. `directories`: what servers may be started with."""
         self._endpoint, self._policy, self._fleet = endpoint, endpoint.policy, fleet
-        self._router, self._journal, self._decide = router, journal, decide
-        self._clock, self._events, self._say, self._request = clock, events, say, request
+        self._router, self._journal, self._decide = parts.router, parts.journal, parts.decide
+        self._clock, self._events, self._say = parts.clock, parts.events, parts.say
         self._new = new
         roles: dict[str, Role] = {each.name: each.role for each in endpoint.replicas}
         releases: dict[Role, str] = {"stable": old, "canary": new.name}
-        self._traffic = Traffic(fleet.replicas, router, roles, releases, directories)
+        self._traffic = Traffic(fleet.replicas, parts.router, roles, releases, directories)
         self._silent_since: dict[str, float] = {}
         self._counted: set[tuple[float, str]] = set()
         self._canary_requests, self._canary_ended = 0, False
@@ -141,7 +131,7 @@ class CanaryTest:
 
     def _trouble(self) -> Verdict | None:
         """A verdict without figures: a person's, the watch's, or of something that broke."""
-        if (request := self._request()) is not None:
+        if (request := take_request(self._endpoint.state_dir)) is not None:
             return Verdict(request.action, "by request", request.by)
         if self._journal.low_on_space:
             return Verdict("roll_back", "no space left on the disk", "controller")

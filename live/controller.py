@@ -11,12 +11,10 @@ the old one, after a verdict the one that it names. A release that a replica too
 replaced by the one before it. `recover` may itself be interrupted and started again.
 """
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.live.adoption import adopt
 from outrider.live.canary import CanaryTest, Verdict, fair_share
 from outrider.live.control import clear_request, take_request
 from outrider.live.endpoint_file import Endpoint
@@ -27,17 +25,8 @@ from outrider.live.fleet import (
     one_directory,
     served_by,
 )
-from outrider.live.journal import Journal
-from outrider.live.parts import (
-    Clock,
-    Decide,
-    Events,
-    ReplicaClient,
-    RouterClient,
-    SystemClock,
-    WatchOf,
-)
-from outrider.live.releases import Release, Releases
+from outrider.live.parts import Parts
+from outrider.live.releases import Release, adopt
 from outrider.live.router import RouterUnavailable
 from outrider.live.state import Deployment, Mode, State, fold
 from outrider.serving.admin.replica import (
@@ -49,22 +38,6 @@ from outrider.serving.admin.replica import (
 
 KEPT_RELEASES = 5
 """Newest releases that are kept for a rollback."""
-
-
-@dataclasses.dataclass
-class Parts:
-    """What the controller works with."""
-
-    journal: Journal
-    releases: Releases
-    replicas: Mapping[str, ReplicaClient]
-    """By name, as in the endpoint's file."""
-    router: RouterClient
-    decide: Decide
-    watch_of: WatchOf
-    clock: Clock = dataclasses.field(default_factory=SystemClock)
-    events: Events = dataclasses.field(default_factory=Events)
-    say: Callable[[str], None] = lambda text: None
 
 
 class _Stopped(Exception):
@@ -80,16 +53,7 @@ class Controller:
 
     def __init__(self, endpoint: Endpoint, parts: Parts) -> None:
         self.endpoint, self.parts = endpoint, parts
-        self._fleet = Fleet(
-            parts.replicas,
-            parts.releases,
-            parts.journal,
-            endpoint.policy,
-            parts.watch_of,
-            parts.clock,
-            parts.events,
-            parts.say,
-        )
+        self._fleet = Fleet(endpoint.policy, parts)
 
     @property
     def state(self) -> State:
@@ -224,18 +188,7 @@ class Controller:
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error), "controller")
         return CanaryTest(
-            self.endpoint,
-            self._fleet,
-            self.parts.router,
-            self.parts.journal,
-            new,
-            old,
-            self._directories(),
-            self.parts.decide,
-            self.parts.clock,
-            self.parts.events,
-            self.parts.say,
-            lambda: take_request(self.endpoint.state_dir),
+            self.endpoint, self._fleet, self.parts, new, old, self._directories()
         ).run()
 
     def _finish(self) -> Deployment:

@@ -15,10 +15,11 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full
 from outrider.live.control import InControl, ask, controller, controlling
-from outrider.live.controller import Controller, Parts
+from outrider.live.controller import Controller
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal, read_journal
-from outrider.live.parts import Events
+from outrider.live.metrics import LiveMetrics
+from outrider.live.parts import Parts
 from outrider.live.releases import Releases
 from outrider.live.router import Router
 from outrider.live.state import Action, Deployment, State, fold
@@ -34,11 +35,9 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def controlled(
-    endpoint: Endpoint, say: Say = lambda text: None, events: Events | None = None
+    endpoint: Endpoint, say: Say = lambda text: None, events: LiveMetrics | None = None
 ) -> Iterator[Controller]:
     """The controller of an endpoint, with its lock held and its journal open."""
-    from outrider.live.judge import decide, watch_of
-
     with (
         controlling(endpoint.state_dir),
         _full_disks_named(endpoint),
@@ -49,10 +48,8 @@ def controlled(
             Releases(endpoint.releases),
             replicas_of(endpoint),
             Router(endpoint),
-            decide,
-            watch_of,
-            events=events or Events(),
-            say=say,
+            events or LiveMetrics(endpoint.name),
+            say,
         )
         yield Controller(endpoint, parts)
 
@@ -62,7 +59,7 @@ def deploy_bundle(
     endpoint: Endpoint,
     in_place: bool = False,
     say: Say = lambda text: None,
-    events: Events | None = None,
+    events: LiveMetrics | None = None,
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 

@@ -15,8 +15,6 @@ from typing import Any, TextIO
 
 import structlog
 
-from outrider.common.errors import OutriderError
-
 WITHHELD = "withheld"
 
 SENTENCES = ("reason",)
@@ -44,8 +42,7 @@ def event_log(stream: TextIO, endpoint: str) -> Log:
     )
 
     def log(event: str, **fields: Any) -> None:
-        failed = "error" in fields
-        (logger.error if failed else logger.info)(event, **fields)
+        logger.info(event, **fields)
 
     return log
 
@@ -53,17 +50,6 @@ def event_log(stream: TextIO, endpoint: str) -> Log:
 def name_or_withheld(value: str) -> str:
     """The value where it is a name, and `withheld` otherwise."""
     return value if _NAME.fullmatch(value) else WITHHELD
-
-
-def facts_of(error: BaseException) -> dict[str, str]:
-    """Fields for an error: its class, and the message where it is one of Outrider's.
-
-    Messages of other libraries may quote what they were given.
-    """
-    found = {"error": type(error).__name__}
-    if isinstance(error, OutriderError):
-        found["reason"] = str(error)
-    return found
 
 
 def _only_facts(

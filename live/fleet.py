@@ -1,6 +1,6 @@
 """The replicas of an endpoint: which release each serves, and exchanging it.
 
-    fleet = Fleet(replicas, releases, journal, policy, watch_of, clock, events, say)
+    fleet = Fleet(endpoint.policy, parts)
     status = fleet.status("b")
     served_by(status, directories)                  # a release's name; None: something else
     fleet.exchange("b", status, release, watched=True)      # journalled first
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.journal import Journal
-from outrider.live.parts import Clock, Events, ReplicaClient, WatchOf
+from outrider.live.parts import Parts
 from outrider.live.releases import Release, Releases, release_name
 from outrider.live.state import State
 from outrider.serving.admin.replica import (
@@ -49,20 +48,10 @@ True goes on without the watch's verdict; it may raise, to stop."""
 class Fleet:
     """All replicas of an endpoint."""
 
-    def __init__(
-        self,
-        replicas: Mapping[str, ReplicaClient],
-        releases: Releases,
-        journal: Journal,
-        policy: CanaryPolicy,
-        watch_of: WatchOf,
-        clock: Clock,
-        events: Events,
-        say: Callable[[str], None],
-    ) -> None:
-        self.replicas = replicas
-        self._releases, self._journal, self._policy = releases, journal, policy
-        self._watch_of, self._clock, self._events, self._say = watch_of, clock, events, say
+    def __init__(self, policy: CanaryPolicy, parts: Parts) -> None:
+        self.replicas, self._policy = parts.replicas, policy
+        self._journal, self._events, self._say = parts.journal, parts.events, parts.say
+        self._watch_of, self._clock = parts.watch_of, parts.clock
 
     def status(self, name: str) -> ReplicaStatus | None:
         """None where the replica does not answer, or answers that its engine is gone."""

@@ -13,7 +13,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,12 +23,11 @@ from outrider.common.files import read_json
 from outrider.common.process_tree import ProcessTree
 from outrider.live.deploy import read_state, recover, replicas_of
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
-from outrider.live.releases import Release, Releases
+from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.admin.replica import ReplicaUnreachable
-from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
@@ -97,17 +95,11 @@ def base_release(
     releases: Releases, target: TargetConfig, k: int, draft_sample_method: Any = "greedy"
 ) -> Release:
     """The target's own speculator, as a release that drafts `k` tokens per step."""
-    from outrider.serving.base_copy import served_base
-
     serving = ServingConfig(
         engine=EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5),
         draft_sample_method=draft_sample_method,
     )
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        own = served_base(target.directory(), target.directory(), Path(folder))
-        out = Path(folder) / "bundle"
-        export_bundle(own, target, serving, k, None, {}, out, other_formats=False)
-        return releases.add(out, parent=None)
+    return first_release(releases, target.directory(), True, target, serving, k)
 
 
 def replica_command(

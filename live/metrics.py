@@ -14,13 +14,23 @@ live/grafana/ and the manifests in live/manifests/ read these names.
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+    write_to_textfile,
+)
 
 from outrider.common.errors import OutriderError
-from outrider.live.event_log import Log, facts_of, name_or_withheld
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.event_log import Log, event_log, name_or_withheld
+from outrider.live.observations import Observation
 
 Group = Literal["stable", "canary"]
 Action = Literal["wait", "promote", "roll_back"]
@@ -28,26 +38,15 @@ Action = Literal["wait", "promote", "roll_back"]
 VERDICTS: dict[str, int] = {"roll_back": -1, "wait": 0, "promote": 1}
 """Values of `outrider_canary_verdict`."""
 
+METRICS = "metrics.prom"
+"""In `state_dir`, for node_exporter's textfile collector."""
+
+LOG = "events.jsonl"
+"""In `state_dir`: one JSON object per event, without text of requests."""
+
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
 _TOKENS_PER_S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
-
-
-class FinishedRequest(Protocol):
-    """What is counted of a finished request: `eval.live.observations.Observation` has it."""
-
-    @property
-    def completion_tokens(self) -> int: ...
-    @property
-    def drafts(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def ttft_s(self) -> float | None: ...
-    @property
-    def decode_s(self) -> float | None: ...
-    @property
-    def failed(self) -> bool: ...
 
 
 class LiveMetrics:
@@ -64,17 +63,8 @@ class LiveMetrics:
         the metrics there after each event. `log`: gets every event too (event_log.py). A port in
         use is an `OutriderError`.
         """
-        try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-        except ImportError:
-            raise OutriderError(
-                "metrics: the package prometheus-client is missing; run"
-                " `pip install -e '.[live]'` in Outrider's checkout"
-            ) from None
-
         self.registry = CollectorRegistry()
         self.port: int | None = None
-        self.address: tuple[str, int] | None = None
         self._endpoint = name_or_withheld(endpoint)
         self._textfile, self._log = textfile, log
         self._server: Any = None
@@ -128,7 +118,6 @@ class LiveMetrics:
             "deployment_seconds", "Time from the first exchange to the end", _LONG_SECONDS
         )
         self._recoveries = counter("recoveries", "Starts that found an unfinished deployment")
-        self._errors = counter("errors", "Errors by the name of their class", "kind")
         self._exchanges = counter("log_exchanges", "Exchanges read from the log", "outcome")
         self._lag = gauge("log_lag_bytes", "Bytes of the log that are not read yet")
         self._window = gauge(
@@ -142,7 +131,6 @@ class LiveMetrics:
         self._round_running = gauge("round_running", "1 while a round of adaptation runs")
         self._gpu_seconds = counter("round_gpu_seconds", "GPU time of rounds of adaptation")
         self._budget = gauge("budget_gpu_hours", "GPU hours left today")
-        self._back_off = gauge("back_off_seconds", "Time until the next round may start")
         # Values that a dashboard and an alert expect from the beginning.
         for outcome in ("promoted", "rolled_back", "failed"):
             self._deployments.labels(self._endpoint, outcome)
@@ -209,7 +197,7 @@ class LiveMetrics:
             self._started = None
         self._tell("deployment_finished", outcome=outcome)
 
-    def observed(self, group: Group, requests: Iterable[FinishedRequest]) -> None:
+    def observed(self, group: Group, requests: Iterable[Observation]) -> None:
         """Finished requests of one group of replicas, each counted once."""
         for request in requests:
             outcome = "failed" if request.failed else "ok"
@@ -250,11 +238,6 @@ class LiveMetrics:
         self._recoveries.labels(self._endpoint).inc()
         self._tell("recovered")
 
-    def error(self, error: BaseException) -> None:
-        """An error, by the name of its class; its text is not recorded."""
-        self._errors.labels(self._endpoint, name_or_withheld(type(error).__name__)).inc()
-        self._tell("error", **facts_of(error))
-
     # -- adapt-speculator -------------------------------------------------------------------------
 
     def log_read(self, accepted: int, rejected: int, lag_bytes: int) -> None:
@@ -289,19 +272,12 @@ class LiveMetrics:
         self._gpu_seconds.labels(self._endpoint).inc(gpu_seconds)
         self._tell("round_finished", outcome=outcome, gpu_seconds=gpu_seconds)
 
-    def budget(self, gpu_hours_left: float, back_off_s: float = 0.0) -> None:
-        """What is left of today's budget, and the time until the next round may start."""
+    def budget(self, gpu_hours_left: float) -> None:
+        """What is left of today's budget."""
         self._budget.labels(self._endpoint).set(gpu_hours_left)
-        self._back_off.labels(self._endpoint).set(back_off_s)
-        self._tell("budget", gpu_hours_left=gpu_hours_left, back_off_s=back_off_s)
+        self._tell("budget", gpu_hours_left=gpu_hours_left)
 
     # -- output -----------------------------------------------------------------------------------
-
-    def text(self) -> str:
-        """The metrics in Prometheus' text format."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self.registry).decode()
 
     def close(self) -> None:
         """Stops the HTTP server; the text file stays."""
@@ -315,17 +291,10 @@ class LiveMetrics:
     def __enter__(self) -> "LiveMetrics":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _serve(self, port: int) -> None:
-        from prometheus_client import start_http_server
-
         try:
             self._server = start_http_server(port, addr="127.0.0.1", registry=self.registry)
         except OSError as error:
@@ -333,7 +302,6 @@ class LiveMetrics:
                 f"metrics: port {port} of 127.0.0.1 cannot be used ({error.strerror}); choose"
                 " another port"
             ) from None
-        self.address = self._server[0].server_address
         self.port = self._server[0].server_port
 
     def _tell(self, event: str, **fields: Any) -> None:
@@ -346,8 +314,24 @@ class LiveMetrics:
     def _publish(self) -> None:
         if self._textfile is None:
             return
-        from prometheus_client import write_to_textfile
-
         # A full disk must not stop a rollback: the file is written again at the next event.
         with contextlib.suppress(OSError):
             write_to_textfile(str(self._textfile), self.registry)
+
+
+@contextlib.contextmanager
+def reporting(
+    endpoint: Endpoint, port: int | None = None, textfile: str = METRICS
+) -> Iterator[LiveMetrics]:
+    """The metrics of one process: in a text file, in the log and, with a port, on 127.0.0.1.
+
+    Two processes of an endpoint need text files of different names.
+    """
+    endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (
+        (endpoint.state_dir / LOG).open("a", encoding="utf-8", buffering=1) as stream,
+        LiveMetrics(
+            endpoint.name, port, endpoint.state_dir / textfile, event_log(stream, endpoint.name)
+        ) as metrics,
+    ):
+        yield metrics

@@ -16,10 +16,11 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
@@ -31,6 +32,9 @@ from outrider.serving.bundle.bundle_digest import (
     digest_of,
     listed_files,
 )
+
+if TYPE_CHECKING:
+    from outrider.serving.config import ServingConfig, TargetConfig
 
 _FACTS = "release.json"
 _NAME_LENGTH = 12
@@ -156,6 +160,50 @@ class Releases:
             raise OutriderError(
                 f"{bundle / MANIFEST}: changed while it was being copied; try again"
             )
+
+
+def adopt(releases: Releases, directory: Path, k: int) -> Release:
+    """What servers load from `directory`, as the release that the first rollback goes back to.
+
+    A bundle as it is; of a plain directory, or of the target's own layer, one is made that drafts
+    `k` tokens per step.
+    """
+    from outrider.serving.config import ServingConfig, TargetConfig
+    from outrider.speculators.kinds import trainable_kind_of
+
+    if not directory.is_dir():
+        raise OutriderError(
+            f"{directory}: the replicas' speculator is not here; run this command where their"
+            " files are"
+        )
+    if (directory / MANIFEST).is_file():
+        return releases.add(directory, parent=None)
+    whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
+    target = TargetConfig(model=str(directory))
+    return first_release(releases, directory, whole, target, ServingConfig(), k)
+
+
+def first_release(
+    releases: Releases,
+    directory: Path,
+    whole: bool,
+    target: "TargetConfig",
+    serving: "ServingConfig",
+    k: int,
+) -> Release:
+    """A release, without evidence, of the speculator in `directory`.
+
+    `whole`: the directory may be the whole target's checkpoint, of which only the layer is kept.
+    """
+    from outrider.serving.base_copy import served_base
+    from outrider.serving.bundle.bundle import export_bundle
+
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        scratch = Path(folder)
+        speculator = served_base(directory, directory, scratch) if whole else directory
+        out = scratch / "bundle"
+        export_bundle(speculator, target, serving, k, None, {}, out, other_formats=False)
+        return releases.add(out, parent=None)
 
 
 def release_name(digest: str) -> str:

@@ -16,26 +16,21 @@ from outrider.live.deploy import journal_path, read_state, replicas_of
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import known_directories, served_by
 from outrider.live.journal import read_journal
-from outrider.live.parts import ReplicaClient, RouterClient
 from outrider.live.releases import Releases
 from outrider.live.router import Router
 from outrider.live.state import Deployment, State
+from outrider.serving.admin.replica import Replica
 
 
-def endpoint_status(
-    endpoint: Endpoint,
-    replicas: Mapping[str, ReplicaClient] | None = None,
-    router: RouterClient | None = None,
-) -> dict[str, Any]:
+def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     """Everything that is known, as values for JSON."""
     state = read_state(endpoint)
     directories = known_directories(state, Releases(endpoint.releases))
     found = {
-        name: _replica(replica, directories)
-        for name, replica in (replicas or replicas_of(endpoint)).items()
+        name: _replica(replica, directories) for name, replica in replicas_of(endpoint).items()
     }
     try:
-        share: float | None = (router or Router(endpoint)).share()
+        share: float | None = Router(endpoint).share()
     except OutriderError:
         share = None
     roles = {each.name: each.role for each in endpoint.replicas}
@@ -96,7 +91,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
 _COUNTS = ("promoted", "rolled_back", "refused")
 
 
-def _replica(replica: ReplicaClient, directories: Mapping[str, str]) -> dict[str, Any]:
+def _replica(replica: Replica, directories: Mapping[str, str]) -> dict[str, Any]:
     try:
         status = replica.status()
     except OutriderError as error:

@@ -17,8 +17,8 @@ from outrider.common.errors import OutriderError
 from outrider.live.access_log import RoutedRequest
 from outrider.live.fleet import served_by
 from outrider.live.observations import Observation, observations
-from outrider.live.parts import ReplicaClient, RouterClient
-from outrider.serving.admin.replica import LiveRequest
+from outrider.live.router import Router
+from outrider.serving.admin.replica import LiveRequest, Replica
 
 Role = Literal["stable", "canary"]
 
@@ -28,8 +28,8 @@ class Traffic:
 
     def __init__(
         self,
-        replicas: Mapping[str, ReplicaClient],
-        router: RouterClient,
+        replicas: Mapping[str, Replica],
+        router: Router,
         roles: Mapping[str, Role],
         releases: Mapping[Role, str],
         directories: Mapping[str, str],

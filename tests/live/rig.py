@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.common.anytime import Bounds
-from outrider.live.controller import Controller, Parts
+from outrider.live.controller import Controller
 from outrider.live.deploy import journal_path, replicas_of
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.journal import Journal
 from outrider.live.judge import Decision
+from outrider.live.metrics import LiveMetrics
 from outrider.live.observations import Observation
+from outrider.live.parts import Parts
 from outrider.live.releases import Release, Releases
 from outrider.live.router import Router
 from outrider.serving.admin.replica import Watch
@@ -89,10 +91,11 @@ class Rig:
             Releases(endpoint.releases, clock=self.clock.time),
             dict(replicas_of(endpoint)),
             Router(endpoint),
+            LiveMetrics("small"),
+            self.said.append,
             by_acceptance,
             claimed,
             self.clock,
-            say=self.said.append,
         )
         return Controller(endpoint, parts)
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from outrider.live.reporting import LOG, METRICS, reporting
+from outrider.live.metrics import LOG, METRICS, reporting
 from tests.live.manifest_endpoint import endpoint
 
 
