@@ -13,7 +13,7 @@ BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 # How many processes, what each gets and in which order: tests/conftest.py.
-TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
+TEST_PROCESSES := -n 4 --dist loadgroup --max-worker-restart 1
 
 setup:
 	@sh requirements/setup.sh
