@@ -17,7 +17,7 @@ Shapes: B anchors of a batch, T tokens, H hidden, D draft vocabulary, K depths.
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
     from outrider.serving.engine import Engine
 
+Step = Mapping[str, Any]
+"""An engine's step: `request`, `anchor`, `token_ids` up to the last draft, `drafts`, `logprobs`."""
+
 ANCHORS_A_BATCH = 16
+TOKENS_A_BATCH = 8192
+"""Each anchor carries its prompt: 16 of 32,768 tokens would not fit beside the target's ends."""
 
 CAUSES = (
     "usual causes: a state fed back before the final norm instead of after it, tokens or positions"
@@ -221,8 +226,7 @@ def draft_parity(
     def in_draft_vocabulary(token: int) -> int:
         return int(head.from_target(torch.tensor([token], device=model.device))[0])
 
-    for start in range(0, len(steps), ANCHORS_A_BATCH):
-        batch = steps[start : start + ANCHORS_A_BATCH]
+    for batch in batches(steps):
         for depth, log_q_BD in enumerate(_log_probabilities(model, batch, recording.inputs, k)):
             engine_logprob_B = torch.tensor([step["logprobs"][depth] for step in batch])
             engine_B = torch.tensor([step["drafts"][depth] for step in batch])
@@ -246,6 +250,24 @@ def draft_parity(
         ],
         "control": control.found(),
     }
+
+
+def batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """The steps in order, as many at once as ANCHORS_A_BATCH and TOKENS_A_BATCH allow.
+
+    All rows of a batch are as long as its longest.
+    """
+    batch: list[Step] = []
+    longest = 0
+    for step in steps:
+        longest = max(longest, len(step["token_ids"]))
+        full = len(batch) == ANCHORS_A_BATCH or (len(batch) + 1) * longest > TOKENS_A_BATCH
+        if batch and full:
+            yield batch
+            batch, longest = [], len(step["token_ids"])
+        batch.append(step)
+    if batch:
+        yield batch
 
 
 def _log_probabilities(

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from outrider.eval.config import ParityConfig
-from outrider.eval.replay.draft_parity import Recording, complaint, draft_parity, record_each
+from outrider.eval.replay.draft_parity import (
+    Recording,
+    batches,
+    complaint,
+    draft_parity,
+    record_each,
+)
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -251,6 +257,15 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         sum(gap <= bound for gap in gaps) / len(gaps)
     )
     assert 11 / 30 <= last["near_ties"] < 1 and last["gap"] == pytest.approx(max(gaps), abs=1e-4)
+
+
+def test_long_prompts_share_no_batch_that_would_not_fit():
+    lengths = [5, 8, 100, 4000, 4090, 4096, 4097, 32_768, 32_769]
+    steps = [{"token_ids": range(length)} for length in lengths]
+    found = [[len(step["token_ids"]) for step in batch] for batch in batches(steps)]
+    assert found == [[5, 8, 100], [4000, 4090], [4096], [4097], [32_768], [32_769]]
+    many = [{"token_ids": range(9)}] * 40
+    assert [len(batch) for batch in batches(many)] == [16, 16, 8]
 
 
 def test_a_loose_bound_lets_it_pass(tiny):
