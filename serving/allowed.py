@@ -14,9 +14,10 @@ from typing import Any
 from outrider.common.redaction import looks_secret, redacted
 
 ARGUMENTS = frozenset({
-    "all2all_backend", "allow_deprecated_quantization", "async_scheduling", "attention_config",
-    "block_size", "compilation_config", "convert", "cp_kv_cache_interleave_size",
-    "cpu_offload_gb", "cpu_offload_params", "cudagraph_capture_sizes", "data_parallel_backend",
+    "all2all_backend", "allow_deprecated_quantization", "async_scheduling", "attention_backend",
+    "attention_config", "block_size", "compilation_config", "convert",
+    "cp_kv_cache_interleave_size", "cpu_offload_gb", "cpu_offload_params",
+    "cudagraph_capture_sizes", "data_parallel_backend",
     "data_parallel_size_local", "dbo_decode_token_threshold", "dbo_prefill_token_threshold",
     "dcp_comm_backend", "dcp_kv_cache_interleave_size", "dcp_q_replicate",
     "decode_context_parallel_size", "disable_cascade_attn", "disable_chunked_mm_input",
