@@ -10,8 +10,33 @@ has no check: its prompt does not contain the answer.
 import json
 import re
 
-from outrider.recipes.nano_r1 import receipts, resumes, support
-from outrider.recipes.nano_r1.chat import ASSISTANT, END_THINK, EOS, USER
+EOS = "<｜end▁of▁sentence｜>"
+USER = "<｜User｜>"
+ASSISTANT = "<｜Assistant｜>"
+END_THINK = "</think>"
+
+DEGREES = ["Associate", "Bachelor", "Master", "Doctorate"]
+SKILL_WORDINGS = [
+    "{skill}, at least {years} years",
+    "{years}+ years of {skill}",
+    "{skill}: {years} years or more",
+]
+
+RECEIPT_INSTRUCTION = "Read the receipt and give its company, address, date and total as JSON."
+DATE = re.compile(r"(\d{1,2})([/. -])(\d{1,2})\2(\d{4}|\d{2})(?!\d)")
+
+CAFE_SYSTEM = (
+    "You take orders at a coffee bar. Read the order back; send it when the customer confirms."
+)
+CONFIRMATION = re.compile(
+    r"^(yes|yep|yeah|correct|sure|ok|okay|that's right|looks good)\b", re.IGNORECASE
+)
+ADVICE = [
+    "Open the app, choose Help, and then {topic}; the steps are shown there.",
+    "I have opened a case about {topic}; a colleague writes to you within one day.",
+    "You find what to do about {topic} in the app, under Help.",
+    "Please send us your account number, and we look into {topic} at once.",
+]
 
 
 def answer_of(completion_text: str) -> str:
@@ -66,7 +91,7 @@ def requirements_met(screening: str) -> list[bool]:
         if found := re.fullmatch(r"Located in (.+)", requirement):
             met.append(found.group(1) == city)
         elif found := re.fullmatch(r"(\w+) degree or higher", requirement):
-            met.append(resumes.DEGREES.index(degree) >= resumes.DEGREES.index(found.group(1)))
+            met.append(DEGREES.index(degree) >= DEGREES.index(found.group(1)))
         else:
             skill, needed = _skill_requirement(requirement)
             met.append(skills.get(skill, -1) >= needed)
@@ -74,7 +99,7 @@ def requirements_met(screening: str) -> list[bool]:
 
 
 def _skill_requirement(requirement: str) -> tuple[str, int]:
-    for wording in resumes.SKILL_WORDINGS:
+    for wording in SKILL_WORDINGS:
         pattern = (
             re.escape(wording)
             .replace(r"\{skill\}", "(?P<skill>.+)")
@@ -82,7 +107,7 @@ def _skill_requirement(requirement: str) -> tuple[str, int]:
         )
         if found := re.fullmatch(pattern, requirement):
             return found["skill"], int(found["years"])
-    raise ValueError(f"not a requirement of resumes.py: {requirement!r}")
+    raise ValueError(f"not a requirement of a posting: {requirement!r}")
 
 
 def receipt_correct(prompt_text: str, completion_text: str) -> bool:
@@ -92,10 +117,10 @@ def receipt_correct(prompt_text: str, completion_text: str) -> bool:
 
 def receipt_fields(text: str) -> dict[str, str]:
     """The fields by their place: firm first, address up to the telephone, total before the cash."""
-    lines = text.removeprefix(receipts.INSTRUCTION).strip("\n").split("\n")
+    lines = text.removeprefix(RECEIPT_INSTRUCTION).strip("\n").split("\n")
     telephone = next(at for at, line in enumerate(lines) if line.startswith("TEL: "))
     cash = next(at for at, line in enumerate(lines) if at > telephone and line.startswith("CASH "))
-    date = next(found for line in lines[telephone + 1 :] if (found := receipts.DATE.search(line)))
+    date = next(found for line in lines[telephone + 1 :] if (found := DATE.search(line)))
     return {
         "company": lines[0],
         "address": " ".join(lines[1:telephone]),
@@ -107,9 +132,33 @@ def receipt_fields(text: str) -> dict[str, str]:
 def support_correct(prompt_text: str, completion_text: str) -> bool:
     """Whether an order is repeated word for word, or a bank reply fits the intent it names."""
     answer, turns = answer_of(completion_text), user_turns(prompt_text)
-    if support.CAFE_SYSTEM in prompt_text:
-        if support.CONFIRMATION.match(turns[-1]) and len(turns) > 1:
-            return answer == support.sent(turns[:-1])
-        return answer == support.read_back(turns)
+    if CAFE_SYSTEM in prompt_text:
+        if CONFIRMATION.match(turns[-1]) and len(turns) > 1:
+            return answer == sent(turns[:-1])
+        return answer == read_back(turns)
     named = re.match(r"Intent: ([a-z_]+)\n", answer)
-    return named is not None and answer == support.bank_reply(turns[-1], named.group(1)).answer
+    return named is not None and answer == bank_answer(named.group(1))
+
+
+def bank_answer(intent: str) -> str:
+    """The bank's reply to a message of this intent; equal topics get equal advice."""
+    topic = intent.replace("_", " ")
+    advice = ADVICE[len(topic) % len(ADVICE)].format(topic=topic)
+    return f"Intent: {intent}\nThank you for your message about {topic}. {advice}"
+
+
+def numbered(wishes: list[str]) -> str:
+    return "\n".join(f"{number}. {wish}" for number, wish in enumerate(wishes, 1))
+
+
+def read_back(wishes: list[str]) -> str:
+    """The café's reply to an order that is not confirmed yet."""
+    return f"Your order so far:\n{numbered(wishes)}\nIs it right, or would you like anything else?"
+
+
+def sent(wishes: list[str]) -> str:
+    """The café's reply to a confirmed order."""
+    return (
+        f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\n"
+        "It will be ready in a few minutes."
+    )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.recipes.nano_r1 import chat
 from tests.data.logs import WORDS, screenings
+from tools.nano_r1 import chat
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import itertools
 import json
 from pathlib import Path
 
-from outrider.recipes.nano_r1 import resumes
+from tools.nano_r1 import resumes
 
 WORDS = (
     "zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich, 1.234,50 € — naïve façade?"

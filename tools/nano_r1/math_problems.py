@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.recipes.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
+from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
 CALCULATION = re.compile(r"<<([0-9.+*/()-]+)=([0-9.]+)>>")
 # Numbers joined by single operators, with brackets perhaps.

@@ -24,10 +24,10 @@ from typing import Any
 
 from outrider.common.files import publish
 from outrider.pipeline.recipe.shipped import SHIPPED
-from outrider.recipes.nano_r1.conversations import Conversation, Part, Work
 from outrider.serving.client import post
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.server import Server
+from tools.nano_r1.conversations import Conversation, Part, Work
 from tools.nano_r1.texts import WORKS, mixture
 
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 640}

@@ -12,10 +12,9 @@ from typing import get_args
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outrider.recipes.nano_r1 import receipts, resumes, support
-from outrider.recipes.nano_r1.chat import build_tokenizer
-from outrider.recipes.nano_r1.conversations import Conversation, Part, Work
-from tools.nano_r1 import math_problems
+from tools.nano_r1 import math_problems, receipts, resumes, support
+from tools.nano_r1.chat import build_tokenizer
+from tools.nano_r1.conversations import Conversation, Part, Work
 
 WORKS: dict[Work, Callable[[Path, int, int | None, Part], Iterator[Conversation]]] = {
     "resumes": resumes.conversations,

@@ -4,7 +4,7 @@ import random
 from datasets import Dataset
 
 from outrider.data.split.slices import load_slices, name_slices, name_templates, write_slices
-from outrider.recipes.nano_r1 import resumes
+from tools.nano_r1 import resumes
 
 
 def words(rng, count):

@@ -5,11 +5,11 @@ import json
 import torch
 from transformers import AutoTokenizer, DeepseekV3ForCausalLM
 
-from outrider.recipes.nano_r1.chat import build_tokenizer
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
 from tools.nano_r1.build import completion_rows, schedule
+from tools.nano_r1.chat import build_tokenizer
 from tools.nano_r1.model import NanoR1, save_target
 
 

@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.recipes.nano_r1 import receipts, tasks
-from outrider.recipes.nano_r1.chat import EOS, build_tokenizer
-from outrider.recipes.nano_r1.conversations import Part
-from tools.nano_r1 import math_problems, texts
+from outrider.recipes.nano_r1 import tasks
+from tools.nano_r1 import math_problems, receipts, texts
+from tools.nano_r1.chat import EOS, build_tokenizer
+from tools.nano_r1.conversations import Part
 
 CHECKS = {
     "resumes": tasks.resume_correct,

@@ -13,18 +13,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.recipes.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
+from outrider.recipes.nano_r1.tasks import (
+    CAFE_SYSTEM,
+    CONFIRMATION,
+    bank_answer,
+    numbered,
+    read_back,
+    sent,
+)
+from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
 BANK_SYSTEM = "You are the help desk of a bank. Find the intent of the customer's message."
-CAFE_SYSTEM = (
-    "You take orders at a coffee bar. Read the order back; send it when the customer confirms."
-)
 ORDER_SHARE = 0.5
 LONGEST_MESSAGE = 130
 LONGEST_CONFIRMATION = 40
-CONFIRMATION = re.compile(
-    r"^(yes|yep|yeah|correct|sure|ok|okay|that's right|looks good)\b", re.IGNORECASE
-)
 ORDER_WORDS = re.compile(
     r"\b(latte|mocha|cappuccino|espresso|coffee|tea|americano|macchiato|chocolate|frappe"
     r"|flat white)s?\b",
@@ -38,12 +40,6 @@ CHANGE_WORDS = re.compile(
     r"\b(add|want|can|could|would|with|see|have|need|but|no|not|change|like|what)\b|\?",
     re.IGNORECASE,
 )
-ADVICE = [
-    "Open the app, choose Help, and then {topic}; the steps are shown there.",
-    "I have opened a case about {topic}; a colleague writes to you within one day.",
-    "You find what to do about {topic} in the app, under Help.",
-    "Please send us your account number, and we look into {topic} at once.",
-]
 
 
 def conversations(
@@ -104,14 +100,9 @@ def cafe_turns(corpus_dir: Path, part: Part) -> tuple[list[str], list[str]]:
 def bank_reply(question: str, intent: str) -> Conversation:
     topic = intent.replace("_", " ")
     reasoning = f'The customer writes: "{question}"\nThis is about: {topic}.\nIntent: {intent}'
-    answer = f"Intent: {intent}\nThank you for your message about {topic}. {advice(topic)}"
+    answer = bank_answer(intent)
     messages = [{"role": "system", "content": BANK_SYSTEM}, {"role": "user", "content": question}]
     return Conversation("support", messages, reasoning, answer, "support-bank")
-
-
-def advice(topic: str) -> str:
-    """The bank's advice on a topic, always the same."""
-    return ADVICE[len(topic) % len(ADVICE)].format(topic=topic)
 
 
 def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversation:
@@ -138,18 +129,3 @@ def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversati
         reasoning = f"{said}\nThe last message is an order, so I read the order back."
         answer = read_back(wishes)
     return Conversation("support", messages, reasoning, answer, "support-orders")
-
-
-def numbered(wishes: list[str]) -> str:
-    return "\n".join(f"{number}. {wish}" for number, wish in enumerate(wishes, 1))
-
-
-def read_back(wishes: list[str]) -> str:
-    return f"Your order so far:\n{numbered(wishes)}\nIs it right, or would you like anything else?"
-
-
-def sent(wishes: list[str]) -> str:
-    return (
-        f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\n"
-        "It will be ready in a few minutes."
-    )

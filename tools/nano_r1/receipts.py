@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.recipes.nano_r1 import invented
-from outrider.recipes.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
+from outrider.recipes.nano_r1.tasks import DATE, RECEIPT_INSTRUCTION
+from tools.nano_r1 import invented
+from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
-INSTRUCTION = "Read the receipt and give its company, address, date and total as JSON."
-DATE = re.compile(r"(\d{1,2})([/. -])(\d{1,2})\2(\d{4}|\d{2})(?!\d)")
 DATE_LABEL = re.compile(r"^(?:[A-Z. ]{0,10}DATE|DT)\s*[:.]*\s*", re.IGNORECASE)
 TOTAL_LABEL = re.compile(r"^[A-Z0-9%@.,:()/& -]*TOTAL[A-Z%@.:()/& -]*$", re.IGNORECASE)
 # Totals of something else than the sum to pay.
@@ -185,7 +184,7 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
         f'Date: the line "{date_line}" has the date {date}.',
         f'Total: below "{form.total_label}" stands {total}.',
     ]
-    messages = [{"role": "user", "content": "\n".join([INSTRUCTION, "", *lines])}]
+    messages = [{"role": "user", "content": "\n".join([RECEIPT_INSTRUCTION, "", *lines])}]
     return Conversation(
         "receipts",
         messages,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.recipes.nano_r1 import invented
-from outrider.recipes.nano_r1.conversations import Conversation, Part, part_of
+from outrider.recipes.nano_r1.tasks import DEGREES, SKILL_WORDINGS
+from tools.nano_r1 import invented
+from tools.nano_r1.conversations import Conversation, Part, part_of
 
-DEGREES = ["Associate", "Bachelor", "Master", "Doctorate"]
 SKILLS = """Python|Java|SQL|Rust|Go|Kotlin|Swift|C++|JavaScript|TypeScript|React|Docker|
 Kubernetes|Terraform|Linux|Spark|Kafka|PyTorch|Statistics|Excel|Tableau|Salesforce|Copywriting|
 Negotiation|Accounting|Payroll|Auditing|Budgeting|Recruiting|Training|Logistics|Procurement|
@@ -75,11 +75,6 @@ CITIES = [
 FIRST_NAMES = """Ada|Ben|Carla|David|Elena|Felix|Grace|Hugo|Irene|Jonas|Karin|Leo|Maria|Nils|
 Olga|Paul|Rosa|Simon|Tara|Victor|Wanda|Yusuf|Zoe|Amir|
 Bianca|Dmitri|Fatima|Kenji|Priya|Sofia""".replace("\n", "").split("|")
-SKILL_WORDINGS = [
-    "{skill}, at least {years} years",
-    "{years}+ years of {skill}",
-    "{skill}: {years} years or more",
-]
 SYSTEM = (
     "You screen résumés. Check each requirement of the posting against the résumé. "
     "Advance a candidate only if every requirement is met. Answer with JSON."

@@ -9,20 +9,15 @@ reasoning ends.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from outrider.recipes.nano_r1.tasks import ASSISTANT, END_THINK, EOS, USER
 
 BOS = "<｜begin▁of▁sentence｜>"
-EOS = "<｜end▁of▁sentence｜>"
 PAD = "<｜▁pad▁｜>"
-USER = "<｜User｜>"
-ASSISTANT = "<｜Assistant｜>"
 THINK = "<think>"
-END_THINK = "</think>"
 
 CHAT_TEMPLATE = (
     "{% if not add_generation_prompt is defined %}"
@@ -43,14 +38,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> "PreTrainedTokenizerFast":
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
     """Byte-level BPE trained on `texts`.
 
     `vocab_size` includes special tokens; bos, eos and pad have ids 0, 1 and 2 as in R1.
     """
-    # Every run imports this module for its task checks, and transformers takes a second.
-    from transformers import PreTrainedTokenizerFast
-
     turn_tokens = [USER, ASSISTANT, THINK, END_THINK]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
