@@ -4,56 +4,25 @@
     found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}
     found.notes         # what has no key, and what stays as the recipe has it
 
-Flags with a key of the recipe fill it. Other arguments that change what the engine computes go to
-`serving.engine.extra_arguments` unchanged, such variables to `serving.engine.environment`
-(allowed.py). All others, such as the port, API key and tool parsers, are left out; a note has their
-names and never their values.
+vLLM's own parser reads the flags. Those with a key of the recipe fill it. Other arguments that
+change what the engine computes go to `serving.engine.extra_arguments` unchanged, such variables to
+`serving.engine.environment` (allowed.py). All others, such as the port, API key and tool parsers,
+are left out; a note has their names and never their values.
 """
 
+import argparse
+import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import Any, NamedTuple, NoReturn
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.allowed import (
-    ARGUMENTS,
-    why_not_argument,
-    why_not_value,
-    why_not_variable,
-)
+from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
-
-SHORT = {
-    "-tp": "tensor_parallel_size",
-    "-pp": "pipeline_parallel_size",
-    "-dp": "data_parallel_size",
-    "-ep": "enable_expert_parallel",
-    "-q": "quantization",
-    "-sc": "speculative_config",
-    "-cc": "compilation_config",
-    "-ac": "attention_config",
-    "-dcp": "decode_context_parallel_size",
-    "-pcp": "prefill_context_parallel_size",
-    "-dpn": "data_parallel_rank",
-    "-dpr": "data_parallel_start_rank",
-    "-dpl": "data_parallel_size_local",
-    "-dpa": "data_parallel_address",
-    "-dpp": "data_parallel_rpc_port",
-    "-dpb": "data_parallel_backend",
-    "-dph": "data_parallel_hybrid_lb",
-    "-dpe": "data_parallel_external_lb",
-    "-n": "nnodes",
-    "-r": "node_rank",
-}
-"""vLLM's short flags."""
-
-UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-"""Decimal in lower case, binary in upper case: vLLM's `human_readable_int`."""
+from outrider.serving.vllm_hooks.version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {
     "enable_prefix_caching": True,
@@ -84,10 +53,11 @@ def read_serve_command(text: str) -> ServeCommand:
     """
     source, text = _read(text)
     variables, words = _command(source, text)
-    given, left_out = _arguments(source, words)
+    given = _arguments(source, words)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
-    notes = []
+    notes: list[str] = []
+    left_out: list[str] = []
     speculative = given.pop("speculative_config", None)
     for name in [name for name in given if name in UNSERVABLE]:
         raise OutriderError(f"{source}: {_flag(name)}: {UNSERVABLE[name]}; leave it out")
@@ -156,56 +126,31 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
     return environment, [word for word in rest if word not in ("$@", "$*")]
 
 
-def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The engine's arguments by name, and all other flags."""
-    names = ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | UNSERVABLE.keys()
-    given: dict[str, Any] = {}
-    left_out: list[str] = []
-    remaining = list(words)
-    if remaining and not remaining[0].startswith("-"):
-        given["model"] = remaining.pop(0)
-    while remaining:
-        word = remaining.pop(0)
-        if not word.startswith("-"):
-            raise OutriderError(f"{source}: {redacted(word)}: neither a flag nor a flag's value")
-        flag, equals, text = word.partition("=")
-        values = [text] if equals else []
-        while not equals and remaining and not _is_flag(remaining[0]):
-            values.append(remaining.pop(0))
-        flag, dot, path = flag.partition(".")
-        name = SHORT.get(flag, flag.lstrip("-").replace("-", "_"))
-        negated = name.startswith("no_") and name.removeprefix("no_") in names
-        name = name.removeprefix("no_") if negated else name
-        if name not in names:
-            left_out.append(flag)
-            continue
-        value = not negated if not values else _value(name, values)
-        if not dot:
-            given[name] = value
-            continue
-        section = given.setdefault(name, {})
-        for part in path.split(".")[:-1]:
-            section = section.setdefault(part, {})
-        section[path.split(".")[-1]] = value
-    return given, left_out
+def _arguments(source: str, words: Sequence[str]) -> dict[str, Any]:
+    """The arguments that are given, by vLLM's names; objects as JSON, not as vLLM's classes."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            flags = re.findall(r"(?<!\S)--?[A-Za-z][\w.-]*", message)  # not values: secrets
+            raise OutriderError(
+                f"{source}: vLLM {WRITTEN_FOR} does not accept {', '.join(flags) or 'a value'}"
+            )
+
+    parser = make_arg_parser(Parser())
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+        if action.nargs != 0:
+            action.type = _json_or(action.type or str)
+    given = vars(parser.parse_args(list(words)))
+    if "model_tag" in given:
+        given["model"] = given.pop("model_tag")
+    return given
 
 
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"-{1,2}[A-Za-z]", word))
-
-
-def _value(name: str, words: list[str]) -> Any:
-    if len(words) > 1:
-        return [_value(name, [word]) for word in words]
-    (word,) = words
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", word):
-        number, unit = match.groups()
-        power = UNITS[unit] if unit.islower() else 1024 ** ("kmgt".index(unit.lower()) + 1)
-        return int(float(number) * power)
-    try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
-        return word
+def _json_or(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: json.loads(text) if text.startswith("{") else convert(text)
 
 
 def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
@@ -213,15 +158,13 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
         return {"mode": "eager" if value else "compiled"}
     if key == "kv_cache_gb":
         return {"kv_cache_gb": value / 2**30}
-    if key == "max_model_len" and value in ("auto", -1):
-        raise OutriderError(f"{source}: --max-model-len {value}: give the number of tokens")
+    if key == "max_model_len" and value == -1:
+        raise OutriderError(f"{source}: --max-model-len auto: give the number of tokens")
     return {key: value}
 
 
-def _today(speculative: Any, values: dict[str, Any]) -> str:
+def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
     """Puts today's speculator into `values`; returns it in words."""
-    if not isinstance(speculative, dict):
-        raise OutriderError(f"--speculative-config {speculative!r}: not a JSON object")
     method, k = speculative.get("method"), speculative.get("num_speculative_tokens")
     words = f"{method or 'its own speculator'}, {k} drafts a step"
     if isinstance(k, int):

@@ -104,6 +104,7 @@ class Server:
         self._tree = self._stack.enter_context(ProcessTree())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path.touch(mode=0o600)
+        self._log_start = self.log_path.stat().st_size
         log = self._stack.enter_context(self.log_path.open("ab"))
         self._process = subprocess.Popen(
             self.command,
@@ -117,20 +118,19 @@ class Server:
     def wait(self) -> None:
         """Returns when the server is healthy.
 
-        An `OutriderError` with the end of its log, if it ends or exceeds `start_timeout_s`.
+        An `OutriderError` with the log's first error, if it ends or exceeds `start_timeout_s`.
         """
         deadline = time.monotonic() + self._start_timeout_s
         while not self._healthy():
             if (code := self._process.poll()) is not None:
-                raise OutriderError(
-                    f"vllm serve ended with code {code}; {self.log_path} ends:\n{self._log_end()}"
-                )
-            if time.monotonic() > deadline:
-                raise OutriderError(
-                    f"vllm serve did not answer within {self._start_timeout_s:.0f} s; "
-                    f"{self.log_path} ends:\n{self._log_end()}"
-                )
-            time.sleep(0.25)
+                what = f"ended with code {code}"
+            elif time.monotonic() > deadline:
+                what = f"did not answer within {self._start_timeout_s:.0f} s"
+            else:
+                time.sleep(0.25)
+                continue
+            log = self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
+            raise OutriderError(f"vllm serve {what}: {first_error(log)}\n(log: {self.log_path})")
 
     def stop(self) -> None:
         """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
@@ -200,8 +200,24 @@ class Server:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
-    def _log_end(self, lines: int = 25) -> str:
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+def first_error(log: str) -> str:
+    """The root cause in a log of vLLM: its first traceback, or else its last 25 lines.
+
+    A worker's error ends the engine core, and that one the server; each logs a traceback, and the
+    last one says only that the engine core failed.
+    """
+    lines = log.splitlines()
+    for index, line in enumerate(lines):
+        before, found, _ = line.partition("Traceback (most recent call last):")
+        if not found:
+            continue
+        # Each line begins with process, time and place; processes write at the same time.
+        process = before.partition(")")[0]
+        own = [each[len(before) :] for each in lines[index:] if each.startswith(process)]
+        last = next((n for n, text in enumerate(own) if n and not text.startswith(" ")), len(own))
+        return "\n".join(own[: last + 1])
+    return "\n".join(lines[-25:])
 
 
 def _free_port(port: int | None) -> int:
