@@ -31,7 +31,7 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.sample import Sample, sample_of
+from outrider.data.formats.rows import Sample, sample_of
 from outrider.data.ingest.sources import LogFile
 
 

@@ -14,12 +14,10 @@ message, excludes it from training.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.embedded import unpacked
-from outrider.data.formats.fields import take, take_number
+from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.openai import exchanges, gateway_fields
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "messages"
 

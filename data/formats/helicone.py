@@ -12,12 +12,18 @@ without the chunks is rejected.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.embedded import mapping, unpacked
-from outrider.data.formats.fields import first, take, take_number, take_text, take_time
+from outrider.data.formats.fields import (
+    first,
+    mapping,
+    take,
+    take_number,
+    take_text,
+    take_time,
+    unpacked,
+)
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "helicone"
 

@@ -12,12 +12,19 @@ text means unset. An observation has no finish reason: it counts as cut if it us
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.embedded import mapping, number, unpacked, unpacked_or_text
-from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.fields import (
+    first,
+    mapping,
+    number,
+    take,
+    take_text,
+    take_time,
+    unpacked,
+    unpacked_or_text,
+)
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "langfuse"
 

@@ -14,8 +14,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "litellm"
 

@@ -1,7 +1,9 @@
 """OpenAI's request and response JSON to exchanges, one for each choice.
 
 Most formats wrap this shape. It covers chat completions (`messages`) and text completions
-(`prompt`, text_completion.py).
+(`prompt`, without a template). The engine's tokenizer adds its begin token to a prompt unless the
+request has `add_special_tokens: false`. A request may have several prompts; its choices follow
+their order, `n` for each.
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
@@ -15,7 +17,9 @@ from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.rows import kind_of, parse_row
-from outrider.data.formats.text_completion import completed, prompts_of
+
+Prompt = str | list[int]
+"""A prompt of a text completion."""
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
@@ -90,7 +94,7 @@ def exchanges(
         "top_p": take_number(request, "top_p", "request"),
         "weight": first(weight, 1.0),
     }
-    prompts = prompts_of(request, len(choices)) if shared["messages"] is None else []
+    prompts = _prompts_of(request, len(choices)) if shared["messages"] is None else []
     if not prompts:
         shared["prompt_tokens"] = take(usage, "prompt_tokens", int, "usage")
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
@@ -99,7 +103,7 @@ def exchanges(
     for number, choice in enumerate(choices):
         try:
             if prompts and isinstance(choice, dict):
-                said = completed(choice, prompts[number], request) | _end(choice)
+                said = _completed(choice, prompts[number], request) | _end(choice)
                 said["prompt_token_ids"] = first(prompt_ids, said["prompt_token_ids"])
             else:
                 said = _of_choice(choice, prompt_ids, shared["messages"])
@@ -213,3 +217,52 @@ def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("chat_template") is not None or "chat_template" in arguments:
         raise Reject("own_chat_template", "request.chat_template")
     return arguments
+
+
+def _prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
+    """The prompt of each choice; empty where the request has no `prompt`."""
+    prompt = request.get("prompt")
+    if prompt is None:
+        return []
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    prompts = prompt if isinstance(prompt, list) and several else [prompt]
+    for one in prompts:
+        if isinstance(one, list):
+            take_ids({"prompt": one}, "prompt", "request")
+        elif take({"prompt": one}, "prompt", str, "request") is None:
+            raise Reject("wrong_type", f"request.prompt holds {kind_of(one)}")
+    if choices % len(prompts):
+        raise Reject(
+            "prompt_not_messages",
+            f"{len(prompts)} prompts with {choices} choices: which belong together is not logged",
+        )
+    each = choices // len(prompts)
+    return [prompts[choice // each] for choice in range(choices)]
+
+
+def _completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -> dict[str, Any]:
+    """Prompt and completion of a choice as fields of `Exchange`; `logprobs` are not needed."""
+    text, token_ids = take(choice, "text", str, "choice"), take_ids(choice, "token_ids", "choice")
+    if not text and token_ids is None:
+        raise Reject("empty_response")
+    if request.get("suffix"):
+        raise Reject(
+            "not_text", "request.suffix: how the engine puts it into the prompt is not logged"
+        )
+    if request.get("echo") and text is not None:
+        if not isinstance(prompt, str) or not text.startswith(prompt):
+            raise Reject(
+                "not_text", "request.echo: the text does not begin with the prompt that it repeats"
+            )
+        text = text.removeprefix(prompt)
+    as_text = isinstance(prompt, str)
+    return {
+        "prompt_text": prompt if as_text else None,
+        "prompt_is_raw": as_text and request.get("add_special_tokens") is not False,
+        "prompt_token_ids": first(
+            take_ids(choice, "prompt_token_ids", "choice"), None if as_text else prompt
+        ),
+        "completion_token_ids": token_ids,
+        "completion_is_raw": True,
+        "content": text,
+    }

@@ -17,8 +17,7 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import parse_row
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.ingest.sources import LogFile
 
 NAME = "openai_batch"

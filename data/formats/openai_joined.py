@@ -22,8 +22,7 @@ from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import Join, Member, row_bytes
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
-from outrider.data.formats.rows import parse_row
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.ingest.framing import rows
 from outrider.data.ingest.sources import LogFile
 

@@ -9,8 +9,7 @@ A streamed response is the text of its event stream, or the list of its chunks (
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first
 from outrider.data.formats.openai import body, exchanges, gateway_fields
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "openai_pairs"
 

@@ -12,15 +12,18 @@ span itself. Both are converted to the attributes of 1.37.
 
     older_messages(span, attributes)
     # {"gen_ai.input.messages": [...], "gen_ai.output.messages": [...]}, or {}
+
+Attributes are lists of typed values in OTLP, or plain objects:
+
+    attributes({"attributes": [{"key": "gen_ai.system", "value": {"stringValue": "vllm"}}]})
+    # {"gen_ai.system": "vllm"}
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.embedded import unpacked, unpacked_or_text
-from outrider.data.formats.fields import first, take
-from outrider.data.formats.otlp import attributes, plain
+from outrider.data.formats.fields import first, mapping, take, unpacked, unpacked_or_text
 
 ROLES = {
     "gen_ai.system.message": "system",
@@ -35,6 +38,9 @@ PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
 
 CONTENT = "gen_ai.event.content"
 """Attribute with the body of an event within a span, as JSON."""
+
+ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
+"""The latter two are columns of the collector's ClickHouse tables."""
 
 
 def is_message(record: dict[str, Any]) -> bool:
@@ -168,3 +174,38 @@ def _choice(body: dict[str, Any], position: int) -> tuple[int, dict[str, Any]]:
 def _calls(body: dict[str, Any]) -> list[Any] | None:
     calls = unpacked(body, "tool_calls", "event")
     return calls if isinstance(calls, list) and calls else None
+
+
+def attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a span, log record or event, in any notation; empty without any."""
+    for key in ATTRIBUTES:
+        value = holder.get(key)
+        if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
+            return _of_pairs(value)
+        if value is not None:
+            return mapping(holder, key, "span")
+    return {}
+
+
+def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` as a dict."""
+    if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
+        raise Reject("wrong_type", "span.attributes holds something other than keys with values")
+    return {pair["key"]: plain(pair.get("value")) for pair in pairs}
+
+
+def plain(value: Any) -> Any:
+    """Plain value of an OTLP value."""
+    if not isinstance(value, dict) or not value:
+        return None
+    (kind, held), *_ = value.items()
+    if kind in ("arrayValue", "kvlistValue"):
+        values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
+        return _of_pairs(values) if kind == "kvlistValue" else [plain(item) for item in values]
+    if kind == "intValue":
+        return (
+            int(held)
+            if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
+            else held
+        )
+    return held

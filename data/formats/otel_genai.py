@@ -17,14 +17,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.formats.embedded import number, unpacked, unpacked_or_text
-from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.fields import (
+    first,
+    number,
+    take,
+    take_text,
+    take_time,
+    unpacked,
+    unpacked_or_text,
+)
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.otel_events import calls_of, is_message, older_messages
-from outrider.data.formats.otlp import ATTRIBUTES, attributes
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.otel_events import (
+    ATTRIBUTES,
+    attributes,
+    calls_of,
+    is_message,
+    older_messages,
+)
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "otel_genai"
 

@@ -1,20 +1,48 @@
-"""Rows of one JSON object: from a row to a `Record`, and from its bytes to a dict.
+"""From a file to rows, and from a row's bytes to a dict; the sample by which formats are found.
 
 records = row_records                       # in a format with one exchange per row
 def parse(record): row = parse_row(record.payload); ...
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.ingest.framing import Row, rows
-from outrider.data.ingest.sources import LONGEST_LINE, LogFile
+from outrider.data.ingest.sources import LONGEST_LINE, LogFile, Meter
 
 DEEPEST = 100
 """Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""
+
+SAMPLE_ROWS, ROWS_LOOKED_AT = 20, 200
+"""Rows of a sample, and rows that are tried to get them."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The beginning of a file: argument of a format's `recognizes`."""
+
+    head: bytes
+    """Its first 64 KiB, decompressed."""
+    rows: tuple[dict[str, Any], ...]
+    """Its first rows that are JSON objects or rows of a table, at most 20."""
+
+
+def sample_of(file: LogFile) -> Sample:
+    """Reads the sample of a file, without counting it as read."""
+    parsed = []
+    for _, row in itertools.islice(rows(replace(file, meter=Meter())), ROWS_LOOKED_AT):
+        try:
+            parsed.append(parse_row(row))
+        except Reject:
+            continue  # the format's reader rejects it, with its place
+        if len(parsed) == SAMPLE_ROWS:
+            break
+    return Sample(file.head(), tuple(parsed))
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
@@ -103,3 +131,28 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise Reject("nested_too_deeply", f"more than {DEEPEST} levels")
+
+
+class LinesWithoutRequest:
+    """Rejects for the other lines of a server's text log: one for each run of lines.
+
+    aside = LinesWithoutRequest(file.name)
+    aside.add(number)           # a line without a request
+    yield from aside.end()      # before a line with one, and after the last line
+    """
+
+    def __init__(self, file: str):
+        self.file = file
+        self.first = self.count = 0
+
+    def add(self, number: int) -> None:
+        """Counts one more line."""
+        self.first = self.first if self.count else number
+        self.count += 1
+
+    def end(self) -> Iterator[Reject]:
+        """Yields the reject of the run, if there is one."""
+        if self.count:
+            place, rows = Place(self.file, self.first), self.count
+            self.count = 0
+            yield Reject("not_a_generation", "lines that log no request", place, rows=rows)

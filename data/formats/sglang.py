@@ -20,9 +20,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai import finish_reason, stop_strings
-from outrider.data.formats.rows import parse_row, row_record
-from outrider.data.formats.sample import Sample
-from outrider.data.formats.text_log import Aside
+from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row, row_record
 from outrider.data.ingest.sources import LogFile
 
 NAME = "sglang"
@@ -48,7 +46,7 @@ def recognizes(sample: Sample) -> bool:
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in files:
-        aside = Aside(file.name)
+        aside = LinesWithoutRequest(file.name)
         for number, line in file.lines():
             event = _EVENT.search(line, 0, 1000) if line is not None else None
             begin = line.find(b"{", 0, 200) if line is not None else -1

@@ -21,8 +21,7 @@ from pathlib import Path
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import unpickle
 from outrider.data.formats.fields import take, take_number, take_text
-from outrider.data.formats.rows import parse_row
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sglang import exchange
 from outrider.data.ingest.sources import LogFile
 

@@ -9,8 +9,7 @@ The ids are used unchanged.
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text
 from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
-from outrider.data.formats.rows import parse_row, row_records
-from outrider.data.formats.sample import Sample
+from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "token_ids"
 

@@ -10,9 +10,13 @@ Flags: `--enable-log-requests --enable-log-outputs`; VLLM_LOGGING_LEVEL=DEBUG ad
     INFO 07-01 12:00:09 [...] Generated response chatcmpl-17: output: 'Paris.', finish_reason: stop
 
 Older releases write prompt and ids into the line `Received request`, and `output_token_ids` into
-`Generated response`. vllm_events.py recognizes the lines and reads their values.
+`Generated response`. Texts are Python literals (`%r`), so every event is one line.
 """
 
+import ast
+import dataclasses
+import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,21 +26,8 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import finish_reason
-from outrider.data.formats.rows import parse_row
-from outrider.data.formats.sample import Sample
-from outrider.data.formats.text_log import Aside
-from outrider.data.formats.vllm_events import (
-    Event,
-    completion_of,
-    events,
-    finish_of,
-    ids_of,
-    is_request_log,
-    longest,
-    prompt_of,
-    sampling_of,
-)
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row
+from outrider.data.ingest.sources import LONGEST_LINE, LogFile, Meter
 
 NAME = "vllm_log"
 
@@ -50,9 +41,104 @@ OPENINGS = ("<｜Assistant｜>", "<think>")
 DESCRIPTIONS = ("[tool_calls: ", "[reasoning: ")
 """What vLLM writes in place of a text that it parsed out."""
 
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_EVENT = re.compile(
+    r"(?P<head>(?:[^'\"{]{0,300}?[\]\s])??)(?P<verb>Received request|Generated response|Request) ?"
+    r"(?P<id>[^\s'\"(),]{0,500}?)(?: \((?P<stream>streaming \w+)\))?"
+    r"(?P<what> details| JSON body)?: (?P<rest>.*)",
+    re.DOTALL,
+)
+_BYTES = re.compile(
+    rb"Received request |Generated response |Request \S{1,500} (?:details|JSON body): "
+    rb"|Re(?:ceived request|quest) : |Generated response : "
+)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
+
+_END = {
+    "received": re.compile(r"lora_request: [^\n]*\.\s*\Z"),
+    "details": re.compile(r"(?:prompt_embeds shape: [^\n]*|\]|None)\.\s*\Z"),
+    "output": re.compile(r"finish_reason: \w+\s*\Z"),
+    "output_ids": re.compile(r"(?:\]|\)|None)\s*\Z"),
+    "body": re.compile(r""),
+}
+"""End of a whole line of each kind."""
+
+_ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5}|U0010[0-9a-f]{4})"""
+_LITERAL = re.compile(rf"""'(?:[^'\\\n]|{_ESCAPE})*+'|"(?:[^"\\\n]|{_ESCAPE})*+\"""")
+"""A text as `%r` writes it."""
+
+_IDS = re.compile(r"(?:prompt|output)_token_ids: (?:\[([\d, ]*+)\]|\(([\d, ]*+)\))")
+_NUMBER = re.compile(r"\b(n|temperature|top_p)=(-?\d{1,18}(?:\.\d{0,30})?(?:e-?\d{1,3})?)[,)]")
+_STOP = re.compile(r"\bstop=(\[[^\n]{0,10000}?\]), stop_token_ids=")
+_FINISH = re.compile(r", finish_reason: (\w+)\s*\Z")
+
+
+@dataclass(frozen=True)
+class Event:
+    """The request-related content of a line."""
+
+    kind: str
+    """`received`, `details`, `body`, `output` or `output_ids`."""
+    key: str
+    """The request's id, without the prefix of chats or completions."""
+    stream: str | None
+    """`streaming delta`, `streaming complete`, or None."""
+    rest: str
+    time: str | None
+    """Time that a container's log driver wrote before the line; vLLM's own times have no year."""
+
 
 def recognizes(sample: Sample) -> bool:
-    return is_request_log(sample.head)
+    lines = sample.head.split(b"\n")
+    return any(_event(line.decode("utf-8", "replace")) for line in lines if _BYTES.search(line))
+
+
+def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
+    for file in files:
+        yield from _join(file, _longest(dataclasses.replace(file, meter=Meter())))
+
+
+def _events(file: LogFile) -> Iterator[tuple[Place, Event | Reject | None]]:
+    """The event or reject of every line; None for a line without one."""
+    for number, line in file.lines():
+        place = Place(file.name, number)
+        if line is None:
+            yield place, Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
+            continue
+        try:
+            event = _event(line.decode()) if _BYTES.search(line, 0, 2000) else None
+        except UnicodeDecodeError:
+            yield place, Reject("not_utf8", "a line of a request", place)
+            continue
+        # vLLM writes the body of some kinds of requests before they have an id.
+        if event is None or (not event.key and event.kind == "body"):
+            yield place, None
+        elif not event.key:
+            yield place, Reject("no_id", "a request without its id", place)
+        elif not _END[event.kind].search(event.rest):
+            yield place, Reject("incomplete_line", "the line ends in the middle", place)
+        else:
+            yield place, event
+
+
+def _event(line: str) -> Event | None:
+    match = _EVENT.match(_COLOR.sub("", line))
+    if match is None or (match["verb"] == "Request" and not match["what"]):
+        return None
+    kind = {
+        "Received request": "received",
+        "Generated response": "output_ids" if match["what"] else "output",
+        "Request": "body" if match["what"] == " JSON body" else "details",
+    }[match["verb"]]
+    identity = match["id"].removeprefix("chatcmpl-")
+    time = _TIME.match(match["head"])
+    return Event(
+        kind=kind,
+        key="" if identity in ("None", "N/A") else identity,
+        stream=match["stream"],
+        rest=match["rest"].rstrip("\n"),
+        time=time[0] if time else None,
+    )
 
 
 @dataclass
@@ -60,132 +146,141 @@ class _Waiting:
     """The lines of one request so far."""
 
     place: Place
+    time: str | None
     rows: int = 0
     size: int = 0
     said: dict[str, str] = field(default_factory=dict)
     """Values by kind of line: `received`, `details`, `body`."""
     outputs: list[dict[str, str]] = field(default_factory=list)
     """One per choice: `text` and `ids` as logged."""
+    wanted: int = 1
+    """Number of requested outputs."""
     last_finish: str | None = None
     """Finish reason of the last piece of a stream; the line for the whole has none."""
-    time: str | None = None
     deltas: int = 0
     """Number of lines with pieces of a stream."""
 
-    wanted: int = 1
-    """Number of requested outputs."""
+    def add(self, event: Event) -> None:
+        self.rows += 1
+        if event.stream == "streaming delta":  # the line for the whole stream has the text
+            self.deltas += 1
+            finish = _FINISH.search(event.rest) if event.kind == "output" else None
+            self.last_finish = finish[1] if finish and finish[1] != "None" else None
+            return
+        self.size += len(event.rest)
+        if event.kind in ("output", "output_ids"):
+            name = "ids" if event.kind == "output_ids" else "text"
+            if name == "text" and self.outputs and "text" not in self.outputs[-1]:
+                self.outputs[-1]["text"] = event.rest
+            else:
+                self.outputs.append({name: event.rest})
+            return
+        self.said[event.kind] = event.rest
+        if event.kind == "received":
+            try:
+                self.wanted = int(_sampling_of(event.rest).get("n", 1))
+            except Reject:
+                self.wanted = 1  # `parse` rejects it, with its place
 
     def is_whole(self) -> bool:
         """Whether all outputs were logged."""
         return len(self.outputs) >= self.wanted and "text" in self.outputs[-1]
 
-
-def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    for file in files:
-        limit = longest(LogFile(file.name, file.filesystem, file.path))
-        yield from _Join(file, limit).records()
-
-
-class _Join:
-    """Joins lines of a file to records by request id, in order of the responses' ends."""
-
-    def __init__(self, file: LogFile, limit: tuple[int, int]):
-        self.file = file
-        self.limit = limit
-        self.waiting: OrderedDict[str, _Waiting] = OrderedDict()
-        self.size = 0
-
-    def records(self) -> Iterator[Record | Reject]:
-        aside = Aside(self.file.name)
-        for event in events(self.file):
-            if isinstance(event, int):
-                aside.add(event)
-                continue
-            yield from aside.end()
-            if isinstance(event, Reject):
-                yield event
-                continue
-            yield from self.take(event)
-            while self.size > WAITING:
-                yield self.give(next(iter(self.waiting)))
-        yield from aside.end()
-        for key in list(self.waiting):
-            yield self.give(key)
-
-    def take(self, event: Event) -> Iterator[Record | Reject]:
-        """Stores an event; yields the records that it completes."""
-        request = self.waiting.get(event.key)
-        of_request = event.kind in ("body", "details", "received")
-        if request is not None and of_request and (request.outputs or event.kind in request.said):
-            yield self.give(event.key)  # an id that a client sent twice
-            request = None
-        if request is None:
-            request = self.waiting[event.key] = _Waiting(
-                Place(self.file.name, event.line), time=event.time
-            )
-        request.rows += event.rows
-        if event.stream == "streaming delta":  # the line for the whole stream has the text
-            request.deltas += 1
-            if event.kind == "output":
-                request.last_finish = finish_of(event.rest)
-            return
-        request.size += len(event.rest)
-        self.size += len(event.rest)
-        if of_request:
-            request.said[event.kind] = event.rest
-            if event.kind == "received":
-                request.wanted = _wanted(event.rest)
-            return
-        field_name = "ids" if event.kind == "output_ids" else "text"
-        if field_name == "text" and request.outputs and "text" not in request.outputs[-1]:
-            request.outputs[-1]["text"] = event.rest
-        else:
-            request.outputs.append({field_name: event.rest})
-        if request.is_whole():
-            yield self.give(event.key)
-
-    def give(self, key: str) -> Record | Reject:
-        """Removes a request and returns its record or reject."""
-        request = self.waiting.pop(key)
-        self.size -= request.size
-        if not request.outputs:
-            if request.deltas:
-                return Reject(
-                    "stream_cut", "a stream without its end", request.place, rows=request.rows
-                )
-            detail = (
-                "no response in the log: still running, given up, or --enable-log-outputs was off"
-            )
-            return Reject("unmatched_request", detail, request.place, rows=request.rows)
-        if not request.said.keys() & {"received", "details"}:
-            return Reject(
-                "unmatched_response", "no request with its id", request.place, rows=request.rows
-            )
+    def record(self, limit: tuple[int, int]) -> Record | Reject:
+        """The record of these lines, or their reject."""
+        if not self.outputs and self.deltas:
+            return Reject("stream_cut", "a stream without its end", self.place, self.rows)
+        if not self.outputs:
+            detail = "still running, given up, or --enable-log-outputs was off"
+            return Reject("unmatched_request", detail, self.place, self.rows)
+        if not self.said.keys() & {"received", "details"}:
+            return Reject("unmatched_response", "no request with its id", self.place, self.rows)
         payload = {
-            **request.said,
-            "outputs": request.outputs,
-            "last_finish": request.last_finish,
-            "limit": self.limit,
-            "time": request.time,
+            **self.said,
+            "outputs": self.outputs,
+            "last_finish": self.last_finish,
+            "limit": limit,
+            "time": self.time,
         }
-        return Record(request.place, payload, rows=request.rows)
+        return Record(self.place, payload, self.rows)
 
 
-def _wanted(rest: str) -> int:
-    try:
-        return int(sampling_of(rest).get("n", 1))
-    except Reject:
-        return 1  # `parse` rejects it, with its place
+def _join(file: LogFile, limit: tuple[int, int]) -> Iterator[Record | Reject]:
+    """Joins the lines of a file by request id, in order of the responses' ends."""
+    waiting: OrderedDict[str, _Waiting] = OrderedDict()
+    size = 0
+    others = LinesWithoutRequest(file.name)
+    for place, event in _events(file):
+        if event is None:
+            others.add(place.line)
+            continue
+        yield from others.end()
+        if isinstance(event, Reject):
+            yield event
+            continue
+        request = waiting.get(event.key)
+        if request and (
+            event.kind in request.said
+            or (request.outputs and event.kind in ("body", "details", "received"))
+        ):  # an id that a client sent twice
+            size -= request.size
+            yield waiting.pop(event.key).record(limit)
+        request = waiting.setdefault(event.key, _Waiting(place, event.time))
+        size -= request.size
+        request.add(event)
+        size += request.size
+        if request.outputs and request.is_whole():
+            size -= request.size
+            yield waiting.pop(event.key).record(limit)
+        while size > WAITING:
+            _, oldest = waiting.popitem(last=False)
+            size -= oldest.size
+            yield oldest.record(limit)
+    yield from others.end()
+    for request in waiting.values():
+        yield request.record(limit)
+
+
+def _longest(file: LogFile) -> tuple[int, int]:
+    """Length of the longest text or list of ids in a log, and how many have this length.
+
+    `--max-log-len` cuts at a length; a log does not record what was cut.
+    """
+    length = count = 0
+    for _, event in _events(file):
+        try:
+            held = _held(event) if isinstance(event, Event) else ()
+        except Reject:
+            continue  # its record is rejected, with its place
+        for one in (len(value) for value in held if value):
+            if one > length:
+                length, count = one, 0
+            count += one == length
+    return length, count
+
+
+def _held(event: Event) -> tuple[str | list[int] | None, ...]:
+    if event.kind == "output_ids":
+        return (_ids_of(event.rest),)
+    if event.kind == "output":
+        return _output_of(event.rest)[:2] if event.stream != "streaming delta" else ()
+    return _prompt_of(event.rest) if event.kind in ("received", "details") else ()
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
     said = record.payload
     received = said.get("received", "")
-    prompt_text, prompt_ids = prompt_of(said.get("details") or received)
+    prompt_text, prompt_ids = _prompt_of(said.get("details") or received)
     if prompt_text is None and prompt_ids is None:
         raise Reject("prompt_not_logged", "set VLLM_LOGGING_LEVEL=DEBUG")
-    _check_prompt(prompt_text, prompt_ids)
-    sampling = sampling_of(received)
+    # --max-log-len cuts text and ids at the same length; R1's template ends a whole prompt.
+    whole = prompt_text is None or prompt_text.rstrip().endswith(OPENINGS)
+    if not whole and (prompt_ids is None or len(prompt_ids) == len(prompt_text or "")):
+        raise Reject(
+            "truncated_log",
+            "the prompt does not end where an answer begins; start vLLM without --max-log-len",
+        )
+    sampling = _sampling_of(received)
     body = _body(said.get("body"))
     metadata = take(body, "metadata", dict, "request") or {}
     shared: dict[str, Any] = {
@@ -204,30 +299,18 @@ def parse(record: Record) -> list[Exchange | Reject]:
     outcomes: list[Exchange | Reject] = []
     for number, output in enumerate(said["outputs"]):
         try:
-            outcomes.append(Exchange(choice=number, **shared, **_of_output(output, said, sampling)))
+            outcomes.append(Exchange(choice=number, **shared, **_answered(output, said, sampling)))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
 
 
-def _check_prompt(text: str | None, ids: list[int] | None) -> None:
-    """Rejects a prompt that `--max-log-len` cut.
-
-    It does not end like R1's template, or it has as many ids as characters.
-    """
-    whole = text is None or text.rstrip().endswith(OPENINGS)
-    if not whole and (ids is None or len(ids) == len(text or "")):
-        raise Reject(
-            "truncated_log",
-            "the prompt does not end where an answer begins; start vLLM without --max-log-len",
-        )
-
-
-def _of_output(
+def _answered(
     output: dict[str, str], said: dict[str, Any], sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    text, ids, finish = completion_of(output.get("text", ""))
-    ids = first(ids, ids_of(output.get("ids", "")))
+    """The fields of `Exchange` that one output has."""
+    text, ids, finish = _output_of(output.get("text", ""))
+    ids = first(ids, _ids_of(output.get("ids", "")))
     length, count = said["limit"]
     # A list of ids as long as the longest text was cut with it; a single longest text need not be.
     if len(ids if ids is not None else text or "") == length and (ids is not None or count > 1):
@@ -240,8 +323,8 @@ def _of_output(
         finish = said["last_finish"] or ""
         if not finish:
             raise Reject("end_not_logged", "a stream's lines do not say how it ended")
-    made_up = text is not None and text.startswith(DESCRIPTIONS)
-    if made_up and ids is None:
+    described = text is not None and text.startswith(DESCRIPTIONS)
+    if described and ids is None:
         raise Reject("tool_calls_without_ids", "the log describes the calls")
     if not text and ids is None:
         raise Reject("empty_response")
@@ -252,7 +335,7 @@ def _of_output(
     strings = tuple(string for string in stop or () if isinstance(string, str) and string)
     return {
         "completion_token_ids": ids,
-        "content": None if made_up else text,
+        "content": None if described else text,
         "finish_reason": ended,
         "stop_strings": strings if ended == "stop" else (),
     }
@@ -267,3 +350,67 @@ def _body(line: str | None) -> dict[str, Any]:
         return parse_row(line.encode()) if line else {}
     except Reject:
         return {}
+
+
+def _literal(text: str, begin: int) -> tuple[str | None, int]:
+    """The text at `begin`, and where it ends."""
+    if text.startswith("None", begin):
+        return None, begin + 4
+    match = _LITERAL.match(text, begin)
+    try:
+        if match is None:
+            raise ValueError
+        value = ast.literal_eval(match[0])
+        value.encode()
+    except UnicodeEncodeError:
+        raise Reject("not_utf8", "a text holds half a surrogate pair") from None
+    except (SyntaxError, ValueError):
+        raise Reject("incomplete_line", "the text is not in vLLM's notation") from None
+    return value, match.end()
+
+
+def _ids_of(text: str, begin: int = 0) -> list[int] | None:
+    """The token ids listed after `begin`, or None."""
+    match = _IDS.search(text, begin)
+    if match is None:
+        return None
+    try:
+        ids = json.loads(f"[{(match[1] or match[2] or '').strip().rstrip(',')}]")
+    except ValueError:
+        raise Reject("incomplete_line", "an invalid list of ids") from None
+    if not all(value < 2**31 for value in ids):
+        raise Reject("wrong_type", "token_ids holds something other than token ids")
+    return ids
+
+
+def _prompt_of(rest: str) -> tuple[str | None, list[int] | None]:
+    """Text and ids of the prompt in a `received` or `details` line."""
+    if not rest.startswith("prompt: "):
+        return None, None
+    text, end = _literal(rest, len("prompt: "))
+    return text, _ids_of(rest, end)
+
+
+def _output_of(rest: str) -> tuple[str | None, list[int] | None, str]:
+    """Text, ids and finish reason in an `output` line."""
+    if not rest.startswith("output: "):
+        raise Reject("incomplete_line", "a response without its output")
+    text, end = _literal(rest, len("output: "))
+    finish = _FINISH.search(rest, end)
+    return text, _ids_of(rest, end), finish[1] if finish else ""
+
+
+def _sampling_of(rest: str) -> dict[str, Any]:
+    """n, temperature, top_p and the stop strings of a `received` line."""
+    # After the prompt, which may hold anything.
+    begin = _literal(rest, len("prompt: "))[1] if rest.startswith("prompt: ") else 0
+    said: dict[str, Any] = {}
+    for name, number in _NUMBER.findall(rest[begin : begin + 2000]):
+        said.setdefault(name, int(number) if name == "n" and number.isdigit() else float(number))
+    stop = _STOP.search(rest, begin)
+    if stop:
+        try:
+            said["stop"] = ast.literal_eval(stop[1])
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            said["stop"] = None  # the strings were logged but cannot be read
+    return said

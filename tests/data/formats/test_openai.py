@@ -1,70 +1,76 @@
+"""OpenAI's shapes beyond the golden logs: choices, text completions, joined halves."""
+
 import json
 
-from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats import read_exchanges
+from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.formats import openai_pairs, parse_record, read_exchanges
 from outrider.data.ingest.sources import log_files
-from tests.data.formats.golden import formats, outcomes, said
-from tests.data.formats.test_openai_pairs import ANSWER, SECOND_ANSWER, SECOND_THOUGHT, THOUGHT
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import write_log
 
+PROMPT = "<｜User｜>When is it open?<｜Assistant｜><think>\n"
+TEXT = "Hm.\n</think>\n\nOn Saturdays."
 
-def test_responses_are_joined_with_their_requests():
-    found = outcomes("openai_joined")
-    assert formats("openai_joined") == ["openai_joined"]
-    assert said(found) == [
-        "not_json",
-        "no_id",
-        (THOUGHT, ANSWER, "stop"),
-        (SECOND_THOUGHT, SECOND_ANSWER, "stop"),
-        (None, "The posting asks", "length"),
-        ("I should look her up.\n", None, "stop"),
-        "unmatched_request",
-        "ambiguous_id",
-        "unmatched_request",  # its response is the row with invalid JSON
-        (THOUGHT, ANSWER, "stop"),
-        "unmatched_response",
+
+def said(found):
+    """Reasons of rejects; reasoning, content and finish_reason of exchanges."""
+    return [
+        one.reason if isinstance(one, Reject) else (one.reasoning, one.content, one.finish_reason)
+        for one in found
     ]
-    by_wrapper, by_prefix = found[2:4]
-    assert (by_wrapper.session, by_wrapper.time) == ("s-9", 1772442000.0)
-    assert len(by_prefix.messages) == 4
-    without_request = found[9]
-    assert without_request.messages is None and without_request.prompt_token_ids == [0, 11, 12]
 
 
-def test_chunks_are_grouped_by_their_stream():
-    found = outcomes("openai_chunks")
-    assert formats("openai_chunks") == ["openai_joined"]
-    assert said(found) == [
-        (THOUGHT, ANSWER, "stop"),
-        (SECOND_THOUGHT, SECOND_ANSWER, "stop"),
-        "stream_cut",
-        (
-            THOUGHT,
-            ANSWER,
-            "stop",
-        ),  # a recorded event stream, with the prompt's ids in its first chunk
-        "unmatched_response",  # the same without ids
+def test_one_bad_choice_does_not_spoil_the_others():
+    row = {
+        "request": {"messages": [{"role": "user", "content": "u"}]},
+        "response": {
+            "choices": [
+                {"message": {"reasoning": "r", "content": "a"}, "finish_reason": "stop"},
+                {"message": {}, "finish_reason": "stop"},
+                {"message": {"content": "a"}, "finish_reason": "content_filter"},
+                None,
+            ]
+        },
+    }
+    found = openai_pairs.parse(Record(Place("log", 1), json.dumps(row).encode()))
+    assert said(found) == [("r", "a", "stop"), "empty_response", "not_finished", "wrong_type"]
+
+
+def test_a_text_completion_is_the_engines_whole_output(text_target):
+    """A text without `</think>` is complete: no parser has removed anything."""
+    builder = SequenceBuilder(text_target)
+    payload = {
+        "request": {"prompt": PROMPT},
+        "response": {"choices": [{"text": "No thoughts.", "finish_reason": "stop"}]},
+    }
+    (bare,) = parse_record("openai_pairs", Record(Place("log", 1), json.dumps(payload).encode()))
+    sequence = builder.build(bare)
+    ids, start = sequence.token_ids, sequence.completion_start
+    assert ids[:start] == builder.tokenizer(PROMPT).input_ids
+    assert builder.tokenizer.decode(ids[start:]) == "No thoughts.<｜end▁of▁sentence｜>"
+
+
+def test_halves_that_stand_apart(tmp_path):
+    request = {"id": "r1", "model": "r1", "prompt": PROMPT, "temperature": 0.5}
+    response = {
+        "id": "r1",
+        "object": "text_completion",
+        "choices": [{"text": TEXT, "finish_reason": "stop"}],
+    }
+    write_log(tmp_path / "joined.jsonl", [request, response])
+    (joined,) = read_exchanges(log_files(str(tmp_path / "joined.jsonl")))
+    batch = [
+        {
+            "custom_id": "a",
+            "url": "/v1/completions",
+            "body": {"model": "r1", "prompt": PROMPT, "temperature": 0.5},
+        },
+        {"custom_id": "a", "response": {"status_code": 200, "body": response}, "error": None},
     ]
-    assert found[3].completion_token_ids == [21, 22, 23, 9, 25, 26, 27, 1]
-
-
-def test_batches_are_joined_and_errors_counted():
-    found = outcomes("openai_batch")
-    assert formats("openai_batch") == ["openai_batch"]
-    assert said(found) == [
-        "not_json",
-        "error_response",
-        "error_response",
-        (THOUGHT.strip(), ANSWER.strip(), "stop"),
-        (SECOND_THOUGHT, SECOND_ANSWER, "stop"),
-        ("The posting asks for", None, "length"),
-        ("I should look her up.\n", None, "stop"),
-        "unmatched_request",
-        "not_a_generation",
-        "unmatched_request",
-        "unmatched_response",
-    ]
-    assert found[6].tool_calls and found[6].template_arguments["tools"]
+    write_log(tmp_path / "batch.jsonl", batch)
+    (batched,) = read_exchanges(log_files(str(tmp_path / "batch.jsonl")))
+    for one in (joined, batched):
+        assert (one.prompt_text, one.content, one.temperature) == (PROMPT, TEXT, 0.5)
 
 
 def asked(key, text):

@@ -1,4 +1,4 @@
-"""Conversation data sets: JSON lines, tables, and folders of the Hugging Face Hub."""
+"""Data sets: folders of `save_to_disk`, the Hugging Face Hub, tables of ids."""
 
 import json
 
@@ -9,71 +9,19 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
 from outrider.data.formats import format_of, parse_record, read_exchanges
 from outrider.data.ingest.sources import log_files
-from tests.data.formats.golden_rows import (
-    ANSWERED,
-    ASKED,
-    CALL,
-    CUT_OFF,
-    INLINE,
-    THOUGHT,
-    TOOL,
-    TOOL_ASKED,
-    TWO_TURNS,
-    one_each,
-    reasons,
-)
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.data.formats.test_golden import GOLDEN
 
-LINES = "messages/train.jsonl"
+ASKED, ANSWERED = "When is the library open?", "From 10:00 to 13:00."
 ROWS = [
     {
         "messages": [
             {"role": "user", "content": ASKED},
-            {"role": "assistant", "content": f"{ANSWERED} {number}", "reasoning_content": THOUGHT},
+            {"role": "assistant", "content": f"{ANSWERED} {number}", "reasoning_content": "Hm."},
         ]
     }
     for number in range(5)
 ]
-
-
-def test_the_last_turn_is_the_completion():
-    found = one_each(LINES)
-    assert (found[1].reasoning, found[1].content, found[1].finish_reason) == (
-        THOUGHT,
-        ANSWERED,
-        "stop",
-    )
-    assert found[2].messages == TWO_TURNS and found[2].content == INLINE, (
-        "without the weights of the turns"
-    )
-    assert (found[1].weight, found[2].weight) == (1.0, 0.5)
-    assert (found[1].temperature, found[1].completion_tokens) == (None, None)
-
-
-def test_tool_calls_as_completion_and_as_context():
-    found = one_each(LINES)
-    assert found[3].tool_calls == [CALL] and found[3].template_arguments == {"tools": [TOOL]}
-    assert [message["role"] for message in found[4].messages] == ["user", "assistant", "tool"]
-    assert found[4].messages[0] == {"role": "user", "content": TOOL_ASKED}
-
-
-def test_a_cut_off_where_the_row_says_so():
-    assert (one_each(LINES)[5].reasoning, one_each(LINES)[5].finish_reason) == (CUT_OFF, "length")
-
-
-def test_rows_that_are_no_exchange():
-    assert reasons(one_each(LINES)) == {
-        6: "weighted_out",
-        7: "no_response",
-        8: "no_messages",
-        9: "wrong_type",
-        10: "not_json",
-    }
-
-
-def test_a_table_does_not_hand_its_nulls_to_the_template():
-    found = one_each("messages/train-00000-of-00001.parquet")
-    assert found[1].messages == [{"role": "user", "content": ASKED}]
-    assert (found[1].reasoning, found[2].weight) == (THOUGHT, 0.25)
 
 
 @pytest.mark.parametrize("last, expected", [("user", "openai_joined"), ("assistant", "messages")])
@@ -141,7 +89,29 @@ def test_a_row_that_is_weighted_out(changes):
     assert outcome.reason == "weighted_out" and outcome.reason in ASIDE
 
 
-def test_tools_that_a_table_keeps_as_text():
-    payload = {**ROWS[0], "tools": json.dumps([TOOL])}
-    (outcome,) = parse_record("messages", Record(Place("log", 1), payload))
-    assert outcome.template_arguments == {"tools": [TOOL]}
+def test_an_arrow_file_is_read_as_an_arrow_stream_is(tmp_path):
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(str(GOLDEN / "token_ids/data-00000-of-00001.arrow")) as stream:
+        table = stream.read_all()
+    with (
+        pa.OSFile(str(tmp_path / "ids.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    files = log_files(str(tmp_path / "ids.arrow"))
+    assert [exchange.completion_token_ids for exchange in read_exchanges(files)] == [
+        [51, 52, 1],
+        [51, 1],
+    ]
+    cut = tmp_path / "cut.arrow"
+    cut.write_bytes((tmp_path / "ids.arrow").read_bytes()[:300])
+    with pytest.raises(OutriderError, match="damaged Arrow"):
+        list(read_exchanges(log_files(str(cut))))
+
+
+def test_logged_ids_are_used_unchanged(text_target):
+    (one, *_) = read_exchanges(log_files(str(GOLDEN / "token_ids" / "ids.jsonl")))
+    sequence = SequenceBuilder(text_target).build(one)
+    assert sequence.fidelity == "exact" and sequence.token_ids == [0, 17, 23, 42, 51, 52, 53, 1]
+    assert sequence.completion_start == 4

@@ -1,0 +1,102 @@
+"""Golden logs of every producer against their expected outcomes, row by row.
+
+`golden/expected.json` is the reference: each exchange with the text that its tokens spell, and each
+reject with its reason. After an intended change, write it again and review its diff:
+
+    WRITE_GOLDEN=1 .venv/bin/python -m pytest tests/data/formats/test_golden.py
+"""
+
+import dataclasses
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.formats import FORMATS, files_by_format, parse_record, read_records
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+EXPECTED = GOLDEN / "expected.json"
+FOLDERS = {
+    path.name: path.name if path.name in FORMATS else "openai_pairs"
+    for path in sorted(GOLDEN.iterdir())
+    if path.is_dir()
+}
+"""Format of each folder. Those without a format's name have other spellings of one."""
+FOLDERS["openai_chunks"] = "openai_joined"
+
+CUSTOMERS_WORDS = ("Husum", "Tönning", "museum", "résumé", "screening", "Ines")
+
+
+@pytest.fixture(scope="module")
+def builder(text_target):
+    return SequenceBuilder(text_target)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    held = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
+    yield held
+    if os.environ.get("WRITE_GOLDEN"):
+        EXPECTED.write_text(one_outcome_a_line(held), encoding="utf-8")
+
+
+def one_outcome_a_line(held: dict) -> str:
+    folders = [
+        f'"{name}": [\n'
+        + ",\n".join(json.dumps(one, ensure_ascii=False, sort_keys=True) for one in held[name])
+        + "\n]"
+        for name in FOLDERS
+    ]
+    return "{\n" + ",\n".join(folders) + "\n}\n"
+
+
+def test_every_format_has_a_golden_log():
+    assert set(FOLDERS.values()) == set(FORMATS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_golden_log_gives_its_expected_outcomes(folder, builder, expected, tmp_path):
+    files = log_files(str(GOLDEN / folder))
+    assert set(files_by_format(files)) == {FOLDERS[folder]}
+    items = list(read_records(FOLDERS[folder], files, tmp_path))
+    assert sum(item.rows for item in items) == sum(file.meter.rows for file in files) > 0
+    found = []
+    for item in items:
+        rows = {"rows": item.rows} if item.rows > 1 else {}
+        if isinstance(item, Record):
+            item = pickle.loads(pickle.dumps(item))  # as a worker receives it
+            outcomes = parse_record(FOLDERS[folder], item)
+        else:
+            outcomes = [item]
+        found += [described(outcome, builder) | rows for outcome in outcomes]
+    told = " ".join(outcome.get("detail", "") for outcome in found)
+    assert not any(word in told for word in CUSTOMERS_WORDS)
+    if os.environ.get("WRITE_GOLDEN"):
+        expected[folder] = found
+    assert found == expected[folder]
+
+
+def described(outcome: Exchange | Reject, builder: SequenceBuilder) -> dict:
+    """An outcome as JSON: what was logged, and what the training sequence says."""
+    place = f"{Path(outcome.place.file).relative_to(GOLDEN)}:{outcome.place.line}"
+    if isinstance(outcome, Reject):
+        return {"at": place, "reason": outcome.reason, "detail": outcome.detail}
+    fields = {
+        field.name: getattr(outcome, field.name)
+        for field in dataclasses.fields(outcome)
+        if field.name != "place"
+        and getattr(outcome, field.name) not in (None, field.default, (), {})
+    }
+    try:
+        sequence = builder.build(outcome)
+    except Reject as reject:
+        built = {"rejected": reject.reason}
+    else:
+        completion = builder.decode(sequence.token_ids[sequence.completion_start :])
+        built = {"prompt": sequence.prompt_text, "completion": completion}
+    return json.loads(json.dumps({"at": place, **fields, "tokens": built}))

@@ -1,0 +1,86 @@
+"""Logs of vLLM and SGLang: what the golden logs do not hold."""
+
+from outrider.data.exchange import Exchange
+from outrider.data.formats import format_of, read_exchanges, vllm_log
+from outrider.data.ingest.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.data.formats.test_golden import GOLDEN
+
+
+def log(tmp_path, text):
+    path = tmp_path / "server.log"
+    path.write_bytes(text.encode())
+    (file,) = log_files(str(path))
+    assert format_of(file) == "vllm_log"
+    return list(read_exchanges([file]))
+
+
+RECEIVED = (
+    "INFO 07-01 12:00:00 [logger.py:42] Received request chatcmpl-1: prompt: {prompt}, params: "
+    "SamplingParams(n=1, temperature=0.6, top_p=0.95, stop=[], stop_token_ids=[]), "
+    "prompt_token_ids: None, lora_request: None.\n"
+)
+GENERATED = (
+    "INFO 07-01 12:00:09 [logger.py:77] Generated response chatcmpl-1: output: {output}, "
+    "output_token_ids: None, finish_reason: stop\n"
+)
+PROMPT = "<｜User｜>one\n\nit's two, params: n=3\n<｜Assistant｜><think>"
+ANSWER = "three's\n</think>\n\nfour"
+
+
+def test_colors_and_process_names(tmp_path):
+    text = RECEIVED.format(prompt=repr(PROMPT)) + GENERATED.format(output=repr(ANSWER))
+    text = text.replace("INFO", "\x1b[0;36m(APIServer pid=41)\x1b[0;0m \x1b[32mINFO\x1b[0m")
+    (row,) = log(tmp_path, text)
+    assert (row.prompt_text, row.content) == (PROMPT, ANSWER)
+
+
+def test_without_debug_the_prompt_is_missing(tmp_path):
+    received = (
+        RECEIVED.format(prompt="''")
+        .replace("prompt: '', ", "")
+        .replace("prompt_token_ids: None, ", "")
+    )
+    (row,) = log(tmp_path, received + GENERATED.format(output="'x'"))
+    assert (row.reason, row.detail) == ("prompt_not_logged", "set VLLM_LOGGING_LEVEL=DEBUG")
+
+
+def test_an_id_that_is_used_again_is_two_requests(tmp_path):
+    received, generated = (
+        RECEIVED.format(prompt=repr(PROMPT)),
+        GENERATED.format(output=repr(ANSWER)),
+    )
+    rows = log(tmp_path, received + received + generated + received + generated)
+    assert [getattr(row, "reason", "exchange") for row in rows] == [
+        "unmatched_request",
+        "exchange",
+        "exchange",
+    ]
+
+
+def test_memory_is_bounded_by_giving_up_the_oldest(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_log, "WAITING", 1000)
+    received = RECEIVED.format(prompt=repr(PROMPT))
+    rows = log(
+        tmp_path, "".join(received.replace("chatcmpl-1", f"chatcmpl-../../{n}") for n in range(50))
+    )
+    assert [row.reason for row in rows] == ["unmatched_request"] * 50
+    assert [row.place.line for row in rows] == list(range(1, 51))
+
+
+def test_calls_without_ids_cannot_be_put_back(tmp_path):
+    output = """'[tool_calls: get_weather({"city": "Paris"})]'"""
+    (row,) = log(
+        tmp_path,
+        RECEIVED.format(prompt=repr(PROMPT)) + GENERATED.format(output=output),
+    )
+    assert row.reason == "tool_calls_without_ids"
+
+
+def test_a_clients_own_prompt_gets_the_tokenizers_begin_token(text_target):
+    rows = read_exchanges(log_files(str(GOLDEN / "sglang" / "level3.jsonl")))
+    builder = SequenceBuilder(text_target)
+    raw = next(row for row in rows if isinstance(row, Exchange) and row.prompt_is_raw)
+    sequence = builder.build(raw)
+    expected = builder.tokenizer.encode(raw.prompt_text, add_special_tokens=True)
+    assert sequence.token_ids[: sequence.completion_start] == expected

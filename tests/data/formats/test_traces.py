@@ -1,0 +1,106 @@
+"""Trace stores and proxies: Langfuse, LiteLLM and OpenTelemetry beyond the golden logs."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from outrider.data.exchange import Exchange, Place, Record
+from outrider.data.formats import parse_record
+from tests.data.formats.test_golden import GOLDEN
+
+
+def parsed(name, row):
+    payload = row if "Timestamp" in row else json.dumps(row).encode()
+    return parse_record(name, Record(Place("log", 1), payload))
+
+
+def test_roles_of_langchain_and_attributes_of_a_table_of_texts():
+    said = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": (
+            '[{"role": "Human", "parts": [{"type": "text", "content": "Hi"}]}]'
+        ),
+        "gen_ai.output.messages": (
+            '[{"role": "AI", "parts": [{"type": "text", "content": "Ho"}], '
+            '"finish_reason": "stop"}]'
+        ),
+        "gen_ai.request.temperature": "0.6",
+        "gen_ai.usage.output_tokens": "3",
+    }
+    row = {"Timestamp": datetime(2026, 7, 1, 10, tzinfo=UTC), "SpanAttributes": list(said.items())}
+    (outcome,) = parsed("otel_genai", row)
+    assert outcome.messages == [{"role": "user", "content": "Hi"}] and outcome.content == "Ho"
+    assert (outcome.temperature, outcome.completion_tokens, outcome.time) == (0.6, 3, 1782900000.0)
+
+
+def test_what_1_37_has_goes_before_what_was_before_it():
+    said = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": (
+            '[{"role": "user", "parts": [{"type": "text", "content": "new"}]}]'
+        ),
+        "gen_ai.output.messages": (
+            '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}], '
+            '"finish_reason": "stop"}]'
+        ),
+        "gen_ai.prompt": '[{"role": "user", "content": "old"}]',
+        "gen_ai.completion": '[{"role": "assistant", "content": "no"}]',
+    }
+    (outcome,) = parsed("otel_genai", {"name": "chat r1", "attributes": said})
+    assert (outcome.messages[0]["content"], outcome.content) == ("new", "yes")
+
+
+def test_a_record_that_cannot_be_read_spoils_none_of_the_others():
+    events = [
+        {
+            "eventName": "gen_ai.user.message",
+            "body": {"kvlistValue": {"values": [pair("content", "Hi")]}},
+        },
+        {
+            "eventName": "gen_ai.choice",
+            "body": {"stringValue": '{"finish_reason": "stop", "message": {"content": "Ho"}}'},
+        },
+    ]
+    records = [
+        {**event, "traceId": "a", "spanId": "b", "attributes": [pair("gen_ai.system", "r1")]}
+        for event in events
+    ]
+    broken = {"traceId": "a", "spanId": "b", "attributes": [{"key": 17}]}
+    row = {"resourceLogs": [{"scopeLogs": [{"logRecords": [broken, *records]}]}]}
+    reject, outcome = parsed("otel_genai", row)
+    assert reject.reason == "wrong_type" and reject.detail.startswith("span 1: ")
+    assert (outcome.messages, outcome.content) == ([{"role": "user", "content": "Hi"}], "Ho")
+
+
+def pair(key, text):
+    return {"key": key, "value": {"stringValue": text}}
+
+
+@pytest.mark.parametrize(
+    "output, content",
+    [
+        ("[1] See the notice.", "[1] See the notice."),
+        ('[{"open": true}]', '[{"open": true}]'),
+        ('{"role": "librarian", "open": true}', '{"role": "librarian", "open": true}'),
+        ('{"role": null, "content": "closed"}', "closed"),
+        ('{"choices": [{"message": {"content": "closed"}, "finish_reason": "length"}]}', "closed"),
+        ('{"role": "assistant", "parts": [{"type": "text", "content": "closed"}]}', "closed"),
+    ],
+)
+def test_spellings_of_the_output(output, content):
+    path = GOLDEN / "langfuse" / "observations_v2.jsonl"
+    row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    (outcome,) = parsed("langfuse", {**row, "output": output})
+    assert isinstance(outcome, Exchange) and outcome.content == content
+    assert outcome.finish_reason == ("length" if "length" in output else "stop")
+
+
+def test_a_litellm_callback_that_logs_its_arguments_and_extra_body():
+    path = next((GOLDEN / "litellm" / "2026-07-01").glob("*-1.json"))
+    payload = json.loads(path.read_text())
+    payload["model_parameters"]["extra_body"] = {"chat_template_kwargs": {"thinking": True}}
+    payload["model_parameters"]["stop"] = ["END"]
+    (row,) = parsed("litellm", {"model": "x", "standard_logging_object": payload})
+    assert row.reasoning == "She codes.\n"
+    assert row.template_arguments == {"thinking": True} and row.stop_strings == ("END",)
