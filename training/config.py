@@ -12,9 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
 DepthWeights = Literal["decay", "uniform", "visited"]
 
-STREAMED_WINDOW = 2**20
-"""Tokens within which a streamed order is random: 15 GB of R1's states."""
-
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
@@ -66,15 +63,7 @@ class TrainingConfig(BaseModel):
     features: Literal["stored", "streamed"] = "stored"
     """Where the hidden states of the training part come from. `stored`: from the feature store,
     after capture has finished; `streamed`: from capture while it runs, through the memory of a Ray
-    cluster (`cluster.address`), never from a disk. Both end with the same weights if `off_policy`
-    and `shuffle_tokens` are the same. Streamed training of several epochs captures again in each,
-    except what `cluster.cache_gb` keeps."""
-
-    shuffle_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of the windows within which the order of the sequences is random. A window consists of
-    whole pieces of the capture (`capture.batch_tokens`), which come in random order. A stream holds
-    one window of states in memory and captures the next meanwhile (`cluster.in_flight_gb`). null:
-    the whole training part, or 1,048,576 where the features are streamed."""
+    cluster (`cluster.address`), never from a disk. Every epoch captures again."""
 
     off_policy: Literal["drop", "mask"] | None = None
     """What becomes of off-policy sequences of the training part (`capture.min_on_policy`). `drop`:
@@ -112,7 +101,8 @@ class TrainingConfig(BaseModel):
     leaves it out gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
-    """Rows of one optimizer step, over all processes together; a multiple of `processes`."""
+    """Rows of one optimizer step, over all processes together. Processes compute rows that do not
+    count where it is not a multiple of their number."""
 
     zero_stage: Literal[1, 2, 3] = 1
     """DeepSpeed ZeRO stage: shards optimizer states (1), also gradients (2), also weights (3) over
@@ -121,7 +111,7 @@ class TrainingConfig(BaseModel):
     processes: int = Field(default=1, ge=1)
     """Processes over all machines, one per GPU. More than one are started by torchrun on this
     machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the largest
-    number: with less room, training runs with fewer processes that divide `rows_per_step`."""
+    number: with less room, training runs with fewer processes."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
@@ -187,13 +177,6 @@ class TrainingConfig(BaseModel):
         """Whether off-policy sequences keep their places in the rows, without a loss."""
         return self.off_policy == "mask" or self.streams
 
-    @property
-    def window_tokens(self) -> int | None:
-        """`shuffle_tokens`, or its default; None: the order of the whole part is random."""
-        if self.shuffle_tokens is None and self.streams:
-            return STREAMED_WINDOW
-        return self.shuffle_tokens
-
     def started(self, warm: bool) -> "TrainingConfig":
         """The section of a run that starts from a base, or from scratch."""
         return self if warm else self.model_copy(update=dict(self.scratch))
@@ -206,16 +189,6 @@ class TrainingConfig(BaseModel):
         progress = (step - warmup) / max(1, steps - warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * (FLOOR + (1 - FLOOR) * cosine)
-
-    @model_validator(mode="after")
-    def _rows_divide(self) -> "TrainingConfig":
-        if self.rows_per_step % self.processes:
-            multiple = -(-self.rows_per_step // self.processes) * self.processes
-            raise ValueError(
-                f"training.rows_per_step={self.rows_per_step} is not a multiple of"
-                f" training.processes={self.processes}; take {multiple}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _a_stream_masks(self) -> "TrainingConfig":

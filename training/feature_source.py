@@ -1,15 +1,13 @@
-"""Where training reads hidden states: a store that holds all of them, or a stream in plan order.
+"""Where training reads hidden states: a store that holds all of them, or a stream.
 
     source = source_of(store, masked)
-    number = source.begin(plan.places(first_step, left_out))     # in the first process
-    reading = source.reading(number, plan.mine(...))             # in every process
-    states = reading.read(sequence_id)                           # the next of its places
-    off = reading.off_policy(plan.places_of(step))
+    reading = source.reading(sequence_ids)              # in every process: what it reads, in order
+    states = reading.read(sequence_id)                  # the next of its sequences
+    off = reading.off_policy(sequence_ids)
 
-Both give the same bits for the same plan. A stored source has every sequence at any time. A
-streamed one captures while training runs and keeps a sequence in memory only until it has been
-read (data/streaming/), so a process reads exactly its places of the plan, in their order. It is
-the object that `feature_store` in the specification opens, if that has a method `begin`.
+A stored source has every sequence at any time. A streamed one (data/features/streamed.py) captures
+while training runs, in the order in which a process reads. It is the object that `feature_store` in
+the specification opens, if that has a method `reading`.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,23 +17,16 @@ from torch import Tensor
 
 from outrider.speculators.features import FeatureSpec, SequenceStates
 from outrider.training.batches import Store
-from outrider.training.plan import Place
 
 
 class Reading(Protocol):
-    """One process's states of a plan, in its order."""
+    """The sequences that one process reads, in order."""
 
     def read(self, sequence_id: str) -> SequenceStates:
-        """The states at this process's next place, which is that of `sequence_id`."""
+        """The states of the next sequence, which is `sequence_id`."""
 
-    def off_policy(self, places: Sequence[Place]) -> list[bool]:
-        """Whether the sequence at each place is off-policy and therefore gets no loss.
-
-        Waits until all of them have been judged, also those that other processes read.
-        """
-
-    def marks(self) -> dict[str, float]:
-        """State of the stream, for the metrics of a step; nothing for a store."""
+    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
+        """Which of these sequences are off-policy and therefore get no loss."""
 
     def close(self) -> None:
         """Ends a `read` that waits in another thread."""
@@ -43,7 +34,7 @@ class Reading(Protocol):
 
 @runtime_checkable
 class FeatureSource(Protocol):
-    """A store whose training part is read by place in the plan."""
+    """A store whose training part is read in a given order."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -59,14 +50,8 @@ class FeatureSource(Protocol):
     def tokens(self, sequence_id: str) -> Tensor:
         """[T]: the token ids of any sequence."""
 
-    def begin(self, places: Sequence[Place]) -> int:
-        """Announces what will be read, in order, and returns the number of the announcement.
-
-        Called in one process. It ends what was announced before.
-        """
-
-    def reading(self, number: int, mine: Sequence[Place]) -> Reading:
-        """Reads a process's places of announcement `number`."""
+    def reading(self, sequence_ids: Sequence[str]) -> Reading:
+        """Reads these sequences of the training part, in this order."""
 
 
 class StoredSource:
@@ -89,17 +74,11 @@ class StoredSource:
     def tokens(self, sequence_id: str) -> Tensor:
         return self.store.tokens(sequence_id)
 
-    def off_policy(self, places: Sequence[Place]) -> list[bool]:
-        return [place.sequence_id in self.masked for place in places]
-
-    def begin(self, places: Sequence[Place]) -> int:
-        return 0
-
-    def reading(self, number: int, mine: Sequence[Place]) -> Reading:
+    def reading(self, sequence_ids: Sequence[str]) -> Reading:
         return self
 
-    def marks(self) -> dict[str, float]:
-        return {}
+    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
+        return [sequence_id in self.masked for sequence_id in sequence_ids]
 
     def close(self) -> None:
         return

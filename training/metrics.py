@@ -112,12 +112,6 @@ def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
     )
     if "mfu" in values:
         line += f"  MFU {values['mfu']:.0%}"
-    if "stream_held_bytes" in values:
-        held, most = (values[f"stream_{name}_bytes"] / 1e6 for name in ("held", "most_held"))
-        line += (
-            f"  holding {held:,.0f} MB of states (at most {most:,.0f}), capture waited"
-            f" {values['stream_capture_waited_s']:.0f} s"
-        )
     return line
 
 

@@ -6,14 +6,12 @@ of processes matter, so a resumed run needs only its step.
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
         for row in step: ...                             # indices into samples
-
-`plan_windows` shuffles in windows of whole pieces, so that only a window's states are needed at a
-time.
+    rows_of_process(steps, first_step, left_out, rows_per_step, rank, world)
 """
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,42 +119,31 @@ def plan_epoch(
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
 
-def plan_windows(
-    samples: Sequence[Sample],
-    pieces: Sequence[int],
-    window_tokens: int,
-    row_tokens: int,
-    rows_per_step: int,
-    seed: int,
-    epoch: int,
-) -> list[list[Row]]:
-    """As `plan_epoch`, with samples shuffled and packed within windows of whole pieces.
+def turns(rows_per_step: int, world: int) -> int:
+    """Rows that each of `world` processes computes in a step; some may not count."""
+    return -(-rows_per_step // world)
 
-    `pieces` has the number of each sample's piece. The pieces are shuffled; consecutive ones form a
-    window until it has `window_tokens` tokens. A row is of one window; a step may have rows of two.
+
+def rows_of_process(
+    steps: Sequence[Sequence[Row]],
+    first_step: int,
+    left_out: Collection[int],
+    rows_per_step: int,
+    rank: int,
+    world: int,
+) -> list[Row]:
+    """The rows that one of `world` processes computes from `first_step` on, in order.
+
+    A step with fewer rows than turns repeats its first row, which is not counted.
     """
-    generator = random.Random(f"{seed}/{epoch}")
-    of_piece: dict[int, list[int]] = {}
-    for index, piece in enumerate(pieces):
-        of_piece.setdefault(piece, []).append(index)
-    shuffled = list(of_piece.values())
-    generator.shuffle(shuffled)
-    rows, window, tokens = [], list[int](), 0
-    for number, indices in enumerate(shuffled, start=1):
-        window += indices
-        tokens += sum(samples[index].length for index in indices)
-        if tokens >= window_tokens or number == len(shuffled):
-            generator.shuffle(window)
-            packed = []
-            for start in range(0, len(window), WINDOW):
-                packed += pack(
-                    [(index, samples[index].length) for index in window[start : start + WINDOW]],
-                    row_tokens,
-                )
-            generator.shuffle(packed)
-            rows += packed
-            window, tokens = [], 0
-    return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
+    rows = []
+    for step in range(first_step, len(steps)):
+        if step in left_out:
+            continue
+        for turn in range(turns(rows_per_step, world)):
+            number = turn * world + rank
+            rows.append(steps[step][number if number < len(steps[step]) else 0])
+    return rows
 
 
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast
+from accelerate.utils import broadcast, gather_object
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
@@ -51,10 +51,10 @@ from outrider.training.packing import (
     cut_at_rows,
     padding_share,
     plan_epoch,
-    plan_windows,
+    rows_of_process,
     samples_of_part,
+    turns,
 )
-from outrider.training.plan import Place, Plan
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.sizing.memory import MemoryPlan
 from outrider.training.sizing.peak import peak_bytes
@@ -78,11 +78,6 @@ class Trainer:
         self.features = self.kind.features(config, target_config)
         self.features.require(source.spec, spec.features_dir)
         self.accelerator = make_accelerator(self.config, spec.log_dir)
-        if self.config.rows_per_step % self.accelerator.num_processes:
-            raise OutriderError(
-                f"training.rows_per_step={self.config.rows_per_step} is not a multiple of the"
-                f" {self.accelerator.num_processes} processes that were started"
-            )
         self.device = self.accelerator.device
         row_tokens = self.config.row_tokens
         self.samples, self.left_out = samples_of_part(
@@ -96,7 +91,6 @@ class Trainer:
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
         self.steps = self._steps()
-        self.plan = Plan(self.steps, self.samples, self.config.rows_per_step)
         self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
             self.accelerator,
@@ -143,17 +137,9 @@ class Trainer:
 
     def _steps(self) -> list[list[Row]]:
         """The rows of every step of all epochs."""
-        config, window = self.config, self.config.window_tokens
+        config = self.config
         shape = config.row_tokens, config.rows_per_step, config.seed
-        if window is None:
-            epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
-        else:
-            of_id = dict(zip(self.spec.train, self.spec.train_pieces, strict=True))
-            pieces = [of_id[sample.sequence_id] for sample in self.samples]
-            epochs = [
-                plan_windows(self.samples, pieces, window, *shape, epoch)
-                for epoch in range(config.epochs)
-            ]
+        epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
         return [rows for steps in epochs for rows in steps]
 
     def _origin(self, vocab: int) -> Origin:
@@ -270,10 +256,17 @@ class Trainer:
         """Trains to the end, or returns the batch that must be undone."""
         if self._patience_ended(state):
             return None
-        left_out, world = self.rollbacks.steps, self.accelerator.num_processes
-        mine = first_step, left_out, self.accelerator.process_index, world
-        reading = self._reading(first_step, self.plan.mine(*mine))
-        rows = self.plan.rows(*mine)
+        rows = rows_of_process(
+            self.steps,
+            first_step,
+            self.rollbacks.steps,
+            self.config.rows_per_step,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        reading = self.source.reading(
+            [self.samples[index].sequence_id for row in rows for index in row]
+        )
         with (
             Prefetch(reading, self.samples, rows, self.config.row_tokens, self.features) as batches,
             contextlib.closing(reading),
@@ -342,12 +335,10 @@ class Trainer:
         rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        places = self.plan.places_of(step)
-        off = zip((index for row in rows for index in row), reading.off_policy(places), strict=True)
-        masked = frozenset(index for index, is_off in off if is_off)
+        masked = self._masked(rows, reading)
         in_step = [self.samples[index] for row in rows for index in row if index not in masked]
         share_K = self.objective.share(in_step).to(self.device)
-        rows_each = config.rows_per_step // world
+        rows_each = turns(config.rows_per_step, world)
         sums = torch.zeros(1 + 2 * self.depth, device=self.device)
         for turn in range(rows_each):
             batch = next(supply).to(self.device)
@@ -391,8 +382,6 @@ class Trainer:
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
-        if self.accelerator.is_main_process:
-            values |= reading.marks()
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
             self._say(step_line(step + 1, len(self.steps), values))
@@ -452,12 +441,15 @@ class Trainer:
         self._say(export_line(state["base"], state["best"], profile, blocks))
         return profile
 
-    def _reading(self, first_step: int, mine: Sequence[Place]) -> Reading:
-        """This process's states from `first_step` on, as the first process announces them."""
-        number = 0
-        if self.accelerator.is_main_process:
-            number = self.source.begin(self.plan.places(first_step, self.rollbacks.steps))
-        return self.source.reading(int(self._from_first(number)), mine)
+    def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
+        """Samples of a step without a loss: each process judges those of the rows that it reads."""
+        if not self.config.masks:
+            return frozenset()
+        own = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        mine = [index for row in own for index in row]
+        off = reading.off_policy([self.samples[index].sequence_id for index in mine])
+        judged = [index for index, is_off in zip(mine, off, strict=True) if is_off]
+        return frozenset(gather_object(judged))
 
     def _some_process_stops(self) -> bool:
         stop = self.stop_requested or (

@@ -26,8 +26,7 @@ class ClusterConfig(BaseModel):
     """CPU cores of each replica. null: on a CPU, the cores of the smallest node divided by the
     replicas that run there, less those of training where the features are streamed; with GPUs 1,
     which Ray only counts. On a CPU bf16 states depend on it in single positions, as on any engine's
-    number of threads: set it where stores, or stored and streamed training, must have the same
-    bits."""
+    number of threads: set it where stores must have the same bits."""
 
     in_flight_gb: float | None = Field(default=None, gt=0)
     """States in GB between capture and their consumer: being captured, waiting in object stores,
@@ -37,10 +36,6 @@ class ClusterConfig(BaseModel):
     object_store_gb: float | None = Field(default=None, gt=0)
     """Object store of `address: local` in GB, in shared memory. null: Ray's default, 30 % of the
     memory."""
-
-    cache_gb: float = Field(default=0.0, ge=0)
-    """States in GB that streamed training keeps in memory for further epochs. What does not fit is
-    captured again in each epoch."""
 
     replica_restarts: int = Field(default=3, ge=0)
     """How often a replica that ends unexpectedly is started again, on any node with room. Its work

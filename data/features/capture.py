@@ -9,12 +9,12 @@ every completion under the target, for the check that it is on-policy (on_policy
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
 
-import dataclasses
+import functools
 import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,18 @@ from datasets import Dataset
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import ClusterSession, open_cluster
+from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.fingerprint import sampled_digest, value_digest
+from outrider.common.fingerprint import sampled_digest
 from outrider.common.lost_ends import LostEnds
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
-from outrider.data.features.capture_plan import Piece
+from outrider.data.features.capture_plan import Piece, rows_of, sample_of, state_bytes
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.features.layer_check import layer_check, norm_and_layers
-from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.lengths import fit, longest
-from outrider.data.features.replica import ReplicaSetup
-from outrider.data.features.replicas import Replicas
-from outrider.data.features.self_check import Row, require, self_check
+from outrider.data.features.replica import ReplicaSetup, check_engine
+from outrider.data.features.replicas import Replicas, start_replicas
+from outrider.data.features.self_check import Row
 from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.features.write_store import Captured, write_store
 from outrider.data.privacy.regenerate import asked_rows, regenerate
@@ -66,14 +64,12 @@ def capture(
     out_dir: Path,
     features: FeatureSpec = ONLY_FINAL,
     cluster: ClusterConfig | None = None,
-    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Captures every sequence of every part: the final state, and the streams of `features`.
 
     For drafters of several kinds, `features` is the union of what they read. With an address,
-    `cluster` captures on replicas (replicas.py); the store has the same bytes. `only`: the
-    sequences that are stored, with the states that they have in a store of all. Returns counts,
-    speed and the checks, which summary.json holds too.
+    `cluster` captures on replicas (replicas.py); the store has the same bytes. Returns
+    counts, speed and the checks, which summary.json holds too.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
@@ -86,12 +82,10 @@ def capture(
         "target": sampled_digest(
             [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
         ),
-        "sequences": _rows_digest(_rows(table, lengths.limit)),
+        "sequences": _rows_digest(rows_of(table, lengths.limit)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
-    if only is not None:
-        source["only"] = value_digest(sorted(only))
     if lengths.cut or lengths.dropped:
         source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
@@ -100,25 +94,12 @@ def capture(
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(out_dir, _tokens(_rows(table, lengths.limit), only), spec, capture.dtype)
+    _check_disk(out_dir, _tokens(rows_of(table, lengths.limit)), spec, capture.dtype)
     if cluster is not None and cluster.address is not None:
-        with open_cluster(cluster) as session:
-            return capture_on_replicas(
-                session,
-                cluster,
-                target,
-                engine,
-                table,
-                source,
-                capture,
-                out_dir,
-                lengths,
-                spec,
-                only,
-            )
+        return _on_replicas(cluster, target, engine, table, source, capture, out_dir, lengths, spec)
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths, features, only)
+        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
 
 
 def capture_table(
@@ -130,27 +111,18 @@ def capture_table(
     out_dir: Path,
     lengths: LostEnds | None = None,
     features: FeatureSpec = ONLY_FINAL,
-    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Regenerates responses that the table marks, checks a spread sample, captures the table.
 
-    `lengths` goes into the summary. `only`: the sequences that are stored.
+    `lengths` goes into the summary.
     """
-    console, limit = Console(stderr=True), longest(engine.max_model_len)
+    limit = longest(engine.max_model_len)
     answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
-    checked = _checked(table, limit, capture, answers)
-    check = self_check(engine, checked, lm_head_VH)
-    console.print(check.describe(), highlight=False, soft_wrap=True)
-    require(check, capture)
-    checks: dict[str, Any] = {"self_check": check.as_dict()}
     model = engine.llm.llm_engine.model_config
     spec = features.stored(model.get_hidden_size())
-    if spec.auxiliary:
-        of_layers = layer_check(engine, checked, spec, *norm_and_layers(Path(model.model)))
-        console.print(of_layers.describe(), highlight=False, soft_wrap=True)
-        require_layers(of_layers)
-        checks["layer_check"] = of_layers.as_dict()
-    tokens = _tokens(_rows(table, limit, answers), only)
+    sample = sample_of(table, limit, capture.self_check_sequences, answers)
+    checks = check_engine(engine, sample, spec, capture, lm_head_VH, Path(model.model))
+    Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
@@ -159,16 +131,13 @@ def capture_table(
         )
         return zip(rows, captured, strict=True)
 
-    rows = _rows(table, limit, answers)
-    began = time.monotonic()
-    captured = write_store(
-        spec, states, rows, tokens, out_dir, source, capture, console, COLUMNS, only
+    rows = functools.partial(rows_of, table, limit, answers)
+    return _write(
+        spec, states, rows, out_dir, source, capture, len(answers), lengths, lambda: checks
     )
-    return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
 
 
-def capture_on_replicas(
-    session: ClusterSession,
+def _on_replicas(
     cluster: ClusterConfig,
     target: TargetConfig,
     engine: EngineConfig,
@@ -178,69 +147,73 @@ def capture_on_replicas(
     out_dir: Path,
     lengths: LostEnds,
     spec: FeatureSpec,
-    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """As `capture_table`, with an engine and a self-check in each replica.
 
     The answers to regenerate come from one replica, and the self-check's rows have logged answers.
     """
-    console, limit = Console(stderr=True), lengths.limit
-    setup = ReplicaSetup(
-        target, engine, capture, spec, tuple(_checked(table, limit, capture)), in_memory=False
-    )
+    limit = lengths.limit
     longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
-    piece_tokens = max(capture.batch_tokens, longest_row)
-    in_flight = session.in_flight_bytes(cluster)
-    with Replicas(session, cluster, setup, piece_tokens, console) as replicas:
+    setup = ReplicaSetup(
+        target,
+        engine,
+        capture,
+        spec,
+        tuple(sample_of(table, limit, capture.self_check_sequences)),
+        in_memory=False,
+        piece_tokens=max(capture.batch_tokens, longest_row),
+    )
+    with open_cluster(cluster) as session, start_replicas(session, cluster, setup) as actors:
+        replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
+        in_flight = session.in_flight_bytes(cluster)
         answers = regenerate(replicas, asked_rows(table), out_dir, source, capture.batch_tokens)
-        tokens = _tokens(_rows(table, limit, answers), only)
 
         def states(plan: Iterator[Piece]) -> Iterator[Captured]:
             for piece, rows in replicas.stream(plan, in_flight):
                 yield from zip(piece.rows, rows, strict=True)
 
-        rows, marks = _rows(table, limit, answers), replicas.watermarks
-        began = time.monotonic()
-        captured = write_store(
+        def note() -> str:
+            return f"{len(replicas.running)}/{len(actors)} replicas"
+
+        def checks() -> dict[str, Any]:
+            return {
+                "replicas": replicas.running,
+                "lost_replicas": replicas.lost,
+                "left_out": replicas.left_out,
+            }
+
+        rows = functools.partial(rows_of, table, limit, answers)
+        return _write(
             spec,
             states,
             rows,
-            tokens,
             out_dir,
             source,
             capture,
-            console,
-            COLUMNS,
-            only,
-            marks.describe,
+            len(answers),
+            lengths,
+            checks,
+            note,
         )
-        ready = {replica.name: replica.checks for replica in replicas.running()}
-        checks = {"replicas": ready, "cluster": dataclasses.asdict(marks)}
-    return _summary(out_dir, tokens, captured, began, len(answers), checks, lengths)
 
 
-def _checked(
-    table: Dataset,
-    limit: int,
-    capture: CaptureConfig,
-    answers: Mapping[str, np.ndarray] | None = None,
-) -> list[Row]:
-    """A sample of rows for the self-check, spread over the table."""
-    sample = np.linspace(
-        0, len(table) - 1, min(capture.self_check_sequences, len(table)), dtype=int
-    )
-    return [row[:3] for row in _rows(table.select(sample), limit, answers)]
-
-
-def _summary(
+def _write(
+    spec: FeatureSpec,
+    states: Callable[[Iterator[Piece]], Iterator[Captured]],
+    rows: Callable[[], Iterator[LoggedRow]],
     out_dir: Path,
-    tokens: int,
-    captured: int,
-    began: float,
+    source: dict[str, Any],
+    capture: CaptureConfig,
     regenerated: int,
-    checks: dict[str, Any],
     lengths: LostEnds | None,
+    checks: Callable[[], dict[str, Any]],
+    note: Callable[[], str] = str,
 ) -> dict[str, Any]:
+    """Writes the store (write_store.py) and its summary; returns the summary."""
+    tokens, console, began = _tokens(rows()), Console(stderr=True), time.monotonic()
+    captured = write_store(
+        spec, states, rows(), tokens, out_dir, source, capture, console, COLUMNS, note
+    )
     seconds = time.monotonic() - began
     store = FeatureStore.open(out_dir)
     summary = {
@@ -252,7 +225,7 @@ def _summary(
         "tokens_captured_now": captured,
         "seconds": round(seconds, 3),
         "tokens_per_s": round(captured / seconds, 1),
-        **checks,
+        **checks(),
         "too_long": lengths._asdict() if lengths else None,
     }
     write_json(out_dir / SUMMARY, summary, private=True)
@@ -288,22 +261,8 @@ def capture_ids(
     return FeatureStore.open(out_dir)
 
 
-def _tokens(rows: Iterable[LoggedRow], only: Collection[str] | None) -> int:
-    return sum(len(row.token_ids) for row in rows if only is None or row.row_id in only)
-
-
-def _rows(
-    table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
-) -> Iterator[LoggedRow]:
-    """The table's rows up to `limit` tokens, logged responses replaced by those in `answers`."""
-    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
-    for row in table.select_columns(names):
-        logged = LoggedRow(*(row[name] for name in names))
-        if answers and (answer := answers.get(logged.row_id)) is not None:
-            logged = logged._replace(
-                token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
-            )
-        yield logged._replace(token_ids=logged.token_ids[:limit])
+def _tokens(rows: Iterable[LoggedRow]) -> int:
+    return sum(len(row.token_ids) for row in rows)
 
 
 def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:

@@ -13,10 +13,14 @@ Pieces of an interrupted capture that are partly in the store are captured again
 rows are skipped.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from outrider.data.config import StateDtype, bytes_per_token
+import numpy as np
+from datasets import Dataset
+
+from outrider.data.config import bytes_per_token
+from outrider.data.features.self_check import Row
 from outrider.serving.engine import LoggedRow, batches
 from outrider.speculators.features import FeatureSpec
 
@@ -39,10 +43,6 @@ class Piece:
         """Sequence ids, in order."""
         return [row.row_id for row in self.rows]
 
-    def nbytes(self, spec: FeatureSpec) -> int:
-        """Bytes of the states of all streams in memory, in bfloat16."""
-        return self.tokens * state_bytes(spec)
-
 
 def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
     """The plan: consecutive rows of at most `batch_tokens` tokens, or one longer row."""
@@ -50,17 +50,33 @@ def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
         yield Piece(index, tuple(LoggedRow(*row) for row in batch))
 
 
-def unfinished(
-    plan: Iterable[Piece], done: Collection[str], only: Collection[str] | None = None
-) -> Iterator[Piece]:
-    """Pieces with a row that is not in `done`; `only`: of those that count."""
-
-    def missing(row_id: str) -> bool:
-        return row_id not in done and (only is None or row_id in only)
-
-    return (piece for piece in plan if any(missing(row_id) for row_id in piece.row_ids))
+def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
+    """Pieces with a row that is not in `done`."""
+    return (piece for piece in plan if not done.issuperset(piece.row_ids))
 
 
-def state_bytes(spec: FeatureSpec, dtype: StateDtype = "bf16") -> int:
-    """Bytes of one token's states."""
-    return bytes_per_token(spec.width, dtype, len(spec.streams))
+def state_bytes(spec: FeatureSpec) -> int:
+    """Bytes of one token's states of all streams in memory, in bfloat16."""
+    return bytes_per_token(spec.width, "bf16", len(spec.streams))
+
+
+def rows_of(
+    table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
+) -> Iterator[LoggedRow]:
+    """The table's rows up to `limit` tokens, logged responses replaced by those in `answers`."""
+    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
+    for row in table.select_columns(names):
+        logged = LoggedRow(*(row[name] for name in names))
+        if answers and (answer := answers.get(logged.row_id)) is not None:
+            logged = logged._replace(
+                token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
+            )
+        yield logged._replace(token_ids=logged.token_ids[:limit])
+
+
+def sample_of(
+    table: Dataset, limit: int, count: int, answers: Mapping[str, np.ndarray] | None = None
+) -> list[Row]:
+    """At most `count` rows for the checks of an engine, spread over the table."""
+    places = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
+    return [row[:3] for row in rows_of(table.select(places), limit, answers)]

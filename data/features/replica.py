@@ -1,8 +1,8 @@
 """A capture replica: one engine in a Ray actor, captures whole pieces of a plan.
 
-    replica = ray.remote(CaptureReplica).remote(setup)
-    checks = ray.get(replica.start.remote(None, piece_tokens=65536))
-    facts, states = replica.capture.options(num_returns=2).remote(piece)
+    replica = ray.remote(CaptureReplica).remote(setup, 0)
+    checks = ray.get(replica.start.remote())
+    done, states = replica.capture.options(num_returns=2).remote(piece)
     load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
@@ -30,7 +30,7 @@ from outrider.data.features.layer_check import layer_check, norm_and_layers
 from outrider.data.features.layer_check import require as require_layers
 from outrider.data.features.self_check import Row, require, self_check
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.engine import AskedRow, Engine, open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec
 
@@ -56,6 +56,10 @@ class ReplicaSetup:
     """Rows of the self-check."""
     in_memory: bool
     """Whether states may pass through files in memory only."""
+    piece_tokens: int
+    """Tokens of the largest piece."""
+    cores: int | None = None
+    """Cores of its engine on a CPU; None: as `engine.cpu_cores` says."""
 
 
 class StoredRow(NamedTuple):
@@ -76,80 +80,58 @@ class CapturedRow(NamedTuple):
     scores: list[list[float]] | None
 
 
-@dataclass(frozen=True)
-class PieceFacts:
-    """What a replica reports about a piece."""
-
-    piece: int
-    """Place in the plan."""
-    tokens: int
-    seconds: float
-    """In the engine."""
-    scores: tuple[list[list[float]] | None, ...] = ()
-    """Of each row, for whoever does not read the states."""
-
-
 class CaptureReplica:
     """The actor; `ray.remote` makes it one (replicas.py)."""
 
-    def __init__(self, setup: ReplicaSetup) -> None:
-        self._setup = setup
+    def __init__(self, setup: ReplicaSetup, number: int) -> None:
+        """`number` of this replica decides which cores its engine uses on a CPU."""
+        self._setup, self._number = setup, number
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
+        self._checks: dict[str, Any] | None = None
 
-    def start(self, share: tuple[int, int] | None, piece_tokens: int) -> dict[str, Any]:
-        """Opens the engine and checks its states; host, checks and seconds.
-
-        `share`: slot and number of cores of the engine's worker on a CPU; None: as the recipe says.
-        `piece_tokens`: of the largest piece.
+    def start(self) -> dict[str, Any]:
+        """Opens the engine and checks its states, on the first call; host, seconds and checks.
 
         Raises:
             OutriderError: a check failed, or there is too little memory for the states.
         """
-        setup, began = self._setup, time.monotonic()
-        engine = setup.engine
-        if share is not None:
-            engine = engine.model_copy(update={"cpu_cores": _cores(engine.cpu_cores, *share)})
+        with self._lock:
+            if self._checks is None:
+                began = time.monotonic()
+                setup, target_dir = self._setup, self._setup.target.directory()
+                self._engine = self._open()
+                start_s = round(time.monotonic() - began, 1)
+                head = load_target_ends(target_dir).lm_head_VH
+                checks = check_engine(
+                    self._engine, setup.checked, setup.spec, setup.capture, head, target_dir
+                )
+                self._checks = {"host": socket.gethostname(), "start_s": start_s, **checks}
+            return self._checks
+
+    def _open(self) -> Engine:
+        setup, engine = self._setup, self._setup.engine
+        if setup.cores is not None:
+            cores = _cores(engine.cpu_cores, self._number, setup.cores)
+            engine = engine.model_copy(update={"cpu_cores": cores})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
-            # In a placement group vLLM would choose Ray, and start actors outside of this one.
+            # Inside an actor vLLM might choose Ray, and start actors outside of this one.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
             engine = engine.model_copy(update={"extra_arguments": extra})
-        folder = _scratch(3 * piece_tokens * state_bytes(setup.spec), setup.in_memory)
+        folder = _scratch(3 * setup.piece_tokens * state_bytes(setup.spec), setup.in_memory)
         tree = self._opened.enter_context(ProcessTree(folder=folder))
         os.environ.update(tree.environment)
-        target_dir = setup.target.directory()
-        self._engine = self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
-        started = time.monotonic() - began
-        return {
-            "host": socket.gethostname(),
-            "start_s": round(started, 1),
-            **self._checks(target_dir),
-        }
+        return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
-    def _checks(self, target_dir: Path) -> dict[str, Any]:
-        setup = self._setup
-        check = self_check(self._engine, setup.checked, load_target_ends(target_dir).lm_head_VH)
-        require(check, setup.capture)
-        checks: dict[str, Any] = {"self_check": check.as_dict(), "in_words": check.describe()}
-        if setup.spec.auxiliary:
-            of_layers = layer_check(
-                self._engine, setup.checked, setup.spec, *norm_and_layers(target_dir)
-            )
-            require_layers(of_layers)
-            checks["layer_check"] = of_layers.as_dict()
-        return checks
-
-    def capture(self, piece: Piece) -> tuple[PieceFacts, list[StoredRow]]:
-        """Prefills a piece, and returns facts and the states of its rows in order."""
+    def capture(self, piece: Piece) -> tuple[None, list[StoredRow]]:
+        """Prefills a piece; returns the states of its rows in order, behind a small first value."""
         import torch
 
-        setup = self._setup
+        self.start()
         with self._lock:
-            began = time.monotonic()
             read = self._engine.prefill_batch(
-                piece.rows, setup.spec.names, setup.capture.on_policy_positions
+                piece.rows, self._setup.spec.names, self._setup.capture.on_policy_positions
             )
-            seconds = time.monotonic() - began
         rows = [
             StoredRow(
                 row_id,
@@ -158,17 +140,37 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        scores = tuple(row.scores for row in rows)
-        return PieceFacts(piece.index, piece.tokens, seconds, scores), rows
+        return None, rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answer to each row."""
+        self.start()
         with self._lock:
             return self._engine.answer(rows)
 
-    def stop(self) -> None:
-        """Ends the engine."""
-        self._opened.close()
+
+def check_engine(
+    engine: Engine,
+    rows: Sequence[Row],
+    spec: FeatureSpec,
+    capture: CaptureConfig,
+    lm_head_VH: "torch.Tensor",
+    target_dir: Path,
+) -> dict[str, Any]:
+    """Checks an engine's states on `rows`; returns the checks, and `in_words` for a person.
+
+    Raises:
+        OutriderError: a check failed (self_check.py, layer_check.py).
+    """
+    check = self_check(engine, rows, lm_head_VH)
+    require(check, capture)
+    checks: dict[str, Any] = {"self_check": check.as_dict(), "in_words": check.describe()}
+    if spec.auxiliary:
+        of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))
+        require_layers(of_layers)
+        checks["layer_check"] = of_layers.as_dict()
+        checks["in_words"] += f"\n{of_layers.describe()}"
+    return checks
 
 
 def load_states(rows: Sequence[StoredRow]) -> list[CapturedRow]:
@@ -189,8 +191,8 @@ def load_states(rows: Sequence[StoredRow]) -> list[CapturedRow]:
     ]
 
 
-def _cores(pool: str, slot: int, count: int) -> str:
-    """The cores of a slot: `count` of the recipe's, or of those that this process may use."""
+def _cores(pool: str, number: int, count: int) -> str:
+    """Cores of a replica: `count` of the recipe's, or of those that this process may use."""
     if pool == "auto":
         available = sorted(os.sched_getaffinity(0))
     else:
@@ -198,7 +200,7 @@ def _cores(pool: str, slot: int, count: int) -> str:
         for part in pool.split(","):
             first, _, last = part.partition("-")
             available += range(int(first), int(last or first) + 1)
-    chosen = [available[(slot * count + index) % len(available)] for index in range(count)]
+    chosen = [available[(number * count + index) % len(available)] for index in range(count)]
     return ",".join(map(str, dict.fromkeys(chosen)))
 
 

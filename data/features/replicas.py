@@ -1,20 +1,23 @@
-"""Capture replicas on a Ray cluster: engines that start, end and are started again.
+"""Capture replicas on a Ray cluster, and pieces of a plan from them in the plan's order.
 
-    with Replicas(session, config, setup, piece_tokens) as replicas:
+    with start_replicas(session, config, setup) as actors:
+        replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
         for piece, rows in replicas.stream(plan, limit_bytes):
             ...
 
-Each replica is an actor with an engine (replica.py), in a placement group of its own: all GPUs of
-an engine are on one node. Pieces of a plan are given to replicas as they get free, and come back in
-the plan's order (piece_stream.py).
-
-A replica that ends, with its node or alone, is started again where there is room, at most
-`cluster.replica_restarts` times. A replica whose engine does not start or whose self-check fails is
-left out. Each such event is one line on stderr.
+Each replica is an actor with an engine (replica.py). When an actor ends, with its node or alone,
+Ray starts it again where there is room, at most `cluster.replica_restarts` times. Its pieces go to
+the others meanwhile, and a piece whose object is lost is captured again. A replica whose engine
+does not start or whose self-check fails is left out. Any process of the cluster may use the actors.
 """
 
+import contextlib
+import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -23,14 +26,13 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession
 from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
-from outrider.data.features.piece_stream import PieceStream
 from outrider.data.features.replica import (
     PIECES_AT_A_TIME,
     CapturedRow,
     CaptureReplica,
     ReplicaSetup,
+    load_states,
 )
-from outrider.data.features.replica_slot import POLL_S, Replica, Watermarks, cause_of, ended_why
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow
 from outrider.serving.in_process import in_process
@@ -38,236 +40,268 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+NAMESPACE = "outrider"
+POLL_S = 0.5
+"""Longest wait for the next event, in seconds."""
+TRIES = 10
+"""How often a piece is captured whose replica or object is lost."""
+
+
+@contextlib.contextmanager
+def start_replicas(
+    session: ClusterSession,
+    config: ClusterConfig,
+    setup: ReplicaSetup,
+    actor: type = CaptureReplica,
+    other_cores: int = 0,
+) -> "Iterator[dict[str, ActorHandle]]":
+    """Starts the actors and ends them; yields their handles by name (`ray.get_actor`).
+
+    `other_cores`: cores that other work needs on every node.
+    """
+    import ray
+
+    resources, cores = resources_of(session, config, setup.engine, other_cores)
+    setup = dataclasses.replace(setup, cores=cores)
+    remote: Any = ray.remote(actor)
+    run = uuid.uuid4().hex[:8]
+    actors = {
+        name: remote.options(
+            name=name,
+            namespace=NAMESPACE,
+            max_concurrency=PIECES_AT_A_TIME,
+            max_restarts=config.replica_restarts,
+            max_task_retries=-1,
+            **resources,
+        ).remote(setup, number)
+        for number, name in enumerate(
+            f"replica {number} of {run}" for number in range(config.capture_replicas)
+        )
+    }
+    try:
+        yield actors
+    finally:
+        for handle in actors.values():
+            ray.kill(handle)
+
+
+@dataclass(eq=False)
+class _Task:
+    """A piece that is in flight."""
+
+    piece: Piece
+    tries: int = 0
+    replica: str | None = None
+    """Which replica has it; None: none yet, or its replica was lost."""
+    done: "ObjectRef | None" = None
+    states: "ObjectRef | None" = None
+    is_done: bool = False
 
 
 class Replicas:
-    """The running replicas; a context manager that ends them."""
+    """This process's view of the replicas. Use it in one thread at a time."""
 
     def __init__(
         self,
-        session: ClusterSession,
-        config: ClusterConfig,
-        setup: ReplicaSetup,
-        piece_tokens: int,
+        actors: "Mapping[str, ActorHandle]",
+        token_bytes: int,
+        start_timeout_s: float,
         console: Console | None = None,
-        actor: type = CaptureReplica,
     ) -> None:
-        """`piece_tokens`: tokens of the largest piece that will be captured."""
-        self.watermarks = Watermarks(wanted=config.capture_replicas)
-        self.setup, self._actor = setup, actor
-        self._config, self._piece_tokens = config, piece_tokens
+        """`token_bytes`: size of one token's states."""
+        self.running: dict[str, dict[str, Any]] = {}
+        """Host and checks of the replicas that capture, by name."""
+        self.left_out: list[str] = []
+        """Replicas that are not started again, and why."""
+        self.stopped = False
+        """Ends a stream; another thread may set it."""
+        self.lost = 0
+        """How many times a replica was lost."""
+        self._actors: dict[str, Any] = dict(actors)
+        self._token_bytes, self._timeout_s = token_bytes, start_timeout_s
         self._console = console or Console(stderr=True)
-        self._bundle = bundle_of(session, config, setup.engine)
-        self._shares = config.cores_per_replica is not None or self._bundle["CPU"] < min(
-            node.cpus for node in session.nodes()
-        )
-        self._replicas: list[Replica] = []
-        self._starting: dict[ObjectRef, tuple[Replica, int]] = {}
         self._idle_since = time.monotonic()
-
-    def __enter__(self) -> "Replicas":
-        for index in range(self._config.capture_replicas):
-            replica = Replica(f"replica {index}")
-            self._replicas.append(replica)
-            self._place(replica)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for replica in self._replicas:
-            self._free(replica)
-        self._replicas.clear()
-        self._starting.clear()
-
-    def running(self) -> list[Replica]:
-        """Replicas that capture now."""
-        return [replica for replica in self._replicas if replica.ready]
-
-    def checks(self) -> dict[str, Any]:
-        """Host and self-check of the running replicas, by name; waits for the first one."""
-        while not self.running():
-            self.wait([])
-        return {replica.name: replica.checks for replica in self.running()}
+        self._starting: dict[ObjectRef, str] = {}
+        for name in actors:
+            self._start(name)
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answers, from one replica; as `Engine.answer`."""
         import ray
 
-        while True:
-            self.checks()
-            replica = self.running()[0]
-            assert replica.actor is not None
-            try:
-                return ray.get(replica.actor.answer.remote(rows))
-            except ray.exceptions.RayActorError as error:
-                self.lose(replica, replica.starts, ended_why(error))
+        while not self.running:
+            self._wait([], POLL_S)
+        answers: list[list[int]] = ray.get(
+            self._actors[next(iter(self.running))].answer.remote(rows)
+        )
+        return answers
 
     def stream(
         self, plan: Iterable[Piece], limit_bytes: int
     ) -> Iterator[tuple[Piece, list[CapturedRow]]]:
-        """Yields each piece of `plan` and its states, in its order; indices may repeat and skip.
+        """Yields each piece of `plan` with copies of its states, in the plan's order.
 
-        The states are copies in this process. The bytes of a piece count as in flight until the
-        next one is taken. One stream runs at a time.
+        Pieces that are being captured, wait in object stores or are with the consumer have at most
+        `limit_bytes` together; a larger piece goes alone. So a slow consumer stops the replicas.
 
         Raises:
             OutriderError: no replica is left, or none started within `cluster.start_timeout_s`.
         """
-        with self.references(plan, limit_bytes) as stream:
-            while (captured := stream.take()) is not None:
-                yield captured.piece, stream.rows(captured)
+        coming = iter(plan)
+        following = next(coming, None)
+        tasks: deque[_Task] = deque()
+        held = 0
+        while (following is not None or tasks) and not self.stopped:
+            while following is not None and (
+                not tasks or held + self._bytes(following) <= limit_bytes
+            ):
+                tasks.append(_Task(following))
+                held += self._bytes(following)
+                following = next(coming, None)
+            self._give(tasks)
+            self._wait(tasks, 0 if tasks[0].is_done else POLL_S)
+            if tasks[0].is_done and (rows := self._rows(tasks[0])) is not None:
+                yield tasks[0].piece, rows
+                held -= self._bytes(tasks.popleft().piece)
 
-    def references(self, plan: Iterable[Piece], limit_bytes: int) -> PieceStream:
-        """As `stream`, for consumers in other processes: references instead of states."""
-        return PieceStream(self, plan, limit_bytes)
+    def _bytes(self, piece: Piece) -> int:
+        return piece.tokens * self._token_bytes
 
-    def wait(self, others: Sequence["ObjectRef"]) -> list["ObjectRef"]:
-        """Handles starts of replicas; returns those of `others` that are done or failed.
+    def _start(self, name: str) -> None:
+        """Waits for a replica: the call is answered when its engine has started."""
+        self._starting[self._actors[name].start.remote()] = name
 
-        Returns after `POLL_S` at the latest.
+    def _give(self, tasks: Iterable[_Task]) -> None:
+        """Gives pieces without a replica to the replicas with the fewest, the first ones first."""
+        load = dict.fromkeys(self.running, 0)
+        waiting = []
+        for task in tasks:
+            if task.replica is None:
+                waiting.append(task)
+            elif task.replica in load and not task.is_done:
+                load[task.replica] += 1
+        for task in waiting:
+            name = min(load, key=lambda each: load[each], default=None)
+            if name is None or load[name] >= PIECES_AT_A_TIME:
+                return
+            # Not retried by Ray, which would wait until this replica is back.
+            capture = self._actors[name].capture.options(num_returns=2, max_task_retries=0)
+            task.done, task.states = capture.remote(task.piece)
+            task.replica = name
+            load[name] += 1
 
-        Raises:
-            OutriderError: no replica can start any more, or none did in time.
-        """
+    def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
+        """Handles starts of replicas and ends of tasks, waiting for the first of them."""
         import ray
 
-        self._start_placed()
-        self._require_one()
-        known = [*self._starting, *others]
-        if not known:
-            time.sleep(POLL_S)
-            return []
-        done, _ = ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)
-        if not done:
-            done, _ = ray.wait(known, num_returns=1, timeout=POLL_S, fetch_local=False)
-        for reference in set(done) & self._starting.keys():
-            self._started(*self._starting.pop(reference), reference)
-        return [reference for reference in done if reference in set(others)]
-
-    def lose(self, replica: Replica, start: int, why: str) -> None:
-        """Notes that actor number `start` of a replica ended, and starts another one.
-
-        What it was capturing is the caller's to give again.
-        """
-        if start != replica.starts or replica not in self._replicas:
-            return  # known already
-        self.watermarks.lost_replicas += 1
-        what = f"{replica.name} on node {replica.node_id[:8]} ended ({why})"
-        if replica.starts > self._config.replica_restarts:
-            self._leave_out(replica, f"{what}, {replica.starts} times (cluster.replica_restarts)")
-            return
-        self._say(f"{what}; its work goes to the others, and it is started again")
-        self._free(replica)
-        self._place(replica)
-
-    def _place(self, replica: Replica) -> None:
-        """Asks for room for a replica."""
-        from ray.util.placement_group import placement_group
-
-        replica.starts += 1
-        replica.group = placement_group([self._bundle], strategy="STRICT_PACK")
-
-    def _start_placed(self) -> None:
-        """Starts the actors of replicas whose placement groups have room."""
-        from ray.util import placement_group_table
-
-        for replica in self._replicas:
-            if replica.actor is not None or replica.group is None:
-                continue
-            found = placement_group_table(replica.group)
-            if found.get("state") == "CREATED":
-                (replica.node_id,) = found["bundles_to_node_id"].values()
-                self._start(replica)
-
-    def _start(self, replica: Replica) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        taken = {
-            other.slot
-            for other in self._replicas
-            if other.actor is not None and other.node_id == replica.node_id
-        }
-        assert replica.group is not None
-        replica.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        actor: Any = ray.remote(self._actor)
-        replica.actor = actor.options(
-            num_cpus=self._bundle["CPU"],
-            num_gpus=self._bundle.get("GPU", 0),
-            max_concurrency=PIECES_AT_A_TIME,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(replica.group),
-        ).remote(self.setup)
-        assert replica.actor is not None
-        shares = self._shares and "GPU" not in self._bundle
-        share = (replica.slot, int(self._bundle["CPU"])) if shares else None
-        started = replica.actor.start.remote(share, self._piece_tokens)
-        self._starting[started] = (replica, replica.starts)
-
-    def _require_one(self) -> None:
-        self.watermarks.running = len(self.running())
-        if self.watermarks.running:
+        asked = {task.done: task for task in tasks if task.done is not None and not task.is_done}
+        known = [*self._starting, *asked]
+        if known:
+            ray.wait(known, timeout=timeout_s, fetch_local=False)
+            ended, _ = ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)
+            for reference in ended:
+                if reference in asked:
+                    self._finish(asked[reference])
+                else:
+                    self._started(self._starting.pop(reference), reference)
+        if self.running:
             self._idle_since = time.monotonic()
-        elif not self._replicas:
-            raise OutriderError("no capture replica is left: " + "; ".join(self.left_out()))
-        elif time.monotonic() - self._idle_since > self._config.start_timeout_s:
-            need = ", ".join(f"{count:g} {name}" for name, count in self._bundle.items())
+        elif not self._starting:
+            raise OutriderError("no capture replica is left: " + "; ".join(self.left_out))
+        elif time.monotonic() - self._idle_since > self._timeout_s:
             raise OutriderError(
-                f"cluster.start_timeout_s = {self._config.start_timeout_s:g}: no capture replica"
-                f" is running; each needs {need} of one node. Compare with `ray status`: lower"
+                f"cluster.start_timeout_s = {self._timeout_s:g}: no capture replica is running."
+                " Compare `ray status` with what each needs of one node: lower"
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 
-    def left_out(self) -> list[str]:
-        """Replicas that are not started again, and why."""
-        return self.watermarks.left_out
-
-    def _started(self, replica: Replica, start: int, reference: "ObjectRef") -> None:
+    def _started(self, name: str, reference: "ObjectRef") -> None:
         import ray
 
-        if start != replica.starts:
-            return
         try:
-            result = ray.get(reference)
-        except ray.exceptions.RayActorError as error:
-            self.lose(replica, start, ended_why(error))
+            found = ray.get(reference)
         except ray.exceptions.RayError as error:
-            self._leave_out(replica, cause_of(error))
-        else:
-            replica.ready, replica.checks = True, result
-            where = f"{replica.name} on {result['host']}, node {replica.node_id[:8]}"
-            self._say(f"{where}, is ready after {result['start_s']:.0f} s")
-            if "in_words" in result:
-                self._say(f"{replica.name}: {result['in_words']}")
+            self.left_out.append(f"{name}: {_cause(error)}")
+            self._say(f"{name} is left out: {_cause(error)}")
+            return
+        self.running[name] = found
+        words = found.pop("in_words", "")
+        self._say(f"{name} on {found['host']} is ready after {found['start_s']:.0f} s. {words}")
 
-    def _leave_out(self, replica: Replica, why: str) -> None:
-        self._free(replica)
-        self._replicas.remove(replica)
-        self.watermarks.left_out.append(f"{replica.name}: {why}")
-        self._say(f"{replica.name} is left out: {why}")
-
-    def _free(self, replica: Replica) -> None:
-        """Ends the actor and frees its room."""
+    def _finish(self, task: _Task) -> None:
+        """Notes that a piece is captured, or gives it back."""
         import ray
-        from ray.util.placement_group import remove_placement_group
 
-        if replica.actor is not None:
-            ray.kill(replica.actor)
-        if replica.group is not None:
-            remove_placement_group(replica.group)
-        replica.ready, replica.actor, replica.group = False, None, None
+        assert task.replica is not None
+        try:
+            ray.get(task.done)
+        except ray.exceptions.RayActorError as error:
+            self._lose(task.replica, error)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, OutriderError):
+                raise cause from None
+            if isinstance(cause, ray.exceptions.ObjectStoreFullError):
+                time.sleep(1.0)  # other work of the cluster uses it
+            else:  # its engine may have ended, which only a new actor mends
+                ray.kill(self._actors[task.replica], no_restart=False)
+                self._lose(task.replica, error)
+        else:
+            task.is_done = True
+            return
+        self._give_back(task)
+
+    def _rows(self, task: _Task) -> list[CapturedRow] | None:
+        """The states of a captured piece; None if they are lost with the node that has them."""
+        import ray
+
+        try:
+            return load_states(ray.get(task.states))
+        except ray.exceptions.RayError:
+            self._give_back(task)
+            return None
+
+    def _give_back(self, task: _Task) -> None:
+        task.tries += 1
+        if task.tries == TRIES:
+            raise OutriderError(
+                f"piece {task.piece.index} was lost {TRIES} times; if object stores are full, lower"
+                " cluster.in_flight_gb or capture.batch_tokens, or give Ray larger stores"
+            )
+        task.replica, task.done, task.states, task.is_done = None, None, None, False
+
+    def _lose(self, name: str, error: Exception) -> None:
+        if self.running.pop(name, None) is None:
+            return  # known from another piece
+        self.lost += 1
+        self._say(f"{name} ended ({_cause(error)}); its work goes to the others")
+        self._start(name)
 
     def _say(self, line: str) -> None:
         self._console.print(f"capture: {line}", highlight=False, soft_wrap=True)
 
 
-def bundle_of(
-    session: ClusterSession, config: ClusterConfig, engine: EngineConfig
-) -> dict[str, float]:
-    """Resources of one replica, all of one node."""
+def resources_of(
+    session: ClusterSession, config: ClusterConfig, engine: EngineConfig, other_cores: int
+) -> tuple[dict[str, float], int | None]:
+    """Ray's options for one replica, and the cores of its engine where replicas share a CPU."""
     if not runs_on_cpu():
-        gpus = in_process(engine)[0].gpus
-        return {"CPU": float(config.cores_per_replica or 1), "GPU": float(gpus)}
-    if config.cores_per_replica is not None:
-        return {"CPU": float(config.cores_per_replica)}
+        cores = config.cores_per_replica or 1
+        return {"num_cpus": cores, "num_gpus": in_process(engine)[0].gpus}, None
     nodes = session.nodes()
-    on_each = -(-config.capture_replicas // len(nodes))
-    return {"CPU": max(min(node.cpus for node in nodes) // on_each, 1.0)}
+    smallest = int(min(node.cpus for node in nodes))
+    free = smallest - other_cores
+    cores = config.cores_per_replica or max(free // -(-config.capture_replicas // len(nodes)), 1)
+    shares = config.cores_per_replica is not None or cores < smallest
+    return {"num_cpus": cores}, cores if shares else None
+
+
+def _cause(error: Exception) -> str:
+    """Why an actor or its task failed, in one line: the last of Ray's, or our own message."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
+    if isinstance(cause, OutriderError):
+        return lines[0]
+    return f"{type(cause).__name__}: {lines[-1][:200]}"

@@ -6,7 +6,7 @@ Where the states come from is the caller's: an engine, replicas of a cluster.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,12 @@ def write_store(
     capture: CaptureConfig,
     console: Console,
     score_columns: Sequence[str] = (),
-    only: Collection[str] | None = None,
     note: Callable[[], str] = str,
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields a plan's rows in order, each with its states and scores; those in `only` are
-    stored. The writer may be one batch behind, so that the engine waits neither for the disk nor
+    `states` yields a plan's rows in order, each with its states and scores; the
+    writer may be one batch behind, so that the engine waits neither for the disk nor
     for the copy. `note` is shown after the progress.
     """
     final, *auxiliary = spec.streams
@@ -82,10 +81,10 @@ def write_store(
             "capture", total=tokens, completed=writer.tokens, rate=0.0, note=""
         )
         began, done = time.monotonic(), frozenset(writer.done)
-        plan = unfinished(pieces(rows, capture.batch_tokens), done, only)
+        plan = unfinished(pieces(rows, capture.batch_tokens), done)
         reported = 0.0
         for row, (_, by_name, scores) in states(plan):
-            if row.row_id in done or (only is not None and row.row_id not in only):
+            if row.row_id in done:
                 continue
             hidden_TH = by_name.pop(FINAL_NORM)
             writer.write(

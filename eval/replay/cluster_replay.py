@@ -9,7 +9,8 @@ directory, target and speculator are at the same paths on all nodes. Ray must be
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,38 +77,23 @@ def cluster_replay(
     return joined([sums[number] for number in range(len(shards))])
 
 
-def shards_of(store: MeasuredStates, rows: Sequence[Row], count: int) -> list[list[Row]]:
-    """The rows in at most `count` runs of whole batches, with about the same number of tokens."""
-    batches = list(_batches(store, rows))
-    left, tokens = sum(size for _, size in batches), 0
-    shards: list[list[Row]] = []
-    shard: list[Row] = []
-    for batch, size in batches:
-        # Half of the batch may be above the share of this shard.
-        if shard and len(shards) < count - 1 and tokens + size / 2 > left / (count - len(shards)):
-            shards.append(shard)
-            shard, tokens, left = [], 0, left - tokens
-        shard.extend(batch)
-        tokens += size
-    return [*shards, shard] if shard else shards
+def shards_of(store: MeasuredStates, rows: Sequence[Row], count: int) -> list[Sequence[Row]]:
+    """The rows with steps in at most `count` runs of whole batches, about as many in each."""
 
+    def length(row: Row) -> int:
+        return store.length(row["sequence_id"])
 
-def _batches(store: MeasuredStates, rows: Sequence[Row]) -> Iterator[tuple[list[Row], int]]:
-    """The rows of each batch that `replay` makes of them, and its tokens."""
-    batch: list[Row] = []
-    tokens = 0
-    for row in rows:
-        name = row["sequence_id"]
-        length = store.length(name)
-        if not has_steps(length, store.completion_start(name)):
-            continue
-        if begins_a_batch(tokens, length):
-            yield batch, tokens
-            batch, tokens = [], 0
-        batch.append(row)
-        tokens += length
-    if batch:
-        yield batch, tokens
+    kept = [
+        row for row in rows if has_steps(length(row), store.completion_start(row["sequence_id"]))
+    ]
+    firsts, tokens = [0] if kept else [], 0
+    for number, row in enumerate(kept):
+        if begins_a_batch(tokens, length(row)):
+            firsts.append(number)
+            tokens = 0
+        tokens += length(row)
+    starts = [int(batches[0]) for batches in np.array_split(firsts, count) if len(batches)]
+    return [kept[start:end] for start, end in itertools.pairwise([*starts, len(kept)])]
 
 
 def joined(shards: Sequence[ReplaySums]) -> ReplaySums:
@@ -121,5 +107,5 @@ def joined(shards: Sequence[ReplaySums]) -> ReplaySums:
     return ReplaySums(**values)
 
 
-def _replay_shard(shared: Mapping[str, Any], rows: list[Row]) -> ReplaySums:
+def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Row]) -> ReplaySums:
     return replay(rows=rows, **shared)

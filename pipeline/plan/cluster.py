@@ -3,8 +3,8 @@
     cluster_schedule(volume, recipe, target_config)    # {"stored": {...}, "streamed": {...}}
 
 The slowest of replicas, network and store sets the pace of capture. Stored training follows it and
-reads every epoch; streamed training starts with its first window of pieces and takes the longer of
-capture and training. Rates are those of one replica and of all training processes
+reads every epoch; streamed training starts with its first piece and takes the longer of capture and
+training, and captures in every epoch. Rates are those of one replica and of all training processes
 (`capture.tokens_per_s`, `training.tokens_per_s`): take them from a small run on the same nodes.
 """
 
@@ -16,7 +16,6 @@ from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.speculators.planned import stored_features, warms_up
-from outrider.training.config import STREAMED_WINDOW
 
 NETWORK_BYTES_PER_S = 3e9
 """Into one node through Ray's object store; assumed: Ethernet of 25 Gbit/s."""
@@ -50,11 +49,10 @@ def cluster_schedule(
     engine, workers = recipe.serving.engine, recipe.training.processes
     gpus = cluster.capture_replicas * engine.tensor_parallel * engine.pipeline_parallel
     start, train_s = rates.engine_start_s, epochs * volume.train / rates.training_tokens_per_s
-    window = min(recipe.training.shuffle_tokens or STREAMED_WINDOW, volume.train)
     room = HELD_PIECES * cluster.capture_replicas * recipe.capture.batch_tokens
 
     def way(capture_s: float, ready_s: float, pace: str, streamed: bool) -> dict[str, Any]:
-        in_flight = min(room + 2 * window * streamed, volume.captured) * each
+        in_flight = min(room, volume.captured) * each
         training_s = max(ready_s + train_s, capture_s) if streamed else capture_s + train_s
         return {
             "gpus": gpus + workers if streamed else max(gpus, workers),
@@ -68,10 +66,8 @@ def cluster_schedule(
     stored_s = start + volume.captured / stored_paces[stored_pace]
     # Validation and held-out part are stored in both ways; replicas start again for the stream.
     other_s = 2 * start + (volume.captured - volume.train) / stored_paces[stored_pace]
-    missed = max(0.0, 1 - cluster.cache_gb * 1e9 / (volume.train * each))
-    streamed = volume.train * (1 + (epochs - 1) * missed)
-    streamed_s = other_s + streamed / paces[pace]
+    streamed_s = other_s + epochs * volume.train / paces[pace]
     return {
         "stored": way(stored_s, stored_s, stored_pace, streamed=False),
-        "streamed": way(streamed_s, other_s + window / paces[pace], pace, streamed=True),
+        "streamed": way(streamed_s, other_s, pace, streamed=True),
     }

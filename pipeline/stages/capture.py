@@ -25,21 +25,18 @@ SPEED_ONLY = {
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.features.capture import capture
     from outrider.data.on_policy.check import check_traffic
-    from outrider.data.split.split import ids_of
 
     parts = read_json(run.split / "parts.json")
     streamed = ("train",) if recipe.training.streams else ()
-    stored = {name: value for name, value in parts.items() if name not in streamed}
     captured = capture(
         target=recipe.target,
         sequences_dir=run.tables,
-        parts=parts,
+        parts={name: value for name, value in parts.items() if name not in streamed},
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
         features=_features(recipe),
         cluster=recipe.cluster,
-        only=frozenset(ids_of(stored)) if streamed else None,
     )
     least = recipe.capture.min_on_policy
     judged = check_traffic(run.tables, run.split, run.features, least, streamed)

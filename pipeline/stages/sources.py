@@ -38,7 +38,7 @@ def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
     kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
     warm = all(warms_up(kind, config) for kind in kinds)
     defaults = TrainingConfig()
-    streaming = ("features", "off_policy", "shuffle_tokens")
+    streaming = ("features", "off_policy")
     leave_out = leave_out | {
         key for key in streaming if getattr(recipe.training, key) == getattr(defaults, key)
     }

@@ -21,8 +21,7 @@ from outrider.pipeline.stages.sources import (
 )
 
 if TYPE_CHECKING:
-    from outrider.data.streaming.piece_plan import PiecePlan
-    from outrider.data.streaming.stream import Streamed
+    from outrider.data.features.streamed import Streamed
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
@@ -34,20 +33,18 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
-    from outrider.data.streaming.stream import SOURCE, streaming
+    from outrider.data.features.streamed import SOURCE, streaming
 
-    streamed = _streamed(run, recipe)
-    parts["train"] = [name for name in parts["train"] if name in streamed.plan.piece_of]
+    streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
     with streaming(streamed, recipe.training.processes, directory):
-        return train_on(run, recipe, parts, streamed.plan.piece_of, (directory, SOURCE))
+        return train_on(run, recipe, parts | {"train": streamed.train}, (directory, SOURCE))
 
 
 def train_on(
     run: RunDirectory,
     recipe: Recipe,
     parts: Mapping[str, list[str]],
-    piece_of: Mapping[str, int] | None = None,
     source: tuple[Path, str] | None = None,
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes its speculator.
@@ -60,10 +57,6 @@ def train_on(
 
     rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
     features_dir, feature_store = source or (run.features, FEATURE_STORE)
-    train_pieces: list[int] = []
-    if recipe.training.window_tokens is not None:
-        piece_of = piece_of or _piece_plan(run, recipe).piece_of
-        train_pieces = [piece_of[name] for name in parts["train"]]
     return train(
         target_dir=recipe.target.training_directory(),
         features_dir=features_dir,
@@ -77,39 +70,31 @@ def train_on(
         feature_store=feature_store,
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
         masked=parts.get("masked", ()),
-        train_pieces=train_pieces,
         cluster=recipe.cluster,
     )
 
 
-def _streamed(run: RunDirectory, recipe: Recipe) -> "Streamed":
-    """What is captured while training runs."""
-    from outrider.data.streaming.stream import Streamed
+def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
+    """What is captured while training runs: the sequences of `train` that fit the engine."""
+    from outrider.data.features.lengths import fit
+    from outrider.data.features.streamed import Streamed
+    from outrider.data.sequences import load_sequences
     from outrider.speculators.planned import stored_features
 
     config = read_json(recipe.target.training_directory() / "config.json")
+    table = load_sequences(run.tables, train)
+    table, lengths = fit(table, recipe.serving.engine.max_model_len, recipe.capture.too_long)
     return Streamed(
         target=recipe.target,
         engine=recipe.serving.engine,
         capture=recipe.capture,
         cluster=recipe.cluster,
         spec=stored_features(recipe.speculator, config),
-        plan=_piece_plan(run, recipe),
         tables=run.tables,
+        train=table["sequence_id"][:],
+        limit=lengths.limit,
         store=run.features,
     )
-
-
-def _piece_plan(run: RunDirectory, recipe: Recipe) -> "PiecePlan":
-    """The pieces in which the run's sequences are captured."""
-    from outrider.data.features.lengths import fit
-    from outrider.data.sequences import load_sequences
-    from outrider.data.split.split import ids_of
-    from outrider.data.streaming.piece_plan import PiecePlan
-
-    table = load_sequences(run.tables, ids_of(read_json(run.split / "parts.json")))
-    table, lengths = fit(table, recipe.serving.engine.max_model_len, recipe.capture.too_long)
-    return PiecePlan(table, lengths.limit, recipe.capture.batch_tokens)
 
 
 TRAIN = Stage(

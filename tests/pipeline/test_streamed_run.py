@@ -22,7 +22,6 @@ SETTINGS = (
     "training.processes=1",
     "training.evaluate_every=4",
     "training.checkpoint_every=4",
-    "training.shuffle_tokens=8192",
     "training.wandb_project=null",
 )
 STREAMED = (

@@ -38,7 +38,6 @@ class Corpus:
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
         masked: Sequence[str] = (),
-        train_pieces: Sequence[int] = (),
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -61,7 +60,6 @@ class Corpus:
             run_dir / "logs",
             feature_store=feature_store,
             masked=masked,
-            train_pieces=train_pieces,
             run=None if launch or "launcher" in settings else run_forked,
         )
 

@@ -3,20 +3,21 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import torch
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.feature_store import Features, FeatureStore
-from outrider.data.streaming.desk import Desk
-from outrider.data.streaming.feed import Feed
-from outrider.data.streaming.source import StreamedFeatures
-from outrider.serving.engine import LoggedRow
+from outrider.data.features.replica import CapturedRow
+from outrider.data.features.streamed import STREAM, StreamedFeatures
+from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.features import FINAL_NORM
 
 
 class MistakeInRank1(FeatureStore):
@@ -56,72 +57,50 @@ class KilledInRank1(FeatureStore):
         return super().read(sequence_id)
 
 
-PIECE_ROWS = 4
-"""Sequences of a piece of the recorded streams."""
 OFF_POLICY = ("s03", "s08")
 """Sequences that a recorded stream judges off-policy."""
 
 
-def recorded_pieces(store: FeatureStore) -> dict[str, int]:
-    """The piece of every sequence of a store."""
-    return {name: number // PIECE_ROWS for number, name in enumerate(store.sequence_ids)}
+def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -> Path:
+    """What `streaming` leaves for the ranks of a corpus, with its table; returns `directory`."""
+    store = FeatureStore.open(features_dir)
+    rows = [
+        {
+            "sequence_id": name,
+            "token_ids": store.tokens(name).tolist(),
+            "completion_start": store.completion_start(name),
+            "temperature": 0.6,
+            "top_p": 0.95,
+        }
+        for name in store.sequence_ids
+    ]
+    Dataset.from_list(rows).save_to_disk(str(directory / "sequences"))
+    facts = {
+        "capture": CaptureConfig(batch_tokens=120).model_dump(mode="json"),
+        "features": store.spec.as_list(),
+        "limit": 2047,
+        "limit_bytes": limit_bytes,
+        "store": str(features_dir),
+        "tables": [str(directory / "sequences")],
+    }
+    write_json(directory / STREAM, facts)
+    return directory
 
 
-class RecordedReplicas:
-    """Replays a store as capture replicas do; counts what it captures."""
-
-    def __init__(self, store: FeatureStore) -> None:
-        self.store, self.captured = store, 0
-
-    @contextmanager
-    def references(self, plan: Iterable[Piece], limit_bytes: int) -> Iterator[SimpleNamespace]:
-        pieces = iter(plan)
-        yield SimpleNamespace(take=lambda: self.taken(next(pieces)))
-
-    def taken(self, piece: Piece) -> SimpleNamespace:
-        self.captured += 1
-        rows = []
-        for row_id in piece.row_ids:
-            hidden_TH = self.store.read(row_id).hidden.view(torch.int16).numpy()
-            rows.append(SimpleNamespace(row_id=row_id, states={"final_norm": hidden_TH}))
-        return SimpleNamespace(piece=piece, states=rows)
+def recorded_row(store: FeatureStore, name: str) -> CapturedRow:
+    """A sequence of a store as a replica captures it, with a score that decides its verdict."""
+    scores = dict.fromkeys(COLUMNS, 0.0) | {"tokens": 1.0, "unlikely": float(name in OFF_POLICY)}
+    return CapturedRow(name, {FINAL_NORM: store.read(name).hidden}, [[*scores.values()]] * 2)
 
 
 class RecordedStream(StreamedFeatures):
-    """A store's states as a stream through a desk in this process, with room for two windows."""
+    """A stream that replays the store of its validation part, which has all sequences."""
 
-    judged_off: tuple[str, ...] = ()
+    def replicas(self) -> Any:
+        def stream(plan: Iterable[Piece], limit_bytes: int) -> Iterator[tuple[Piece, list[Any]]]:
+            return (
+                (piece, [recorded_row(self.store, name) for name in piece.row_ids])
+                for piece in plan
+            )
 
-    @classmethod
-    def open(cls, directory: Path) -> "RecordedStream":
-        store = FeatureStore.open(directory)
-        piece_of = recorded_pieces(store)
-        rows: list[list[LoggedRow]] = [[] for _ in range(max(piece_of.values()) + 1)]
-        table = []
-        for name, piece in piece_of.items():
-            token_ids = store.tokens(name).tolist()
-            start = store.read(name).completion_start
-            rows[piece].append(LoggedRow(name, token_ids, start, 0.6, 0.95))
-            table.append({"sequence_id": name, "token_ids": token_ids})
-        pieces = [Piece(number, tuple(each)) for number, each in enumerate(rows)]
-        each = [piece.nbytes(store.spec) for piece in pieces]
-        desk = Desk(
-            piece_of, each, 5 * max(each), int(os.environ.get("CACHE_PIECES", 0)) * max(each)
-        )
-        cls.feed = Feed(
-            desk,
-            RecordedReplicas(store),
-            pieces.__getitem__,
-            max(each),
-            lambda captured: {name: name in cls.judged_off for name in captured.piece.row_ids},
-        )
-        cls.feed.__enter__()
-        return cls(
-            desk, lambda payload: payload[0], Dataset.from_list(table), store.manifest, store
-        )
-
-
-class JudgedStream(RecordedStream):
-    """Two sequences are off-policy."""
-
-    judged_off = OFF_POLICY
+        return SimpleNamespace(stream=stream)

@@ -13,6 +13,7 @@ from outrider.training.packing import (
     pack,
     padding_share,
     plan_epoch,
+    rows_of_process,
 )
 from tests.fuzzing import examples
 from tests.shipped_traffic import token_ids, with_token_ids
@@ -98,3 +99,14 @@ def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) ->
     assert not left_out
     steps = plan_epoch(samples, row_tokens, 2, seed=0, epoch=0)
     assert padding_share(steps, samples, row_tokens) <= 0.03
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_processes_share_the_rows_of_every_remaining_step(world: int) -> None:
+    """A short step repeats its first row in the turns without one."""
+    steps = [[(4 * step + turn,) for turn in range(4)] for step in range(5)] + [[(20,), (21,)]]
+    shares = [rows_of_process(steps, 2, {3}, 4, rank, world) for rank in range(world)]
+    found = [row for turn in zip(*shares, strict=True) for row in turn]
+    computed = -(-4 // world) * world
+    repeated = [(steps[step] + steps[step][:1] * computed)[:computed] for step in (2, 4, 5)]
+    assert found == [row for rows in repeated for row in rows]

@@ -1,18 +1,17 @@
-"""Streamed training ends with the bits of stored training: losses, weights, validation."""
+"""Streamed training ends with the bits of stored training where the states are the same."""
 
 from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import FeatureStore
+from outrider.common.files import read_json
 from outrider.training.config import TrainingConfig
 from tests.training.corpus import Corpus, make_corpus
-from tests.training.stores import OFF_POLICY, recorded_pieces
-from tests.training.test_trainer import assert_same_run, kill_workers, losses, metrics, once_at_step
+from tests.training.stores import OFF_POLICY, write_stream
+from tests.training.test_trainer import assert_same_run, kill_workers, losses, once_at_step
 
-STORED = {"epochs": 3, "checkpoint_every": 3, "evaluate_every": 4, "shuffle_tokens": 200}
-STREAMED = STORED | {"features": "streamed"}
+STORED = {"epochs": 3, "checkpoint_every": 3, "evaluate_every": 4, "off_policy": "mask"}
 
 
 @pytest.fixture(scope="module")
@@ -21,59 +20,40 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def pieces(corpus: Corpus) -> list[int]:
-    of = recorded_pieces(FeatureStore.open(corpus.features_dir))
-    return [of[name] for name in corpus.parts["train"]]
-
-
-@pytest.fixture(scope="module")
-def masked(
-    corpus: Corpus, pieces: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict]:
+def masked(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stored run whose off-policy sequences keep their places."""
     run_dir = tmp_path_factory.mktemp("masked")
-    return run_dir, corpus.train(run_dir, masked=OFF_POLICY, train_pieces=pieces, **STORED)
+    corpus.train(run_dir, masked=OFF_POLICY, **STORED)
+    return run_dir
 
 
-@pytest.mark.parametrize("cache_pieces", [0, 2])
-def test_streamed_training_ends_with_the_bits_of_stored_training(
-    cache_pieces: int,
-    corpus: Corpus,
-    pieces: list[int],
-    masked: tuple[Path, dict],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_streamed_run_ends_with_the_bits_of_stored_training(
+    processes: int, corpus: Corpus, masked: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CACHE_PIECES", str(cache_pieces))
-    store = "tests.training.stores:JudgedStream"
-    corpus.train(tmp_path, feature_store=store, train_pieces=pieces, **STREAMED)
-    assert_same_run(masked[0], tmp_path)
-    assert metrics(tmp_path)[1]["stream_held_bytes"] > 0
-    assert "stream_held_bytes" not in metrics(masked[0])[1]
-    assert "MB of states (at most" in capfd.readouterr().out
-
-
-def test_masked_sequences_change_the_loss(
-    corpus: Corpus, pieces: list[int], masked: tuple[Path, dict], tmp_path: Path
-) -> None:
-    corpus.train(tmp_path, train_pieces=pieces, **STORED)
-    assert len(losses(tmp_path)) == len(losses(masked[0]))
-    assert losses(tmp_path) != losses(masked[0])
-
-
-def test_a_killed_streamed_run_ends_with_the_same_bits(
-    corpus: Corpus, pieces: list[int], masked: tuple[Path, dict], tmp_path: Path
-) -> None:
-    arguments = {"feature_store": "tests.training.stores:JudgedStream", "train_pieces": pieces}
+    """Off-policy sequences are found while training, each by the process that reads it."""
+    stream = write_stream(corpus.features_dir, tmp_path / "stream")
+    arguments = STORED | {
+        "feature_store": "tests.training.stores:RecordedStream",
+        "features": "streamed",
+        "processes": processes,
+    }
     with (
         once_at_step(tmp_path, 5, kill_workers),
         pytest.raises(OutriderError, match="killed by signal 9"),
     ):
-        corpus.train(tmp_path, **arguments, **STREAMED)
-    assert 5 <= len(losses(tmp_path)) < len(losses(masked[0]))
-    corpus.train(tmp_path, **arguments, **STREAMED)
-    assert_same_run(masked[0], tmp_path)
+        corpus.at(stream).train(tmp_path, **arguments)
+    assert 5 <= len(losses(tmp_path)) < len(losses(masked))
+    corpus.at(stream).train(tmp_path, **arguments)
+    assert_same_run(masked, tmp_path)
+    found = [read_json(path) for path in stream.glob("off_policy.rank*.json")]
+    assert {name for each in found for name in each} == set(OFF_POLICY)
+
+
+def test_masked_sequences_change_the_loss(corpus: Corpus, masked: Path, tmp_path: Path) -> None:
+    corpus.train(tmp_path, **STORED)
+    assert len(losses(tmp_path)) == len(losses(masked))
+    assert losses(tmp_path) != losses(masked)
 
 
 def test_a_stream_cannot_drop_what_it_does_not_know_yet() -> None:
@@ -81,5 +61,3 @@ def test_a_stream_cannot_drop_what_it_does_not_know_yet() -> None:
         TrainingConfig(features="streamed", off_policy="drop")
     assert TrainingConfig(features="streamed").masks
     assert not TrainingConfig().masks
-    assert TrainingConfig().window_tokens is None
-    assert TrainingConfig(features="streamed").window_tokens == 2**20

@@ -26,6 +26,7 @@ from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.training.batches import Batch
 from outrider.training.config import TrainingConfig
+from outrider.training.packing import turns
 from outrider.training.sizing.memory import BUCKET
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo needs no
     # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    rows_each = config.rows_per_step // int(os.environ["WORLD_SIZE"])
+    rows_each = turns(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": rows_each,

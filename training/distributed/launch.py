@@ -51,7 +51,6 @@ def train(
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
     masked: Sequence[str] = (),
-    train_pieces: Sequence[int] = (),
     cluster: ClusterConfig | None = None,
     run: RunRanks | None = None,
 ) -> dict[str, Any]:
@@ -59,9 +58,8 @@ def train(
 
     `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
     same settings is resumed. Returns the content of `result.json`. `masked`: off-policy sequences
-    that keep their places in the rows without a loss; a stream finds its own. `train_pieces`: the
-    capture piece of each sequence of parts["train"], for `training.shuffle_tokens`. With an address
-    in `cluster` the ranks run there. `run` replaces the subprocess in tests.
+    that keep their places in the rows without a loss; a stream finds its own. With an address in
+    `cluster` the ranks run there. `run` replaces the subprocess in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -70,7 +68,6 @@ def train(
         train=parts["train"],
         validation=parts["validation"],
         masked=list(masked),
-        train_pieces=list(train_pieces),
         sampling={name: Sampling(temperature=t, top_p=p) for name, (t, p) in sampling.items()},
         speculator=speculator,
         training=training,

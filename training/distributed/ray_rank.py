@@ -1,6 +1,6 @@
 """What a Ray Train worker does: it runs one rank as a child process and waits for it.
 
-    DataParallelTrainer(run_rank, train_loop_config=RankSettings(...).__dict__, ...)
+    DataParallelTrainer(run_rank, train_loop_config=asdict(RankSettings(...)), ...)
 
 The rank is the same program as under torchrun (worker.py). Ray Train gives it its number, its GPU
 and the address of rank 0. A child process, because Ray runs the function in a thread of an actor:
@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.process_tree import ProcessTree
-from outrider.training.distributed.fail_fast import GRACE_S
 from outrider.training.distributed.rank_output import rank_log
-from outrider.training.distributed.spec import Preempted
+from outrider.training.distributed.spec import TrainingSpec
 
 WORKER = "outrider.training.distributed.worker"
 """The program of a rank, under every launcher."""
@@ -30,19 +28,16 @@ WORKER = "outrider.training.distributed.worker"
 NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
-_OTHERS_S = GRACE_S + 5.0
-"""Time for the other ranks to end after one did, in seconds. Ray kills them when the first worker
-fails, and a killed rank leaves no message."""
+
+SPEC = "spec.json"
+"""The specification of a group of ranks, in the folder of its error records."""
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the launcher tells every rank of one attempt."""
+    """What the launcher tells every rank of all groups."""
 
-    spec_path: str
-    errors_dir: str
-    """Directory of this attempt's error records, on the disk that all nodes share."""
-    log_dir: str
+    spec: dict[str, Any]
     environment: dict[str, str]
     """The launcher's variables for ranks. A node's own value wins."""
     cores: int
@@ -50,44 +45,35 @@ class RankSettings:
     """Of Ray's head, in RAY_ADDRESS: the rank can connect to the cluster."""
 
 
-class RankEnded(RuntimeError):
-    """A rank ended with an error; its message is in its error record."""
+def run_rank(settings: dict[str, Any]) -> None:
+    """Runs this worker's rank to its end.
 
-    def __init__(self, rank: int, code: int) -> None:
-        super().__init__(f"rank {rank} ended with code {code}")
-        self.rank, self.code = rank, code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.rank, self.code)
-
-
-def run_rank(settings: dict[str, Any]) -> int:
-    """Runs this worker's rank to its end; 0, or the code of a requested stop.
-
-    Raises a `RankEnded` after another code, once the other ranks have ended or had time to.
+    Raises a `RuntimeError` if the rank was killed: then Ray Train starts another group. After any
+    other error it returns, since a record tells the launcher.
     """
     import ray.train
     from ray.train.collective import broadcast_from_rank_zero
 
     given = RankSettings(**settings)
+    spec = TrainingSpec.model_validate(given.spec)
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    first = broadcast_from_rank_zero(_free_address() if rank == 0 else None)
+    first = broadcast_from_rank_zero(_new_group(spec, world) if rank == 0 else None)
+    spec_path = Path(first[0])
     place = {
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": context.get_local_rank(),
         "LOCAL_WORLD_SIZE": context.get_local_world_size(),
-        "MASTER_ADDR": first[0],
-        "MASTER_PORT": first[1],
+        "MASTER_ADDR": first[1],
+        "MASTER_PORT": first[2],
     }
-    errors_dir = Path(given.errors_dir)
-    if not errors_dir.is_dir():
+    if not spec_path.is_file():
         raise OutriderError(
-            f"{given.errors_dir} does not exist on node {socket.gethostname()}; training on a"
-            " cluster needs the run directory on a disk that all nodes share"
+            f"{spec_path} does not exist on node {socket.gethostname()}; training on a cluster"
+            " needs the run directory on a disk that all nodes share"
         )
-    with ProcessTree() as tree, rank_log(Path(given.log_dir), rank).open("ab") as log:
+    with ProcessTree() as tree, rank_log(spec.log_dir, rank).open("ab") as log:
         environment = (
             {"PYTHONWARNINGS": NOT_OURS} | given.environment | os.environ | tree.environment
         )
@@ -98,20 +84,37 @@ def run_rank(settings: dict[str, Any]) -> int:
             "RAY_ADDRESS": given.cluster_address,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, given.spec_path],
+            [sys.executable, "-m", WORKER, str(spec_path)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
         code = process.wait()
-    write_json(_ended_file(errors_dir, rank), {"code": code})
-    if code in (0, Preempted.exit_code):
-        return code
-    deadline = time.monotonic() + _OTHERS_S
-    while time.monotonic() < deadline and len(ended_ranks(errors_dir)) < world:
-        time.sleep(0.2)
-    raise RankEnded(rank, code)
+    write_json(spec_path.parent / f"ended.rank{rank}.json", {"code": code})
+    if code < 0:
+        raise RuntimeError(f"rank {rank} was killed by signal {-code}")
+
+
+def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
+    """The specification of a new group of ranks, and where they meet: host and port."""
+    import ray
+
+    number = max((int(path.name.split("-")[1]) for path in groups(spec.out_dir)), default=0) + 1
+    training = spec.training.model_copy(update={"processes": world})
+    spec = spec.model_copy(update={"training": training, "attempt": number})
+    spec.errors_dir.mkdir(parents=True, exist_ok=True)
+    write_json(spec.errors_dir / SPEC, spec.model_dump(mode="json"))
+    host = ray.util.get_node_ip_address()
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return str(spec.errors_dir / SPEC), host, probe.getsockname()[1]
+
+
+def groups(out_dir: Path) -> list[Path]:
+    """Folders of the groups of ranks that have started, in order."""
+    found = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
 def ended_ranks(errors_dir: Path) -> dict[int, int]:
@@ -121,16 +124,3 @@ def ended_ranks(errors_dir: Path) -> dict[int, int]:
         rank = int(path.name.removeprefix("ended.rank").removesuffix(".json"))
         found[rank] = read_json(path)["code"]
     return found
-
-
-def _ended_file(errors_dir: Path, rank: int) -> Path:
-    return errors_dir / f"ended.rank{rank}.json"
-
-
-def _free_address() -> tuple[str, int]:
-    import ray
-
-    host = ray.util.get_node_ip_address()
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return host, probe.getsockname()[1]

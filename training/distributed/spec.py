@@ -36,8 +36,6 @@ class TrainingSpec(BaseModel):
     (`training.feature_source`). Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
-    train_pieces: list[int] = []
-    """The capture piece of each sequence of `train`, for `training.shuffle_tokens`."""
     masked: list[str] = []
     """Off-policy sequences of `train` that stay in their rows without a loss
     (`training.off_policy`). A stream finds out by itself."""
@@ -71,15 +69,13 @@ class TrainingSpec(BaseModel):
             "features",
             "off_policy",
         }
-        if self.training.shuffle_tokens is None:
-            no_effect_on_weights.add("shuffle_tokens")
         return self.model_dump(
             mode="json",
             exclude={
                 "out_dir": True,
                 "publish_dir": True,
                 "log_dir": True,
-                **{name: True for name in ("masked", "train_pieces") if not getattr(self, name)},
+                **({} if self.masked else {"masked": True}),
                 "attempt": True,
                 "speculator": {"parity"},
                 "training": no_effect_on_weights,

@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture_plan import Piece, pieces
-from outrider.data.features.replica import PieceFacts, ReplicaSetup, StoredRow
+from outrider.data.features.capture_plan import Piece, pieces, state_bytes
+from outrider.data.features.replica import ReplicaSetup, StoredRow
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
 WIDTH = 256
 SPEC = FeatureSpec((FeatureStream(FINAL_NORM, WIDTH),))
-SETUP = ReplicaSetup(TargetConfig(), EngineConfig(), CaptureConfig(), SPEC, (), in_memory=True)
+TOKEN_BYTES = state_bytes(SPEC)
+SETUP = ReplicaSetup(
+    TargetConfig(), EngineConfig(), CaptureConfig(), SPEC, (), in_memory=True, piece_tokens=1000
+)
 CANARY = 31337
 """A token id that stands for customer text."""
 
@@ -40,30 +44,27 @@ def states_of(token_ids: Any) -> np.ndarray:
 
 
 class RecordedReplica:
-    """As `CaptureReplica`; `environment` of its node may make it slow or wrong."""
+    """As `CaptureReplica`; the environment of its node may make it slow or wrong."""
 
-    def __init__(self, setup: ReplicaSetup) -> None:
-        self.wait_s = float(os.environ.get("RECORDED_WAIT_S", "0.02"))
+    def __init__(self, setup: ReplicaSetup, number: int) -> None:
+        self.captured = Path(os.environ.get("RECORDED_CAPTURED", os.devnull))
 
-    def start(self, share: tuple[int, int] | None, piece_tokens: int) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         """Fails where RECORDED_FAILS is set."""
-        from outrider.common.errors import OutriderError
-
         if why := os.environ.get("RECORDED_FAILS"):
             raise OutriderError(why)
-        return {"host": "here", "start_s": 0.0, "pid": os.getpid(), "share": share}
+        return {"host": "here", "start_s": 0.0, "pid": os.getpid()}
 
-    def capture(self, piece: Piece) -> tuple[PieceFacts, list[StoredRow]]:
-        """The states of a piece; a file named in RECORDED_DIES ends the process, once."""
-        time.sleep(self.wait_s)
-        if dies := os.environ.get("RECORDED_DIES"):
-            Path(dies).unlink()
-            os._exit(9)
+    def capture(self, piece: Piece) -> tuple[None, list[StoredRow]]:
+        """The states of a piece; a byte for each is appended to RECORDED_CAPTURED."""
+        time.sleep(0.02)
         rows = [
             StoredRow(row.row_id, {FINAL_NORM: states_of(row.token_ids)}, [[1.0], [2.0]])
             for row in piece.rows
         ]
-        return PieceFacts(piece.index, piece.tokens, self.wait_s), rows
+        with self.captured.open("ab") as file:
+            file.write(b".")
+        return None, rows
 
     def answer(self, rows: Any) -> list[list[int]]:
         """As many tokens as are asked for."""

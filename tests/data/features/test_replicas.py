@@ -1,6 +1,19 @@
-"""Replicas on a private Ray cluster: order, back-pressure, a lost replica, nothing left behind."""
+"""Capture replicas: order, back-pressure, lost replicas, nodes and objects, nothing left behind.
 
+    python -m pytest tests/data/features/test_replicas.py -m slow        # minutes
+
+A private cluster, and clusters of several raylets on this machine (tests/cluster_nodes.py).
+"""
+
+import contextlib
 import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -8,57 +21,79 @@ import pytest
 import torch
 
 from outrider.common import process_tree
+from outrider.common.cluster import session as cluster_session
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
-from outrider.data.features.replicas import Replicas
+from outrider.common.errors import OutriderError
+from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.serving.engine import AskedRow
 from outrider.speculators.features import FINAL_NORM
+from tests.cluster_nodes import MB, local_nodes
 from tests.data.features.recorded_replica import (
     CANARY,
     SETUP,
-    SPEC,
+    TOKEN_BYTES,
     RecordedReplica,
     plan,
     states_of,
 )
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 
-LOCAL = ClusterConfig(address="local", capture_replicas=2, cores_per_replica=1, object_store_gb=0.1)
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def replicas_of(session, config=LOCAL, setup=SETUP):
-    return Replicas(session, config, setup, 1000, actor=RecordedReplica)
+def config_of(address, **settings):
+    settings = {"capture_replicas": 2, "cores_per_replica": 1} | settings
+    return ClusterConfig(address=address, **settings)
+
+
+@contextlib.contextmanager
+def replicas_of(session, config):
+    """The replicas, without their engines; all of them run where there is room."""
+    with start_replicas(session, config, SETUP, RecordedReplica) as actors:
+        yield Replicas(actors, TOKEN_BYTES, config.start_timeout_s)
+
+
+def all_running(replicas, count=2):
+    while len(replicas.running) < count:
+        replicas._wait([], 0.1)
+
+
+def largest(pieces):
+    return max(piece.tokens for piece in pieces) * TOKEN_BYTES
 
 
 def bits(rows):
     return {row.row_id: row.states[FINAL_NORM].view(torch.int16).numpy() for row in rows}
 
 
-def test_pieces_come_in_order_within_the_limit_and_a_killed_replica_loses_nothing():
+def assert_complete(order, taken):
+    assert [piece.index for piece, _ in taken] == [piece.index for piece in order]
+    for piece, found in taken:
+        assert list(found) == piece.row_ids
+        for row in piece.rows:
+            assert np.array_equal(found[row.row_id], states_of(row.token_ids))
+
+
+def test_a_private_cluster_loses_nothing_and_leaves_nothing():
+    """One of two replicas is killed; only 127.0.0.1 listens; no token is in Ray's logs."""
     asked = plan(12)
-    each = max(piece.nbytes(SPEC) for piece in asked)
-    with open_cluster(LOCAL, cpus=2) as session, replicas_of(session) as replicas:
+    local = config_of("local", object_store_gb=0.1)
+    with open_cluster(local, cpus=2) as session, replicas_of(session, local) as replicas:
         mark, folder = os.environ[process_tree.MARK].split(":")[-1], session.folder
-        checks = replicas.checks()
-        assert {len(replicas.answer([AskedRow("a", [3], 0.6, 0.95, 5)])[0])} == {5}
-        seen, most = [], 0
-        # Any order, repeats included.
+        assert replicas.answer([AskedRow("a", [3], 0.6, 0.95, 5)]) == [[3] * 5]
+        all_running(replicas)
+        taken = []
         order = [*asked[6:], *asked[:6], asked[0]]
-        for piece, rows in replicas.stream(order, 4 * each):
-            seen.append(piece.index)
-            most = max(most, replicas.watermarks.in_flight_bytes)
-            if len(seen) == 3:
-                psutil.Process(next(iter(checks.values()))["pid"]).kill()
-            expected = {row.row_id: states_of(row.token_ids) for row in piece.rows}
-            found = bits(rows)
-            assert list(found) == piece.row_ids
-            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+        for piece, rows in replicas.stream(order, 4 * largest(asked)):
+            taken.append((piece, bits(rows)))
             assert rows[0].scores == [[1.0], [2.0]]
-        assert seen == [piece.index for piece in order]
-        assert most <= replicas.watermarks.peak_bytes <= 4 * each
-        assert replicas.watermarks.lost_replicas == 1
-        assert replicas.watermarks.in_flight_bytes == 0
+            if len(taken) == 3:
+                psutil.Process(next(iter(replicas.running.values()))["pid"]).kill()
+        assert_complete(order, taken)
+        assert replicas.lost == 1
         listening = {
             connection.laddr.ip
             for process in process_tree.members(mark)
@@ -72,3 +107,169 @@ def test_pieces_come_in_order_within_the_limit_and_a_killed_replica_loses_nothin
         assert logged and str(CANARY) not in logged
     assert not folder.exists()
     assert not process_tree.members(mark)
+
+
+def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
+    """What waits in the dead node's object store is captured again."""
+    asked = plan(30)
+    with local_nodes() as nodes:
+        first, _ = nodes.add(), nodes.add()
+        config = config_of(nodes.address)
+        with open_cluster(config) as session, replicas_of(session, config) as replicas:
+            all_running(replicas)
+            taken = []
+            for piece, rows in replicas.stream(asked, 6 * largest(asked)):
+                taken.append((piece, bits(rows)))
+                if len(taken) == 5:
+                    nodes.kill(first)
+                if len(taken) == 12:
+                    assert len(replicas.running) == 1
+                    nodes.add()
+                    all_running(replicas)
+            assert_complete(asked, taken)
+            assert replicas.lost == 1
+    assert "its work goes to the others" in capsys.readouterr().err
+
+
+def test_a_slow_consumer_stops_the_replicas_at_the_limit(tmp_path):
+    asked, log = plan(16), tmp_path / "captured"
+    with local_nodes() as nodes:
+        for _ in range(2):
+            nodes.add(environment={"RECORDED_CAPTURED": str(log)})
+        config, taken, ahead = config_of(nodes.address), [], []
+        with open_cluster(config) as session, replicas_of(session, config) as replicas:
+            for piece, rows in replicas.stream(asked, 3 * largest(asked)):
+                time.sleep(0.2)
+                taken.append((piece, bits(rows)))
+                ahead.append(log.stat().st_size - len(taken))
+            assert_complete(asked, taken)
+            assert max(ahead) == 2, "with the one that is being read: three"
+
+
+def test_a_full_object_store_delays_and_never_loses():
+    """Other work fills the node's store while pieces are captured, and leaves it again."""
+    import ray
+
+    asked = plan(10, rows=8)
+    with local_nodes(store_mb=80) as nodes:
+        nodes.add(resources={"here": 1})
+        config = config_of(nodes.address, capture_replicas=1)
+        with open_cluster(config) as session:
+            fill = ray.remote(resources={"here": 0.1}, num_cpus=0)(
+                lambda: np.zeros(76 * MB, np.uint8)
+            )
+            held = fill.remote()
+            ray.wait([held], fetch_local=False)
+            with replicas_of(session, config) as replicas:
+                taken = []
+                for piece, rows in replicas.stream(asked, 8 * largest(asked)):
+                    taken.append((piece, bits(rows)))
+                    if len(taken) == 5:
+                        del held
+                assert_complete(asked, taken)
+
+
+def test_a_replica_that_fails_its_check_is_left_out_and_the_last_one_is_an_error(capsys):
+    asked = plan(6)
+    with local_nodes() as nodes:
+        nodes.add(environment={"RECORDED_FAILS": "self-check: states of another model"})
+        alone, greedy = (
+            config_of(nodes.address, capture_replicas=1, **settings)
+            for settings in ({}, {"cores_per_replica": 8, "start_timeout_s": 2})
+        )
+        with open_cluster(alone) as session:
+            with (
+                replicas_of(session, alone) as replicas,
+                pytest.raises(OutriderError, match=r"no capture replica is left: replica 0 .*self"),
+            ):
+                list(replicas.stream(plan(2), 10 * MB))
+            with (
+                replicas_of(session, greedy) as replicas,
+                pytest.raises(OutriderError, match=r"start_timeout_s = 2: no capture replica"),
+            ):
+                list(replicas.stream(plan(2), 10 * MB))
+            nodes.add()
+            config = config_of(nodes.address)
+            with replicas_of(session, config) as replicas:
+                taken = [(piece, bits(rows)) for piece, rows in replicas.stream(asked, 10 * MB)]
+                assert_complete(asked, taken)
+                (why,) = replicas.left_out
+                assert "self-check: states of another model" in why
+    assert "is left out: self-check" in capsys.readouterr().err
+
+
+def test_nodes_with_another_outrider_are_named(tmp_path):
+    """A node whose package differs in one file; a limit that does not fit the stores."""
+    other = tmp_path / "outrider"
+    for room in ("common", "speculators", "serving", "data", "training", "eval", "recipes"):
+        ignored = shutil.ignore_patterns("*.safetensors", "__pycache__", "*.gz")
+        shutil.copytree(ROOT / room, other / room, ignore=ignored)
+    with (other / "common" / "errors.py").open("a") as file:
+        file.write("\n# another version\n")
+    with local_nodes() as nodes:
+        nodes.add()
+        with (
+            open_cluster(config_of(nodes.address)) as session,
+            pytest.raises(OutriderError, match=r"in_flight_gb = 1: .* lower it to 0.08"),
+        ):
+            session.in_flight_bytes(config_of(nodes.address, in_flight_gb=1))
+        nodes.add(environment={"PYTHONPATH": str(tmp_path)})
+        ours = cluster_session.node_facts().outrider
+        with (
+            pytest.raises(OutriderError, match=r"nodes of the cluster differ .*: vm? .*") as raised,
+            open_cluster(config_of(nodes.address)),
+        ):
+            pass
+        assert ours in str(raised.value) and str(raised.value).count("outrider 0.1.0") == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_kills_end_with_the_same_states(seed):
+    draw = random.Random(seed)
+    asked = plan(24)
+    with local_nodes() as nodes:
+        for _ in range(3):
+            nodes.add()
+        config = config_of(nodes.address, capture_replicas=3, replica_restarts=20)
+        with open_cluster(config) as session, replicas_of(session, config) as replicas:
+            taken, kills = [], 0
+            for piece, rows in replicas.stream(asked, draw.randint(1, 8) * largest(asked)):
+                taken.append((piece, bits(rows)))
+                if draw.random() < 0.25 and kills < 6:
+                    kills += 1
+                    if draw.random() < 0.5 and len(nodes.nodes) > 1:
+                        nodes.kill(draw.choice(nodes.nodes))
+                    elif replicas.running:
+                        found = draw.choice(list(replicas.running.values()))
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            psutil.Process(found["pid"]).kill()
+                    if draw.random() < 0.6 and len(nodes.nodes) < 3:
+                        nodes.add()
+            assert_complete(asked, taken)
+
+
+DRIVER = """
+import os
+from outrider.common import process_tree
+from outrider.common.cluster.session import open_cluster
+from tests.data.features.test_replicas import config_of, plan, replicas_of
+
+config = config_of("local", capture_replicas=1, object_store_gb=0.1)
+with open_cluster(config, cpus=1) as session, replicas_of(session, config) as replicas:
+    for piece, rows in replicas.stream(plan(1000), 10**6):
+        if piece.index == 2:
+            print(os.environ[process_tree.MARK].split(":")[-1], session.folder, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_a_driver_that_was_stopped(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    mark, folder = process.stdout.readline().split()
+    assert len(process_tree.members(mark)) > 4 and Path(folder).is_dir()
+    process.send_signal(number)
+    process.wait()
+    assert process_tree.wait_until(lambda: not process_tree.members(mark), 60)
+    assert process_tree.wait_until(lambda: not Path(folder).exists(), 60)

@@ -62,29 +62,7 @@ def test_shards_add_up_to_the_same_sums(case, batch_tokens, monkeypatch):
             for shard in shards
         ]
         assert_equal(joined(sums), whole)
-
-
-def test_shards_are_of_about_the_same_size(monkeypatch):
-    monkeypatch.setattr(replaying, "BATCH_TOKENS", 100)
-
-    class Lengths(dict):
-        def length(self, name):
-            return self[name]
-
-        def completion_start(self, name):
-            return 1
-
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(5, 90, (500,), generator=generator).tolist()
-    store = Lengths(enumerate(lengths))
-    rows = [{"sequence_id": name} for name in store]
-    for count in (1, 2, 5, 16):
-        shards = shards_of(store, rows, count)
-        sizes = [sum(store[row["sequence_id"]] for row in shard) for shard in shards]
-        assert len(sizes) == count and sum(sizes) == sum(lengths)
-        assert max(sizes) - min(sizes) <= 200  # two batches
-    assert shards_of(store, rows[:1], 5) == [rows[:1]]
-    assert shards_of(store, [], 5) == []
+    assert shards_of(case.store, [], 5) == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.rank_output import RankOutput, rank_log
 from outrider.training.distributed.ray_launch import uses_ray
-from outrider.training.distributed.ray_sizes import group_sizes
 from outrider.training.distributed.spec import Sampling, TrainingSpec
 
 
@@ -29,14 +28,6 @@ def test_ray_train_is_the_launcher_of_a_cluster(
 ) -> None:
     training = TrainingConfig(launcher=launcher, processes=processes, rows_per_step=2)
     assert uses_ray(ClusterConfig(address=address), training) == expected
-
-
-@pytest.mark.parametrize(
-    ("processes", "rows", "sizes"),
-    [(8, 8, [8, 4, 2, 1]), (3, 6, [3, 2, 1]), (4, 12, [4, 3, 2, 1]), (1, 7, [1]), (7, 7, [7, 1])],
-)
-def test_a_group_divides_the_rows_of_a_step(processes: int, rows: int, sizes: list[int]) -> None:
-    assert group_sizes(processes, rows) == sizes
 
 
 def make_spec(folder: Path, attempt: int) -> TrainingSpec:

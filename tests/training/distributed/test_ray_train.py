@@ -16,14 +16,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
+from outrider.training.distributed import ray_launch
 from outrider.training.distributed.launch import train
 from outrider.training.distributed.ray_rank import WORKER
 from outrider.training.distributed.spec import Preempted
+from tests.cluster_nodes import LocalNodes, local_nodes
 from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
-from tests.training.distributed.ray_nodes import RayNodes, ray_nodes
 from tests.training.distributed.test_kills import assert_same_end, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -38,15 +40,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    with ray_nodes([1, 1]) as running:
+def nodes() -> Iterator[LocalNodes]:
+    with local_nodes() as running:
+        running.add()
+        running.add()
         yield running
 
 
 def run(
     corpus: Corpus,
     run_dir: Path,
-    nodes: RayNodes | None,
+    nodes: LocalNodes | None,
     store: str = FEATURE_STORE,
     restarts: int = 3,
     **settings: object,
@@ -64,24 +68,29 @@ def run(
         run_dir / "speculator",
         run_dir / "logs",
         feature_store=store,
-        cluster=nodes.config(training_restarts=restarts, start_timeout_s=120) if nodes else None,
+        cluster=ClusterConfig(
+            address=nodes.address, training_restarts=restarts, start_timeout_s=120
+        )
+        if nodes
+        else None,
     )
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: Corpus, nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(corpus: Corpus, nodes: LocalNodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the cluster that nothing disturbs."""
     run_dir = tmp_path_factory.mktemp("whole")
     run(corpus, run_dir, nodes, **LONG)
     return run_dir
 
 
-def ranks() -> list[psutil.Process]:
-    """The living ranks, by number."""
+def ranks(run_dir: Path) -> list[psutil.Process]:
+    """The living ranks of a run, by number."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] and WORKER in process.info["cmdline"]:
-            with contextlib.suppress(psutil.NoSuchProcess, KeyError):  # another run's process
+        words = process.info["cmdline"] or []
+        if WORKER in words and str(run_dir) in words[-1]:
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):  # it has just ended
                 found[process.environ()["RANK"]] = process
     return [found[number] for number in sorted(found)]
 
@@ -109,25 +118,32 @@ def disturb(run_dir: Path, *when: tuple[int, Callable[[], object]]) -> threading
 def test_weights_and_log_are_torchruns(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, None, **LONG)
     assert_same_end(tmp_path, whole)
-    assert not ranks()
+    assert not ranks(tmp_path)
     log = (whole / "logs" / "train.log").read_text()
     assert "step 60/60" in log and not list((whole / "logs").glob("train.rank*"))
 
 
 def test_a_killed_rank_starts_again_and_the_weights_are_the_same(
-    corpus: Corpus, whole: Path, nodes: RayNodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus: Corpus,
+    whole: Path,
+    nodes: LocalNodes,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    thread = disturb(tmp_path, (23, lambda: ranks()[1].kill()))
+    thread = disturb(tmp_path, (23, lambda: ranks(tmp_path)[1].kill()))
     run(corpus, tmp_path, nodes, **LONG)
     thread.join(1)
     assert_same_end(whole, tmp_path)
     printed = capfd.readouterr().out
-    assert "training lost rank 1 (killed by signal 9) on its cluster; it goes on from" in printed
+    assert (
+        "training lost rank 1 (killed by signal 9) on its cluster; it resumes with 2 processes"
+        in printed
+    )
     assert "Traceback" not in printed
 
 
 def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(
-    corpus: Corpus, whole: Path, nodes: RayNodes, tmp_path: Path
+    corpus: Corpus, whole: Path, nodes: LocalNodes, tmp_path: Path
 ) -> None:
     disturb(tmp_path, (17, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with pytest.raises(Preempted, match=r"step \d+ of 60 is saved") as stopped:
@@ -135,24 +151,24 @@ def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(
     assert stopped.value.exit_code == 75
     newest = sorted((tmp_path / "training" / "checkpoints").glob("step-*"))[-1]
     assert 17 <= int(newest.name.removeprefix("step-")) < 60
-    assert not ranks()
+    assert not ranks(tmp_path)
     run(corpus, tmp_path, nodes, **LONG)
     assert_same_end(whole, tmp_path)
 
 
 def test_a_mistake_in_rank_1_is_one_message(
-    corpus: Corpus, nodes: RayNodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus: Corpus, nodes: LocalNodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(OutriderError, match=r"^rank 1: features/shard-00003.*capture again$"):
         run(corpus, tmp_path, nodes, store="tests.training.stores:MistakeInRank1", epochs=1)
     printed = "".join(capfd.readouterr())
-    for word in ("capture again", "Traceback", "stores.py", "it goes on"):
+    for word in ("capture again", "Traceback", "stores.py", "it resumes"):
         assert word not in printed, printed
-    assert not ranks()
+    assert not ranks(tmp_path)
 
 
 def test_a_bug_in_rank_1_is_not_tried_again(
-    corpus: Corpus, nodes: RayNodes, tmp_path: Path
+    corpus: Corpus, nodes: LocalNodes, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=r"^rank 1: RuntimeError: a kernel failed; its trace"):
         run(corpus, tmp_path, nodes, store="tests.training.stores:BugInRank1", epochs=1)
@@ -160,9 +176,9 @@ def test_a_bug_in_rank_1_is_not_tried_again(
 
 
 def test_ranks_that_always_die_end_training(
-    corpus: Corpus, nodes: RayNodes, tmp_path: Path
+    corpus: Corpus, nodes: LocalNodes, tmp_path: Path
 ) -> None:
-    with pytest.raises(OutriderError, match=r"lost rank 1 \(killed by signal 9\).* 2 times with"):
+    with pytest.raises(OutriderError, match=r"lost rank 1 \(killed by signal 9\).* more often"):
         run(
             corpus,
             tmp_path,
@@ -174,17 +190,22 @@ def test_ranks_that_always_die_end_training(
 
 
 def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
-    corpus: Corpus, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus: Corpus,
+    whole: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with ray_nodes([1, 1]) as own:
+    monkeypatch.setattr(ray_launch, "_RESIZE_S", 2.0)
+    with local_nodes() as own:
+        _, second = own.add(), own.add()
         longer = LONG | {"epochs": 120}
-        disturb(tmp_path, (23, lambda: own.kill(1)), (40, lambda: own.add(1)))
+        disturb(tmp_path, (23, lambda: own.kill(second)), (40, own.add))
         result = run(corpus, tmp_path, own, **longer)
         assert result["stopped_at"] == result["steps"] == 360
         printed = capfd.readouterr().out
-        assert "it goes on from step-00000" in printed
-        assert "room for 1 of 2 processes" in printed
-        assert "the cluster has room for more processes" in printed
+        assert "it resumes with 1 processes from step-00000" in printed
+        assert "training has room for more processes; it resumes with 2 processes" in printed
         assert printed.count("resuming with") == 2
         run(corpus, tmp_path / "whole", own, **longer)
     ours, theirs = (

@@ -1,0 +1,260 @@
+"""Streamed training: capture replicas compute the states while training reads them.
+
+    with streaming(streamed, ranks=2, directory=run / "training/stream"):
+        train(features_dir=directory, feature_store=SOURCE, ...)
+
+Each rank asks the replicas (replicas.py) for the sequences that it reads next, in its own order,
+within its share of `cluster.in_flight_gb`. Nothing of the text or the states is written to a disk:
+states are in the replicas, in the object stores of the cluster and in the ranks. `directory` gets
+the names of the replicas. The validation and held-out parts are in the feature store that the
+capture stage wrote. `StreamedFeatures` is a `training.feature_source.FeatureSource`.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.session import open_cluster
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.data.config import CaptureConfig
+from outrider.data.features.capture_plan import pieces, rows_of, sample_of, state_bytes
+from outrider.data.features.feature_store import MANIFEST, Features, FeatureStore, rounded
+from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
+from outrider.data.features.replicas import NAMESPACE, Replicas, start_replicas
+from outrider.data.features.state_dtype import decode, encode
+from outrider.data.on_policy.evidence import Evidence
+from outrider.data.sequences import Tables, load_sequences
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import LoggedRow
+from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.features import FINAL_NORM, FeatureSpec
+
+SOURCE = "outrider.data.features.streamed:StreamedFeatures"
+"""`feature_store` of a training specification that reads the stream."""
+STREAM = "stream.json"
+"""Where the replicas and the sequences are."""
+FEWEST_JUDGED = 64
+"""Sequences that a rank must have read before off-policy traffic stops a run."""
+MOST_OFF = 0.5
+"""Largest share of off-policy sequences, as in on_policy/check.py."""
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What is captured while training runs, and where the rest is."""
+
+    target: TargetConfig
+    engine: EngineConfig
+    capture: CaptureConfig
+    cluster: ClusterConfig
+    spec: FeatureSpec
+    """Streams of each sequence."""
+    tables: Tables
+    train: list[str]
+    """Sequences of the training part."""
+    limit: int
+    """Tokens of a sequence that are captured."""
+    store: Path
+    """The feature store of the validation part."""
+
+
+@contextlib.contextmanager
+def streaming(
+    streamed: Streamed, ranks: int, directory: Path, actor: type = CaptureReplica
+) -> Iterator[None]:
+    """Starts the replicas, and leaves in `directory` what ranks need to reach them.
+
+    Raises:
+        OutriderError: no cluster, or too little memory for what has to be in flight.
+    """
+    cluster, capture = streamed.cluster, streamed.capture
+    table = load_sequences(streamed.tables, streamed.train)
+    longest = max(min(len(token_ids), streamed.limit) for token_ids in table["token_ids"])
+    setup = ReplicaSetup(
+        streamed.target,
+        streamed.engine,
+        capture,
+        streamed.spec,
+        tuple(sample_of(table, streamed.limit, capture.self_check_sequences)),
+        in_memory=True,
+        piece_tokens=max(capture.batch_tokens, longest),
+    )
+    for_ranks, cores = ranks * cluster.training_cores, None
+    if cluster.address == "local":
+        needed = for_ranks + cluster.capture_replicas * (cluster.cores_per_replica or 1)
+        cores = max(len(os.sched_getaffinity(0)), needed)
+    with (
+        open_cluster(cluster, cores) as session,
+        start_replicas(session, cluster, setup, actor, for_ranks) as actors,
+    ):
+        limit_bytes = session.in_flight_bytes(cluster) // ranks
+        piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
+        if piece_bytes > limit_bytes:
+            raise OutriderError(
+                f"cluster.in_flight_gb: each of {ranks} training processes has"
+                f" {limit_bytes / 1e9:.3g} GB, and the largest piece of states has"
+                f" {piece_bytes / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores),"
+                " or lower capture.batch_tokens"
+            )
+        tables = streamed.tables
+        paths = [tables] if isinstance(tables, str | Path) else tables
+        facts = {
+            "address": session.address,
+            "replicas": list(actors),
+            "start_timeout_s": cluster.start_timeout_s,
+            "limit_bytes": limit_bytes,
+            "features": streamed.spec.as_list(),
+            "capture": capture.model_dump(mode="json"),
+            "tables": [str(path) for path in paths],
+            "limit": streamed.limit,
+            "store": str(streamed.store),
+        }
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(directory / STREAM, facts, private=True)
+        try:
+            yield
+        finally:
+            (directory / STREAM).unlink()
+
+
+class StreamedFeatures:
+    """The states of the training part as they are captured, of the others from a store."""
+
+    def __init__(self, directory: Path, facts: dict[str, Any]):
+        self.directory, self.facts = directory, facts
+        self.capture = CaptureConfig.model_validate(facts["capture"])
+        self.spec = FeatureSpec.from_list(facts["features"])
+        self.store = FeatureStore.open(Path(facts["store"]))
+        self.table = load_sequences([Path(path) for path in facts["tables"]])
+        ids, starts = self.table["sequence_id"][:], self.table["completion_start"][:]
+        self.place = {sequence_id: number for number, sequence_id in enumerate(ids)}
+        lengths = (min(len(token_ids), facts["limit"]) for token_ids in self.table["token_ids"])
+        self.manifest = {
+            "source": read_json(self.store.directory / MANIFEST)["source"],
+            "sequences": [
+                {"id": sequence_id, "length": length, "completion_start": start}
+                for sequence_id, length, start in zip(ids, lengths, starts, strict=True)
+            ],
+        }
+
+    @classmethod
+    def open(cls, directory: Path) -> "StreamedFeatures":
+        """Reads where the replicas are."""
+        if not (Path(directory) / STREAM).exists():
+            raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
+        return cls(Path(directory), read_json(Path(directory) / STREAM))
+
+    def read(self, sequence_id: str) -> Features:
+        """One sequence of the validation part."""
+        return self.store.read(sequence_id)
+
+    def tokens(self, sequence_id: str) -> torch.Tensor:
+        """[T] the token ids of any sequence, as captured."""
+        token_ids = self.table[self.place[sequence_id]]["token_ids"]
+        return torch.tensor(token_ids[: self.facts["limit"]], dtype=torch.int32)
+
+    def reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
+        """Reads these sequences, in this order."""
+        places = [self.place[sequence_id] for sequence_id in sequence_ids]
+        return StreamReading(self, rows_of(self.table.select(places), self.facts["limit"]))
+
+    def replicas(self) -> Replicas:
+        """The replicas, from this process. The first rank reports their starts and ends."""
+        import ray
+        from rich.console import Console
+
+        if not ray.is_initialized():
+            ray.init(self.facts["address"], log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            actors = {
+                name: ray.get_actor(name, namespace=NAMESPACE) for name in self.facts["replicas"]
+            }
+        except ValueError:
+            raise OutriderError(
+                "the process that captures has ended, and with it the stream of states; rerun the"
+                " command to resume"
+            ) from None
+        console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+        return Replicas(actors, state_bytes(self.spec), self.facts["start_timeout_s"], console)
+
+
+class StreamReading:
+    """One process's sequences in the order in which it reads them; two threads may call it."""
+
+    def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
+        self._source, self._replicas = source, source.replicas()
+        plan = pieces(rows, source.capture.batch_tokens)
+        self._pieces = self._replicas.stream(plan, source.facts["limit_bytes"])
+        self._arrived: deque[tuple[str, Features]] = deque()
+        self._off: dict[str, bool] = {}
+        self._off_path = source.directory / f"off_policy.rank{os.environ.get('RANK', '0')}.json"
+        self._lock = threading.Lock()
+
+    def read(self, sequence_id: str) -> Features:
+        """The states of the next sequence; waits for capture."""
+        with self._lock:
+            while not self._arrived:
+                self._take_piece()
+            name, features = self._arrived.popleft()
+        if name != sequence_id:
+            raise RuntimeError(f"the plan has {name} here, not {sequence_id}")
+        return features
+
+    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
+        """Which of the sequences that this process reads are off-policy; waits for capture."""
+        with self._lock:
+            while not all(sequence_id in self._off for sequence_id in sequence_ids):
+                self._take_piece()
+        return [self._off[sequence_id] for sequence_id in sequence_ids]
+
+    def close(self) -> None:
+        """Ends a `read` that waits in another thread."""
+        self._replicas.stopped = True
+
+    def _take_piece(self) -> None:
+        taken = next(self._pieces, None)
+        if taken is None:
+            raise OutriderError("training has stopped reading the stream; rerun the command")
+        piece, rows = taken
+        self._judge(rows)
+        for logged, row in zip(piece.rows, rows, strict=True):
+            dtype = self._source.capture.dtype
+            states = {
+                name: state_TH if dtype == "bf16" else decode(encode(state_TH, dtype))
+                for name, state_TH in row.states.items()
+            }
+            token_ids = torch.tensor(logged.token_ids, dtype=torch.int32)
+            hidden_TH = states.pop(FINAL_NORM)
+            found = Features(token_ids, hidden_TH, logged.completion_start, states)
+            self._arrived.append((row.row_id, found))
+
+    def _judge(self, rows: Sequence[CapturedRow]) -> None:
+        """Decides by their scores which sequences are off-policy, and lists those."""
+        least = self._source.capture.min_on_policy
+        if least is None:
+            self._off |= {row.row_id: False for row in rows}
+            return
+        scores = [rounded(row.scores or ()) for row in rows]
+        shares = Evidence.of_scores(COLUMNS, scores).own_share().tolist()
+        found = {row.row_id: share for row, share in zip(rows, shares, strict=True)}
+        self._off |= {name: share < least for name, share in found.items()}
+        if off := {name: round(share, 4) for name, share in found.items() if share < least}:
+            before = read_json(self._off_path) if self._off_path.exists() else {}
+            write_json(self._off_path, before | off, private=True)
+        count, judged = sum(self._off.values()), len(self._off)
+        if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:
+            raise OutriderError(
+                f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
+                " (capture.min_on_policy); docs/traffic.md describes the causes. To train on them"
+                " anyway, lower capture.min_on_policy (null: keep everything)"
+            )

@@ -1,1 +1,0 @@
-"""Streamed training: hidden states go from capture to the trainer through memory, in plan order."""
