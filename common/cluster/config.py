@@ -38,21 +38,20 @@ class ClusterConfig(BaseModel):
     memory."""
 
     replica_restarts: int = Field(default=3, ge=0)
-    """How often a replica that ends unexpectedly is started again, on any node with room. Its work
-    is given to the others meanwhile."""
+    """How often Ray starts a replica again that ends unexpectedly, on any node with room. The others
+    do its work meanwhile."""
 
     start_timeout_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds without any running replica: for GPUs to become free, and for the
-    engine to start. Training waits as long for the cores and GPUs of all its processes, and then
-    starts with fewer."""
+    engine to start. Training waits as long for its processes to start."""
 
     training_cores: int = Field(default=1, ge=1)
     """CPU cores of each training process, and the number of its threads. Each has a GPU too where
     the cluster has any."""
 
     training_restarts: int = Field(default=3, ge=0)
-    """How often training goes on after it lost processes, with their node or killed, without a new
-    checkpoint in between. It goes on with the processes that the cluster has room for."""
+    """How often training resumes after it lost processes, with their node or killed. It resumes with
+    the processes that the cluster has room for."""
 
     @field_validator("address")
     @classmethod

@@ -20,7 +20,6 @@ import os
 import platform
 import secrets
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -56,9 +55,6 @@ _SETTINGS = {
     LOOPBACK: "0",
 }
 """Environment of a private cluster."""
-_STARTS = 3
-"""How often a private cluster is started. Ray gives its processes 30 s, too little on a machine
-that is busy."""
 _SYSTEM = {
     "automatic_object_spilling_enabled": False,
     # A dead process is noticed at once by its socket; these are for machines that vanish.
@@ -73,7 +69,6 @@ class ClusterNode:
     """A node of the cluster."""
 
     node_id: str
-    host: str
     cpus: float
     gpus: float
     object_store_bytes: int
@@ -85,8 +80,6 @@ class ClusterSession:
 
     address: str
     """HOST:PORT of the head node."""
-    local: bool
-    """Whether the session started the cluster."""
     folder: Path | None
     """Private folder of a local cluster; None for an existing one."""
 
@@ -98,7 +91,6 @@ class ClusterSession:
             (
                 ClusterNode(
                     node["NodeID"],
-                    f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
                     node["Resources"].get("CPU", 0.0),
                     node["Resources"].get("GPU", 0.0),
                     int(node["Resources"].get("object_store_memory", 0)),
@@ -109,10 +101,6 @@ class ClusterSession:
             key=lambda node: node.node_id,
         )
 
-    def object_store_bytes(self) -> int:
-        """Size of the smallest object store."""
-        return min(node.object_store_bytes for node in self.nodes())
-
     def in_flight_bytes(self, config: ClusterConfig) -> int:
         """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).
 
@@ -120,7 +108,7 @@ class ClusterSession:
             OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
                 consumer would fill.
         """
-        store = self.object_store_bytes()
+        store = min(node.object_store_bytes for node in self.nodes())
         if config.in_flight_gb is None:
             return store // 2
         limit = int(config.in_flight_gb * 1e9)
@@ -157,8 +145,13 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
     _require_ray()
     import ray
 
-    opened = _private(config, cpus) if config.address == "local" else _existing(config.address)
-    with opened as session:
+    with contextlib.ExitStack() as stack:
+        folder, options = None, {"address": config.address}
+        if config.address == "local":
+            folder = stack.enter_context(_private_folder())
+            options = _private(config, cpus, folder)
+            stack.enter_context(_on_loopback())
+        session = ClusterSession(_connect(options), folder)
         _open.append(session)
         try:
             check_nodes()
@@ -168,28 +161,19 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
             ray.shutdown()
 
 
-@contextlib.contextmanager
-def _private(config: ClusterConfig, cpus: int | None) -> Iterator[ClusterSession]:
+def _private(config: ClusterConfig, cpus: int | None, folder: Path) -> dict[str, Any]:
+    """Arguments of `ray.init` for a cluster of this machine."""
     options: dict[str, Any] = {
         "address": "local",
         "num_cpus": cpus,
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
         "_system_config": _SYSTEM,
+        "_temp_dir": str(folder),
     }
     if config.object_store_gb is not None:
         options["object_store_memory"] = int(config.object_store_gb * 1e9)
-    with contextlib.ExitStack() as stack, _on_loopback():
-        for attempt in range(1, _STARTS + 1):
-            folder = stack.enter_context(_private_folder())
-            try:
-                address = _connect(options | {"_temp_dir": str(folder)})
-                break
-            except OutriderError:
-                stack.close()
-                if attempt == _STARTS:
-                    raise
-        yield ClusterSession(address, local=True, folder=folder)
+    return options
 
 
 @contextlib.contextmanager
@@ -202,11 +186,6 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextlib.contextmanager
-def _existing(address: str) -> Iterator[ClusterSession]:
-    yield ClusterSession(_connect({"address": address}), local=False, folder=None)
 
 
 def _connect(options: dict[str, Any]) -> str:
@@ -241,35 +220,15 @@ def _private_folder() -> Iterator[Path]:
         yield folder
 
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """What must be equal on all nodes."""
-
-    host: str
-    outrider: str
-    """Version and digest of the source files."""
-    python: str
-
-    @property
-    def versions(self) -> str:
-        """For a person."""
-        return f"outrider {self.outrider}, Python {self.python}"
-
-
-def node_facts() -> NodeFacts:
-    """The facts of this process's node."""
+def node_versions() -> str:
+    """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
     rooms = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for room in ("common", "speculators", "serving", "data", "training", "eval", "recipes"):
         for path in sorted((rooms / room).rglob("*.py")):
             digest.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
-    try:
-        version = metadata.version("outrider")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    return NodeFacts(
-        socket.gethostname(), f"{version} ({digest.hexdigest()[:8]})", platform.python_version()
-    )
+    version, digits = metadata.version("outrider"), digest.hexdigest()[:8]
+    return f"outrider {version} ({digits}), Python {platform.python_version()}"
 
 
 def check_nodes() -> None:
@@ -281,8 +240,8 @@ def check_nodes() -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ours = node_facts()
-    ask = ray.remote(num_cpus=0, max_retries=0)(node_facts)
+    ours = node_versions()
+    ask = ray.remote(num_cpus=0, max_retries=0)(node_versions)
     asked: dict[ObjectRef, str] = {}
     for node in ray.nodes():
         if node["Alive"]:
@@ -293,18 +252,18 @@ def check_nodes() -> None:
     wrong = [f"{asked[reference]}: no answer in {_CHECK_S:.0f} s" for reference in silent]
     for reference in answered:
         try:
-            facts = ray.get(reference)
+            versions = ray.get(reference)
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             continue  # it has ended since; a task without cores fits any other
         except ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [""]
             wrong.append(f"{asked[reference]}: {type(error).__name__} {lines[-1]}")
             continue
-        if (facts.outrider, facts.python) != (ours.outrider, ours.python):
-            wrong.append(f"{asked[reference]}: {facts.versions}")
+        if versions != ours:
+            wrong.append(f"{asked[reference]}: {versions}")
     if wrong:
         raise OutriderError(
-            f"nodes of the cluster differ from this one ({ours.versions}): {'; '.join(wrong)};"
+            f"nodes of the cluster differ from this one ({ours}): {'; '.join(wrong)};"
             " install the same outrider there and start Ray again on those nodes"
         )
 

@@ -28,12 +28,10 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.features.state_dtype import STORED_AS, decode
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
 VERSION = 4
-"""Version of the format. 4 has the scores in its shards, earlier ones in the manifest; 3 lists its
-streams; 1 (bfloat16) and 2 (FP8) hold `final_norm` alone."""
-READABLE = (1, 2, 3, 4)
+"""Version of the format."""
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 SCORE_DIGITS = 4
@@ -80,11 +78,10 @@ class FeatureStore:
             )
             raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
         manifest = read_json(directory / MANIFEST)
-        if manifest.get("version") not in READABLE:
-            readable = ", ".join(map(str, READABLE))
+        if manifest.get("version") != VERSION:
             raise OutriderError(
                 f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads"
-                f" {readable}; capture again"
+                f" {VERSION}; capture again"
             )
         for shard in manifest["shards"]:
             path = directory / shard["file"]
@@ -110,9 +107,7 @@ class FeatureStore:
     @property
     def spec(self) -> FeatureSpec:
         """The streams that the store holds."""
-        if "features" in self.manifest:
-            return FeatureSpec.from_list(self.manifest["features"])
-        return FeatureSpec((FeatureStream(FINAL_NORM, self.hidden_size),))
+        return FeatureSpec.from_list(self.manifest["features"])
 
     @property
     def score_columns(self) -> list[str]:
@@ -122,8 +117,6 @@ class FeatureStore:
     def scores(self, sequence_id: str) -> list[list[float]]:
         """Sums over the head of the completion and over its rest, by `score_columns`."""
         row = self._table[sequence_id]
-        if "scores" in row:
-            return row["scores"]
         place = row["place"]
         return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
 
@@ -176,9 +169,6 @@ class FeatureStore:
             path = self.directory / self.manifest["shards"][index]["file"]
             self._open[key] = safe_open(path, framework="pt")
         return self._open[key]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -214,7 +214,7 @@ def test_nodes_with_another_outrider_are_named(tmp_path):
         ):
             session.in_flight_bytes(config_of(nodes.address, in_flight_gb=1))
         nodes.add(environment={"PYTHONPATH": str(tmp_path)})
-        ours = cluster_session.node_facts().outrider
+        ours = cluster_session.node_versions()
         with (
             pytest.raises(OutriderError, match=r"nodes of the cluster differ .*: vm? .*") as raised,
             open_cluster(config_of(nodes.address)),
@@ -223,7 +223,7 @@ def test_nodes_with_another_outrider_are_named(tmp_path):
         assert ours in str(raised.value) and str(raised.value).count("outrider 0.1.0") == 2
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_kills_end_with_the_same_states(seed):
     draw = random.Random(seed)
     asked = plan(24)

@@ -1,6 +1,5 @@
 """FP8 states: what is lost is bounded, what is kept is counted, and a store says which it is."""
 
-import json
 import math
 
 import pytest
@@ -119,12 +118,3 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
     assert math.isclose(
         store.read("a").hidden.float().norm(), states(4, 256).float().norm(), rel_tol=0.03
     )
-
-
-def test_a_manifest_names_dtype_and_streams(tmp_path):
-    write(tmp_path, "bf16")
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    keys = {"version", "hidden_size", "features", "dtype", "source", "shards", "sequences"}
-    assert set(manifest) == keys
-    assert manifest["version"] == 4
-    assert manifest["features"] == [{"name": "final_norm", "width": 256}]

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.recipe.shipped import shipped_recipes
 from tests.live.crds import needs_crds, problems
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "cluster"
@@ -95,7 +94,3 @@ def test_the_ray_of_the_image_is_the_pinned_one() -> None:
     pinned = (FOLDER.parents[1] / "requirements" / "gpu.txt").read_text(encoding="utf-8")
     version = documents()["RayJob"]["spec"]["rayClusterSpec"]["rayVersion"]
     assert f"\nray=={version} " in pinned or f"\nray=={version}\n" in pinned
-
-
-def test_files_for_clusters_are_no_recipes() -> None:
-    assert not [name for name in shipped_recipes() if name.startswith("cluster")]

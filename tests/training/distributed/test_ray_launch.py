@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.rank_output import RankOutput, rank_log
 from outrider.training.distributed.ray_launch import uses_ray
-from outrider.training.distributed.spec import Sampling, TrainingSpec
 
 
 @pytest.mark.parametrize(
@@ -28,30 +26,6 @@ def test_ray_train_is_the_launcher_of_a_cluster(
 ) -> None:
     training = TrainingConfig(launcher=launcher, processes=processes, rows_per_step=2)
     assert uses_ray(ClusterConfig(address=address), training) == expected
-
-
-def make_spec(folder: Path, attempt: int) -> TrainingSpec:
-    return TrainingSpec(
-        target_dir=folder,
-        features_dir=folder,
-        feature_store="a:B",
-        train=["a"],
-        validation=["b"],
-        sampling={"a": Sampling(temperature=1.0)},
-        speculator=SpeculatorConfig(),
-        training=TrainingConfig(),
-        out_dir=folder,
-        publish_dir=folder,
-        log_dir=folder,
-        attempt=attempt,
-    )
-
-
-def test_a_later_group_resumes_and_does_not_read_messages_of_an_earlier_one(tmp_path: Path) -> None:
-    first, second = make_spec(tmp_path, 1), make_spec(tmp_path, 2)
-    assert first.settings() == second.settings() == make_spec(tmp_path, 0).settings()
-    assert len({spec.errors_dir for spec in (first, second, make_spec(tmp_path, 0))}) == 3
-    assert first.stop_file == second.stop_file
 
 
 def test_lines_of_all_ranks_reach_terminal_and_log_whole(
