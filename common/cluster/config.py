@@ -38,8 +38,8 @@ class ClusterConfig(BaseModel):
     memory."""
 
     replica_restarts: int = Field(default=3, ge=0)
-    """How often Ray starts a replica again that ends unexpectedly, on any node with room. The others
-    do its work meanwhile."""
+    """How often Ray starts a replica again that ends unexpectedly, on any node with room. The
+    others do its work meanwhile."""
 
     start_timeout_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds without any running replica: for GPUs to become free, and for the
@@ -50,8 +50,8 @@ class ClusterConfig(BaseModel):
     the cluster has any."""
 
     training_restarts: int = Field(default=3, ge=0)
-    """How often training resumes after it lost processes, with their node or killed. It resumes with
-    the processes that the cluster has room for."""
+    """How often training resumes after it lost processes, with their node or killed. It resumes
+    with the processes that the cluster has room for."""
 
     @field_validator("address")
     @classmethod

@@ -151,7 +151,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
             folder = stack.enter_context(_private_folder())
             options = _private(config, cpus, folder)
             stack.enter_context(_on_loopback())
-        session = ClusterSession(_connect(options), folder)
+        session = ClusterSession(connect(options), folder)
         _open.append(session)
         try:
             check_nodes()
@@ -188,7 +188,7 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _connect(options: dict[str, Any]) -> str:
+def connect(options: dict[str, Any]) -> str:
     """Connects this process and keeps its signal handlers; the head's address."""
     import ray
 

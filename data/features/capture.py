@@ -31,12 +31,11 @@ from outrider.common.fingerprint import sampled_digest
 from outrider.common.lost_ends import LostEnds
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.capture_plan import Piece, rows_of, sample_of, state_bytes
-from outrider.data.features.feature_store import MANIFEST, FeatureStore
+from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore
 from outrider.data.features.lengths import fit, longest
 from outrider.data.features.replica import ReplicaSetup, check_engine
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.features.self_check import Row
-from outrider.data.features.state_dtype import STORED_AS
 from outrider.data.features.write_store import Captured, write_store
 from outrider.data.privacy.regenerate import asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences

@@ -2,7 +2,7 @@
 
 A directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids` [tokens] int32
 and the states [tokens, width] of each stream, sequence after sequence, in bfloat16 or in FP8 with
-scales [tokens] (state_dtype.py). The stream after the final norm is stored as `hidden` and `scale`,
+scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and `scale`,
 any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
 (`speculators.features.FeatureSpec`) and the place of each sequence. FeatureWriter
 (feature_writer.py) writes it.
@@ -27,7 +27,7 @@ from safetensors import safe_open
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.fingerprint import file_digest
-from outrider.data.features.state_dtype import STORED_AS, decode
+from outrider.data.config import StateDtype
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
 VERSION = 4
@@ -36,6 +36,12 @@ JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 SCORE_DIGITS = 4
 """Decimals of the scores: 1e-4 nats, summed over a whole completion."""
+
+STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+"""torch's name of the type of the stored values."""
+
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+"""448, the largest finite e4m3 number: each token's largest entry is scaled to it."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,29 @@ class FeatureStore:
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
     """One sequence's scores as they are stored."""
     return [[round(value, SCORE_DIGITS) for value in part] for part in scores]
+
+
+def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
+    """The tensors of a shard. A state that is not finite stays so, by its scale.
+
+    A state after the final norm has entries of similar size, except a few outliers. FP8 (e4m3) has
+    one float32 scale for each token, which maps the largest entry to e4m3's largest number; entries
+    down to 1 / 28,672 of it keep a relative step of 1/8.
+    """
+    if dtype == "bf16":
+        return {"hidden": hidden_TH.to(torch.bfloat16)}
+    wide_TH = hidden_TH.float()
+    scale_T = wide_TH.abs().amax(-1) / LARGEST
+    # Any scale will do for a state of zeros.
+    divisor_T = torch.where(scale_T == 0, 1.0, scale_T)
+    return {"hidden": (wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), "scale": divisor_T}
+
+
+def decode(stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The states that `encode` took, in bfloat16 [T, H]."""
+    if "scale" not in stored:
+        return stored["hidden"]
+    return (stored["hidden"].float() * stored["scale"][:, None]).to(torch.bfloat16)
 
 
 def stored_names(stream: str) -> dict[str, str]:

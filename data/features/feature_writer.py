@@ -25,11 +25,12 @@ from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import (
     JOURNAL,
     MANIFEST,
+    STORED_AS,
     VERSION,
+    encode,
     rounded,
     stored_names,
 )
-from outrider.data.features.state_dtype import STORED_AS, encode
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
 

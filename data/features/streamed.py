@@ -11,7 +11,6 @@ capture stage wrote. `StreamedFeatures` is a `training.feature_source.FeatureSou
 """
 
 import contextlib
-import logging
 import os
 import threading
 from collections import deque
@@ -23,15 +22,21 @@ from typing import Any
 import torch
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import open_cluster
+from outrider.common.cluster.session import connect, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import pieces, rows_of, sample_of, state_bytes
-from outrider.data.features.feature_store import MANIFEST, Features, FeatureStore, rounded
+from outrider.data.features.feature_store import (
+    MANIFEST,
+    Features,
+    FeatureStore,
+    decode,
+    encode,
+    rounded,
+)
 from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
 from outrider.data.features.replicas import NAMESPACE, Replicas, start_replicas
-from outrider.data.features.state_dtype import decode, encode
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -174,7 +179,7 @@ class StreamedFeatures:
         from rich.console import Console
 
         if not ray.is_initialized():
-            ray.init(self.facts["address"], log_to_driver=False, logging_level=logging.ERROR)
+            connect({"address": self.facts["address"]})
         try:
             actors = {
                 name: ray.get_actor(name, namespace=NAMESPACE) for name in self.facts["replicas"]

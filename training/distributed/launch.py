@@ -29,9 +29,13 @@ from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
-from outrider.training.distributed.ray_launch import train_on_ray, uses_ray
-from outrider.training.distributed.ray_rank import NOT_OURS, WORKER
-from outrider.training.distributed.spec import Preempted, Sampling, TrainingSpec
+from outrider.training.distributed.spec import (
+    NOT_OURS,
+    WORKER,
+    Preempted,
+    Sampling,
+    TrainingSpec,
+)
 
 RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
 """Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
@@ -83,12 +87,31 @@ def train(
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
     command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
-    if cluster is not None and uses_ray(cluster, training):
+    if cluster is not None and _uses_ray(cluster, training):
+        from outrider.training.distributed.ray_launch import train_on_ray
+
         spec, code, stopped = train_on_ray(spec, cluster, log_path)
     else:
         code, stopped = (run or _run)(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
+
+
+def _uses_ray(cluster: ClusterConfig, training: TrainingConfig) -> bool:
+    """Whether the ranks run on the cluster.
+
+    A launcher of the recipe goes before it. One process needs no private cluster, but must not take
+    a GPU that Ray has given to a capture replica.
+    """
+    if cluster.address is None or training.launcher is not None:
+        return False
+    if training.processes > 1 or cluster.address != "local":
+        return True
+    if not training.streams:
+        return False
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
 
 
 def _command(spec_path: Path, training: TrainingConfig) -> list[str]:

@@ -10,6 +10,7 @@ one ends without an error for Ray.
 
 `DataParallelTrainer` is what TorchTrainer derives from. TorchTrainer adds a process group in Ray's
 processes, with torch in memory and a context on each GPU; here accelerate makes it in the ranks.
+This module is imported only where a run uses Ray.
 """
 
 import os
@@ -22,15 +23,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.supervision import signal_handlers
-from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import error_files
 from outrider.training.distributed.rank_output import RankOutput
 from outrider.training.distributed.ray_rank import (
     SPEC,
+    RankBackendConfig,
     RankSettings,
     ended_ranks,
     groups,
@@ -41,23 +46,15 @@ from outrider.training.distributed.spec import Preempted, TrainingSpec
 _LOOK_S = 0.5
 """Time between two looks at the ranks' output, in seconds."""
 
+_FOLDER = "ray"
+"""What Ray Train writes below the training folder."""
+
 _RESIZE_S = 60.0
 """Time between two looks for room for more ranks, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
 """Beginnings of the launcher's environment variables that its ranks get where their node has none.
 They go through Ray's object store; a runtime environment would write them into its logs."""
-
-
-def uses_ray(cluster: ClusterConfig, training: TrainingConfig) -> bool:
-    """Whether the ranks run on the cluster.
-
-    A launcher of the recipe goes before it. One process needs no private cluster, but must not take
-    a GPU that Ray has given to a capture replica.
-    """
-    if cluster.address is None or training.launcher is not None:
-        return False
-    return training.processes > 1 or cluster.address != "local" or _shares_gpus(training)
 
 
 def train_on_ray(
@@ -81,7 +78,10 @@ def train_on_ray(
                 return spec, Preempted.exit_code, True
             raise failure or OutriderError(f"training started no process; see {log_path}")
         group = _spec_of(groups(spec.out_dir)[-1])
-        if failure is not None and not stop.is_set() and not error_files(group.errors_dir):
+        if failure is not None and not stop.is_set():
+            for error in getattr(failure, "worker_failures", {}).values():
+                if isinstance(error, OutriderError):
+                    raise error
             raise OutriderError(
                 f"training lost {_lost(group)} on its cluster, more often than"
                 f" cluster.training_restarts = {cluster.training_restarts}; see {log_path}"
@@ -89,7 +89,7 @@ def train_on_ray(
             ) from failure
         code = max(ended_ranks(group.errors_dir).values(), default=Preempted.exit_code)
         if code == 0:
-            for path in groups(spec.out_dir):
+            for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
                 shutil.rmtree(path)
         return group, code, stop.is_set()
 
@@ -123,12 +123,6 @@ def _fit(
 
 def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float]) -> Any:
     """Ray Train's trainer of all groups of ranks, one after another."""
-    import ray
-    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-    from outrider.training.distributed.ray_backend import RankBackendConfig
-
     settings = RankSettings(
         spec=spec.model_dump(mode="json"),
         environment={
@@ -146,7 +140,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
     processes = spec.training.processes
     # Ray's annotations name the classes of its first version.
     run_config: Any = RunConfig(
-        name="ray",
+        name=_FOLDER,
         storage_path=str(spec.out_dir),
         failure_config=FailureConfig(
             max_failures=cluster.training_restarts,
@@ -182,15 +176,6 @@ def _asked_to_stop(stop_file: Path) -> Iterator[threading.Event]:
         return
     with signal_handlers(ask, (signal.SIGTERM, signal.SIGINT)):
         yield stop
-
-
-def _shares_gpus(training: TrainingConfig) -> bool:
-    """Whether capture replicas run at the same time, in the open session, and have GPUs."""
-    if not training.streams:
-        return False
-    import ray
-
-    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
 
 
 def _resources_each(session: ClusterSession, cluster: ClusterConfig) -> dict[str, float]:

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray.train
+from ray.train.backend import Backend, BackendConfig
+from ray.train.collective import broadcast_from_rank_zero
+
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.process_tree import ProcessTree
 from outrider.training.distributed.rank_output import rank_log
-from outrider.training.distributed.spec import TrainingSpec
-
-WORKER = "outrider.training.distributed.worker"
-"""The program of a rank, under every launcher."""
-
-NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
-
+from outrider.training.distributed.spec import NOT_OURS, WORKER, TrainingSpec
 
 SPEC = "spec.json"
 """The specification of a group of ranks, in the folder of its error records."""
@@ -45,15 +42,30 @@ class RankSettings:
     """Of Ray's head, in RAY_ADDRESS: the rank can connect to the cluster."""
 
 
+class RankBackend(Backend):
+    """No process group in Ray's processes; accelerate makes it in the ranks.
+
+    Every rank sees all GPUs of its node's ranks and takes that of its LOCAL_RANK, as under
+    torchrun.
+    """
+
+    share_cuda_visible_devices = True
+
+
+class RankBackendConfig(BackendConfig):
+    """Names the backend."""
+
+    @property
+    def backend_cls(self) -> type[RankBackend]:
+        return RankBackend
+
+
 def run_rank(settings: dict[str, Any]) -> None:
     """Runs this worker's rank to its end.
 
     Raises a `RuntimeError` if the rank was killed: then Ray Train starts another group. After any
     other error it returns, since a record tells the launcher.
     """
-    import ray.train
-    from ray.train.collective import broadcast_from_rank_zero
-
     given = RankSettings(**settings)
     spec = TrainingSpec.model_validate(given.spec)
     context = ray.train.get_context()
@@ -98,8 +110,6 @@ def run_rank(settings: dict[str, Any]) -> None:
 
 def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
     """The specification of a new group of ranks, and where they meet: host and port."""
-    import ray
-
     number = max((int(path.name.split("-")[1]) for path in groups(spec.out_dir)), default=0) + 1
     training = spec.training.model_copy(update={"processes": world})
     spec = spec.model_copy(update={"training": training, "attempt": number})

@@ -14,6 +14,12 @@ from outrider.common.errors import OutriderError
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
+WORKER = "outrider.training.distributed.worker"
+"""The program of a rank, under every launcher."""
+
+NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
+"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
+
 
 class Sampling(BaseModel):
     """Sampling parameters of the request that a sequence comes from."""

@@ -7,9 +7,8 @@ import torch
 
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture import capture_ids
-from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_store import FeatureStore, decode, encode
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.data.features.state_dtype import decode, encode
 from outrider.speculators.features import FeatureSpec, FeatureStream
 
 SOURCE = {"target": "t"}

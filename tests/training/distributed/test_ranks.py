@@ -11,8 +11,8 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.training.distributed.fail_fast import RankError, describe
-from outrider.training.distributed.launch import WORKER
 from outrider.training.distributed.launcher_environment import first_host, join_world, slurm_world
+from outrider.training.distributed.spec import WORKER
 from tests.training.corpus import Corpus, make_corpus
 
 LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "r1" / "launch"

@@ -7,8 +7,8 @@ import pytest
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.training.config import TrainingConfig
+from outrider.training.distributed.launch import _uses_ray
 from outrider.training.distributed.rank_output import RankOutput, rank_log
-from outrider.training.distributed.ray_launch import uses_ray
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_ray_train_is_the_launcher_of_a_cluster(
     address: str | None, launcher: str | None, processes: int, expected: bool
 ) -> None:
     training = TrainingConfig(launcher=launcher, processes=processes, rows_per_step=2)
-    assert uses_ray(ClusterConfig(address=address), training) == expected
+    assert _uses_ray(ClusterConfig(address=address), training) == expected
 
 
 def test_lines_of_all_ranks_reach_terminal_and_log_whole(

@@ -20,10 +20,8 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed import ray_launch
 from outrider.training.distributed.launch import train
-from outrider.training.distributed.ray_rank import WORKER
-from outrider.training.distributed.spec import Preempted
+from outrider.training.distributed.spec import WORKER, Preempted
 from tests.cluster_nodes import LocalNodes, local_nodes
 from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
 from tests.training.distributed.test_kills import assert_same_end, losses
@@ -196,7 +194,7 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_launch, "_RESIZE_S", 2.0)
+    monkeypatch.setattr("outrider.training.distributed.ray_launch._RESIZE_S", 2.0)
     with local_nodes() as own:
         _, second = own.add(), own.add()
         longer = LONG | {"epochs": 120}
