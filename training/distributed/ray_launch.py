@@ -13,6 +13,7 @@ processes, with torch in memory and a context on each GPU; here accelerate makes
 This module is imported only where a run uses Ray.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -49,6 +50,9 @@ _LOOK_S = 0.5
 _FOLDER = "ray"
 """What Ray Train writes below the training folder."""
 
+_START_S = 60.0
+"""Time for a group to start, in seconds. After a loss, Ray Train may first count the lost node."""
+
 _RESIZE_S = 60.0
 """Time between two looks for room for more ranks, in seconds."""
 
@@ -76,7 +80,11 @@ def train_on_ray(
         if len(groups(spec.out_dir)) == before:  # no rank has started
             if stop.is_set():
                 return spec, Preempted.exit_code, True
-            raise failure or OutriderError(f"training started no process; see {log_path}")
+            raise OutriderError(
+                f"training: no process started in cluster.start_timeout_s ="
+                f" {cluster.start_timeout_s:g}; compare `ray status` with the cores"
+                " (cluster.training_cores) and GPUs of training.processes"
+            ) from failure
         group = _spec_of(groups(spec.out_dir)[-1])
         if failure is not None and not stop.is_set():
             for error in getattr(failure, "worker_failures", {}).values():
@@ -135,7 +143,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         "RAY_TRAIN_METRICS_ENABLED": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{cluster.start_timeout_s:g}",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
     }
     processes = spec.training.processes
     # Ray's annotations name the classes of its first version.
@@ -144,7 +152,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         storage_path=str(spec.out_dir),
         failure_config=FailureConfig(
             max_failures=cluster.training_restarts,
-            controller_failure_limit=cluster.training_restarts,
+            controller_failure_limit=math.ceil(cluster.start_timeout_s / _START_S),
         ),
     )
     return DataParallelTrainer(

@@ -194,7 +194,8 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider.training.distributed.ray_launch._RESIZE_S", 2.0)
+    for name, seconds in (("_RESIZE_S", 2.0), ("_START_S", 15.0)):
+        monkeypatch.setattr(f"outrider.training.distributed.ray_launch.{name}", seconds)
     with local_nodes() as own:
         _, second = own.add(), own.add()
         longer = LONG | {"epochs": 120}
