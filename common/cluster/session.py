@@ -68,7 +68,6 @@ _SYSTEM = {
 class ClusterNode:
     """A node of the cluster."""
 
-    node_id: str
     cpus: float
     gpus: float
     object_store_bytes: int
@@ -84,22 +83,18 @@ class ClusterSession:
     """Private folder of a local cluster; None for an existing one."""
 
     def nodes(self) -> list[ClusterNode]:
-        """The living nodes, in the order of their ids."""
+        """The living nodes."""
         import ray
 
-        return sorted(
-            (
-                ClusterNode(
-                    node["NodeID"],
-                    node["Resources"].get("CPU", 0.0),
-                    node["Resources"].get("GPU", 0.0),
-                    int(node["Resources"].get("object_store_memory", 0)),
-                )
-                for node in ray.nodes()
-                if node["Alive"]
-            ),
-            key=lambda node: node.node_id,
-        )
+        return [
+            ClusterNode(
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+                int(node["Resources"].get("object_store_memory", 0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
 
     def in_flight_bytes(self, config: ClusterConfig) -> int:
         """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).

@@ -19,8 +19,6 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.serving.engine import LoggedRow, State
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
-REPORT_S = 1.0
-"""Time between two updates of the progress bar."""
 Captured = tuple[LoggedRow, State]
 """A row, and its states and scores."""
 
@@ -39,9 +37,8 @@ def write_store(
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields a plan's rows in order, each with its states and scores; the
-    writer may be one batch behind, so that the engine waits neither for the disk nor
-    for the copy. `note` is shown after the progress.
+    `states` yields a plan's rows in order, each with its states and scores. The writer may be
+    one batch behind, so that the engine waits neither for the disk nor for the copy. `note` is shown after the progress.
     """
     final, *auxiliary = spec.streams
     captured = 0
@@ -82,7 +79,6 @@ def write_store(
         )
         began, done = time.monotonic(), frozenset(writer.done)
         plan = unfinished(pieces(rows, capture.batch_tokens), done)
-        reported = 0.0
         for row, (_, by_name, scores) in states(plan):
             if row.row_id in done:
                 continue
@@ -91,7 +87,6 @@ def write_store(
                 row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
             )
             captured += len(row.token_ids)
-            if (seconds := time.monotonic() - began) > reported + REPORT_S:
-                progress.update(task, completed=writer.tokens, rate=captured / seconds, note=note())
-                reported = seconds
+            rate = captured / (time.monotonic() - began)
+            progress.update(task, completed=writer.tokens, rate=rate, note=note())
     return captured
