@@ -38,7 +38,8 @@ def write_store(
     """Captures the rows that the store lacks, and returns their number of tokens.
 
     `states` yields a plan's rows in order, each with its states and scores. The writer may be
-    one batch behind, so that the engine waits neither for the disk nor for the copy. `note` is shown after the progress.
+    one batch behind, so that the engine waits neither for the disk nor for the copy. `note` is
+    shown after the progress.
     """
     final, *auxiliary = spec.streams
     captured = 0
