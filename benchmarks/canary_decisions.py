@@ -2,9 +2,9 @@
 
     python -m benchmarks.canary_decisions --trials 200
 
-Simulated traffic (tests/live/judge/traffic.py): sessions of about four requests, log-normal
-lengths, a load that rises and falls 2.7-fold within the run and slows both, 5 % and later 25 % of
-the sessions on the canary. The decision is looked at 16 times from 100 requests on, and the first
+Simulated traffic (tests/live/simulated_traffic.py): sessions of about four requests, log-normal
+lengths, a load that rises and falls 2.7-fold within the run and slows both, half of the sessions on
+the canary. The decision is looked at 16 times from 100 requests on, and the first
 verdict counts.
 """
 
@@ -17,7 +17,6 @@ from tests.live.simulated_traffic import Traffic, first_verdict
 
 CASES = {
     "3 % slower": Traffic(speed=0.97),
-    "3 % slower, load as its share": Traffic(speed=0.97, per_replica=True, step_of_load=0.05),
     "equal": Traffic(),
     "10 % faster": Traffic(speed=1.1),
     "25 % faster": Traffic(speed=1.25),
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--requests", type=int, default=2400)
     options = parser.parse_args()
-    policy = CanaryPolicy(min_requests=20, min_seconds=0)
+    policy = CanaryPolicy()
     print("| canary | promoted | rolled back | undecided | requests | of the canary |")
     print("|---|---|---|---|---|---|")
     for name, traffic in CASES.items():

@@ -46,16 +46,15 @@ def adapt_speculator(
     endpoint = load_endpoint(to)
     # torch, so after the mistakes that are known without it.
     from outrider.live.adapt import Adapter, summary
-    from outrider.live.adapt_metrics import adapt_metrics
     from outrider.live.deployer import EndpointDeployer
+    from outrider.live.metrics import reporting
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signal())
-        policy, gpus = loaded.recipe.adapt, loaded.recipe.serving.engine.gpus
-        listener = stack.enter_context(adapt_metrics(endpoint, policy, gpus, metrics_port))
-        deployer = EndpointDeployer(endpoint, _say)
+        metrics = stack.enter_context(reporting(endpoint, metrics_port))
+        deployer = EndpointDeployer(endpoint, _say, metrics=metrics)
         adapter = stack.enter_context(
-            Adapter.open(loaded, endpoint.state_dir, deployer, listener=listener)
+            Adapter.open(loaded, endpoint.state_dir, deployer, listener=metrics.publish)
         )
         adapter.run(rounds, once)
         print_json(summary(adapter))

@@ -89,12 +89,13 @@ def deploy_speculator(
         print(write_manifest(manifest, bundle or "", endpoint), end="")
         return 0
     if recover:
-        from outrider.live.deploy import recover as recover_endpoint
+        from outrider.live.controller import controlled
 
-        recover_endpoint(endpoint, _say)
+        with controlled(endpoint, _say) as controller:
+            controller.recover()
         return _status(endpoint, as_json=True)
     if rollback or promote:
-        from outrider.live.deploy import end_deployment
+        from outrider.live.controller import end_deployment
 
         ended = end_deployment(endpoint, "promote" if promote else "roll_back", say=_say)
         return _ended(endpoint, ended, wanted="promote" if promote else "roll_back")
@@ -104,11 +105,11 @@ def deploy_speculator(
 
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, metrics_port: int | None) -> int:
-    from outrider.live.deploy import deploy_bundle
+    from outrider.live.controller import deploy_bundle
     from outrider.live.metrics import reporting
 
-    with reporting(endpoint, metrics_port) as events:
-        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say, events))
+    with reporting(endpoint, metrics_port) as metrics:
+        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say, metrics))
 
 
 def _local(

@@ -102,6 +102,17 @@ def log_ratio_margin(
     numerator_RG: Array, denominator_RG: Array, alpha: float, best_at: float = BEST_AT
 ) -> Array:
     """Distance of the bounds of log(sum(numerator) / sum(denominator)), by row."""
+    variance_R, degrees_R = _jackknife(numerator_RG, denominator_RG)
+    with np.errstate(invalid="ignore"):
+        margin_R: Array = critical_t(degrees_R, alpha, best_at) * np.sqrt(variance_R)
+    return np.where(np.isnan(margin_R), np.inf, margin_R)
+
+
+def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
+    """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
+
+    NaN where one cluster has all of a sum.
+    """
     above_R1 = numerator_RG.sum(axis=1, keepdims=True)
     below_R1 = denominator_RG.sum(axis=1, keepdims=True)
     count = numerator_RG.shape[1]
@@ -110,6 +121,33 @@ def log_ratio_margin(
         without_RG = without_RG - without_RG.mean(axis=1, keepdims=True)
         variance_R = (count - 1) / count * (without_RG**2).sum(axis=1)
         share_RG = (numerator_RG / above_R1 + denominator_RG / below_R1) / 2
-        critical_R = critical_t(degrees_of_freedom(share_RG), alpha, best_at)
-        margin_R: Array = critical_R * np.sqrt(variance_R)
-    return np.where(np.isnan(margin_R), np.inf, margin_R)
+        return variance_R, degrees_of_freedom(share_RG)
+
+
+def ratio_of_groups(
+    above_A: ArrayLike, below_A: ArrayLike, above_B: ArrayLike, below_B: ArrayLike, alpha: float
+) -> Bounds:
+    """(sum above / sum below) of group A over that of group B, with bounds, from clusters.
+
+    The groups are independent: the log ratio's variance is the sum of their jackknife variances,
+    and its degrees of freedom are Welch's and Satterthwaite's. Clusters: those of A.
+    """
+    groups = [
+        (np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64))
+        for above, below in ((above_A, below_A), (above_B, below_B))
+    ]
+    clusters = len(groups[0][0])
+    if not all(len(above) and above.sum() > 0 and below.sum() > 0 for above, below in groups):
+        return Bounds(math.nan, 0.0, math.inf, clusters)
+    logs = [math.log(above.sum() / below.sum()) for above, below in groups]
+    parts = [_jackknife(above[None], below[None]) for above, below in groups]
+    variances = [float(variance_R[0]) for variance_R, _ in parts]
+    shares = sum(
+        v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
+    )
+    value, margin = math.exp(logs[0] - logs[1]), math.inf
+    if shares > 0:
+        margin = math.sqrt(sum(variances)) * float(critical_t(sum(variances) ** 2 / shares, alpha))
+    if not math.isfinite(margin):
+        return Bounds(value, 0.0, math.inf, clusters)
+    return Bounds(value, value * math.exp(-margin), value * math.exp(margin), clusters)

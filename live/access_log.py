@@ -32,8 +32,6 @@ class RoutedRequest:
     flags: str
     """Envoy's response flags; empty for a normal end. Such as UC (the replica closed a response
     that had begun), DC (the client left), UH (no healthy replica), NR (no such path)."""
-    ttfb_ms: float | None
-    """Time to the first byte of the response, in milliseconds; None: there was none."""
     duration_ms: float
     """Time to the last byte, in milliseconds."""
     attempts: int
@@ -83,14 +81,13 @@ def _request(line: bytes, replicas: dict[str, Any]) -> RoutedRequest | None:
     if not isinstance(row, dict) or "started_at" not in row:
         return None
     replica = replicas.get(row.get("host") or "")
-    first, session, routed = row.get("ttfb_ms"), row.get("session"), row.get("cluster")
+    session, routed = row.get("session"), row.get("cluster")
     return RoutedRequest(
         started_at=float(row["started_at"]),
         cluster=replica.role if replica else None,
         host=replica.name if replica else row.get("host"),
         status=int(row["status"] or 0),
         flags="" if row["flags"] in (None, "-") else row["flags"],
-        ttfb_ms=None if first is None else float(first),
         duration_ms=float(row["duration_ms"]),
         attempts=int(row["attempts"] or 0),
         path=row["path"] or "",

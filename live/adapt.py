@@ -9,7 +9,7 @@ speculator in use replayed on it. When acceptance falls or enough rows are new (
 round trains on from the speculator in use. The windows that arrive after the round's are its gate.
 A round that wins is deployed; one that loses stays in rounds/ as evidence.
 
-    state_dir/adapt/journal.jsonl     every step, appended when it is done (adapt_state.py)
+    state_dir/journal.jsonl           every step, appended when it is done (state.py)
     state_dir/adapt/windows/w000003/  traffic/ features/ replay/, first log/: a run directory
     state_dir/adapt/rounds/r0002/     round.json gate.json speculator/ bundle/: a run directory
 
@@ -20,7 +20,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ from outrider.data.ingest.log_tail import (
 from outrider.data.ingest.slice import carried_lines, forget_rows
 from outrider.live.adapt_gate import acceptance, judge, replayed, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
-from outrider.live.adapt_state import AdaptState, Round, Window
 from outrider.live.deployer import EndpointDeployer, InUse, in_use
-from outrider.live.journal import Entry, Journal
+from outrider.live.journal import Journal, lock
+from outrider.live.state import Round, State, Window
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -66,7 +66,7 @@ KEPT_ROUNDS = 3
 
 INTERRUPTED = 75
 
-FOLDER, JOURNAL = "adapt", "journal.jsonl"
+FOLDER = "adapt"
 """Below the endpoint's `state_dir`."""
 
 LOG = "log"
@@ -95,17 +95,16 @@ class Adapter:
         deployer: EndpointDeployer,
         console: Console | None = None,
         parity: bool = True,
-        listener: Callable[[Entry], None] | None = None,
+        listener: Callable[[State], None] = lambda state: None,
     ) -> Iterator["Adapter"]:
         """Locks and opens `state_dir`/adapt; a second process gets an error.
 
-        `listener` gets every entry of the journal after it is on the disk.
+        `listener` gets the journal's state after each step.
         """
         folder = state_dir / FOLDER
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
-            RunDirectory(folder).locked(),
-            Journal(folder / JOURNAL, listener=listener) as journal,
+            lock(folder / "adapt.lock", "follows this traffic already; wait for it, or end it"),
+            Journal(state_dir / "journal.jsonl", listener=listener) as journal,
         ):
             console = console or Console(stderr=True, highlight=False, soft_wrap=True)
             yield cls(loaded, folder, deployer, journal, console, parity)
@@ -116,9 +115,9 @@ class Adapter:
         return self.loaded.recipe
 
     @property
-    def state(self) -> AdaptState:
+    def state(self) -> State:
         """What has been done."""
-        return AdaptState.of(self.journal.entries)
+        return self.journal.read()
 
     def run(
         self, rounds: int | None = None, once: bool = False,
@@ -168,7 +167,7 @@ class Adapter:
         """The run directory of a round."""
         return RunDirectory(self.folder / "rounds" / f"r{number:04d}")
 
-    def _cut(self, state: AdaptState) -> bool:
+    def _cut(self, state: State) -> bool:
         adapt, path = self.recipe.adapt, self.recipe.traffic.path
         if state.position is None:
             start = {} if adapt.from_start else end_of(self._unread({}))
@@ -201,9 +200,8 @@ class Adapter:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
         return True
 
-    def _within_budget(self, state: AdaptState) -> bool:
-        gpus, limit = self.recipe.serving.engine.gpus, self.recipe.adapt.gpu_hours_per_day
-        return within_budget(state, self.clock(), limit, gpus)
+    def _within_budget(self, state: State) -> bool:
+        return within_budget(state, self.clock(), self.recipe.adapt.gpu_hours_per_day)
 
     def _unread(self, position: dict[str, int]) -> list[Unread]:
         try:
@@ -225,8 +223,9 @@ class Adapter:
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
+            spent = self._gpu_seconds(began)
             self.journal.append(
-                "refused", window=window.n, reason=str(error), seconds=self._since(began)
+                "refused_window", window=window.n, reason=str(error), gpu_seconds=spent
             )
             self._say(f"window {window.n} refused: {error}")
             last = [each.usable for each in self.state.windows.values() if each.settled]
@@ -237,11 +236,10 @@ class Adapter:
             "watched",
             window=window.n,
             sequences=found.observations,
-            sessions=found.clusters,
             release=used.name,
             k=used.k,
             acceptance=found.model_dump(mode="json"),
-            seconds=self._since(began),
+            gpu_seconds=self._gpu_seconds(began),
         )
         self._forget_rows(self.state.windows[window.n])
         self._say(
@@ -249,7 +247,7 @@ class Adapter:
             f" {found.value:.3f}"
         )
 
-    def _begin_round(self, state: AdaptState, reason: str) -> None:
+    def _begin_round(self, state: State, reason: str) -> None:
         number = len(state.rounds) + 1
         older = [window.n for window in state.older]
         newer = [window.n for window in state.fresh]
@@ -277,8 +275,9 @@ class Adapter:
                 raise
             self._settle(pending, f"the training failed: {error}", began)
             return
+        spent = self._gpu_seconds(began)
         self.journal.append(
-            "trained", round=pending.n, sequences=result["sequences"], seconds=self._since(began)
+            "trained", round=pending.n, sequences=result["sequences"], gpu_seconds=spent
         )
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
@@ -296,19 +295,24 @@ class Adapter:
         if verdict.ships:
             write_bundle(run, used.recipe, verdict)
         measured = {name: facts[name] for name in ("base", "custom", "ratio")}
+        numbers = [window.n for window in windows]
         self._settle(
             pending,
             verdict.reason,
             began,
-            ships=verdict.ships,
-            windows=[window.n for window in windows],
-            sequences=verdict.sequences,
-            sessions=verdict.sessions,
+            verdict.ships,
+            windows=numbers,
             acceptance=measured if verdict.ratio else None,
         )
 
     def _settle(
-        self, pending: Round, reason: str, began: float, ships: bool = False, **facts: Any
+        self,
+        pending: Round,
+        reason: str,
+        began: float,
+        ships: bool = False,
+        windows: Sequence[int] = (),
+        acceptance: dict[str, Any] | None = None,
     ) -> None:
         """Records the gate's verdict, also where there was nothing to judge."""
         self.journal.append(
@@ -316,8 +320,9 @@ class Adapter:
             round=pending.n,
             ships=ships,
             reason=reason,
-            seconds=self._since(began),
-            **facts,
+            windows=list(windows),
+            acceptance=acceptance,
+            gpu_seconds=self._gpu_seconds(began),
         )
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
@@ -333,7 +338,7 @@ class Adapter:
             run = self.window_run(window.n)
             forget_rows(run.root / LOG, run.traffic)
 
-    def _delete(self, state: AdaptState) -> None:
+    def _delete(self, state: State) -> None:
         """Deletes windows by retention, age and size, and what settled rounds need no more."""
         pending = state.pending_round
         if pending is not None and not pending.trained:
@@ -385,8 +390,9 @@ class Adapter:
     def _settled(self) -> int:
         return sum(each.settled for each in self.state.rounds)
 
-    def _since(self, began: float) -> float:
-        return round(time.monotonic() - began, 1)
+    def _gpu_seconds(self, began: float) -> float:
+        """Of work that began at a time of the monotonic clock."""
+        return round(self.recipe.serving.engine.gpus * (time.monotonic() - began), 1)
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)

@@ -4,21 +4,22 @@
 
 The speculator in use is watched by exact replay on every window. Its acceptance length on the
 newest window is compared with that at its release, on the traffic that its gate measured; before
-the first release, on the first window. Both have intervals over sessions, so the ratio has one too
-(eval/report/drift.py).
+the first release, on the first window. Both have intervals over sessions, so the ratio has one too:
+the windows are independent samples, and standard errors are half an interval's width in logs over
+1.96.
 
 A look after every window would find a fall sooner or later where there is none. So look j may be
-wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release
-(eval/stats/sequential.py).
+wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.eval.report.drift import Change, change
-from outrider.eval.report.past_run import PastClustered
-from outrider.live.adapt_state import AdaptState, Window
+from scipy.stats import norm
+
+from outrider.live.state import Estimate, State, Window
 from outrider.pipeline.recipe.adapt_config import AdaptConfig
 
 DAY_S = 24 * 3600.0
@@ -29,17 +30,22 @@ MAX_AGE_S = 30 * DAY_S
 BACKOFF = 2.0
 """`adapt.fresh`, and the rows that show a fall, grow by this factor after each lost round."""
 
+LEVEL = 0.05
+"""Probability of a fall that is none, over all looks of a release."""
+
 
 @dataclass(frozen=True)
 class Fall:
-    """The newest window against the release."""
+    """The newest window's acceptance length over that at the release, with its 95 % interval."""
 
-    change: Change
+    value: float
+    low: float
+    high: float
     shown: bool
     """Whether the fall is beyond chance, and at least `adapt.min_drop`"""
 
 
-def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str | None:
+def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
     """Why a round should start now, in words; None to wait."""
     if not state.fresh:
         return None
@@ -47,33 +53,37 @@ def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str
     factor = BACKOFF**state.losses
     fall = newest_fall(state, release, policy.min_drop)
     if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
-        ratio = fall.change
         return (
-            f"acceptance length fell to {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of"
-            " that at its release"
+            f"acceptance length fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of that"
+            " at its release"
         )
     if policy.fresh is not None and rows >= policy.fresh * factor:
         return f"{rows:,} rows since the last round"
     return None
 
 
-def newest_fall(state: AdaptState, release: str, min_drop: float) -> Fall | None:
+def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     """The newest window against the release's own; None where there is nothing to compare."""
     watched = [window for window in state.usable if window.release == release]
     reference = _reference(state, watched, release)
     if not watched or reference is None:
         return None
-    newest, first = watched[-1], reference[1]
-    looks = len(watched) - (first is not None)
+    at_release, first = reference
+    newest, looks = watched[-1], len(watched) - (first is not None)
     if newest is first or newest.acceptance is None or newest.acceptance.low is None:
         return None
-    found = change(reference[0], newest.acceptance, comparisons=looks * (looks + 1))
-    return Fall(found, found.beyond_chance and found.value <= 1 - min_drop)
+    error = math.hypot(_log_error(at_release), _log_error(newest.acceptance))
+    shift = math.log(newest.acceptance.value / at_release.value)
+    beyond_chance = 2 * norm.sf(abs(shift) / error) < LEVEL / (looks * (looks + 1))
+    value, margin = math.exp(shift), math.exp(norm.isf(0.025) * error)
+    return Fall(
+        value, value / margin, value * margin, bool(beyond_chance and value <= 1 - min_drop)
+    )
 
 
 def _reference(
-    state: AdaptState, watched: Sequence[Window], release: str
-) -> tuple[PastClustered, Window | None] | None:
+    state: State, watched: Sequence[Window], release: str
+) -> tuple[Estimate, Window | None] | None:
     """The acceptance length at the release, and the window it was measured on, if any."""
     for each in reversed(state.rounds):
         if each.won and each.release == release and each.custom and each.custom.low is not None:
@@ -84,13 +94,18 @@ def _reference(
     return None
 
 
-def within_budget(state: AdaptState, now: float, limit: float | None, gpus: int) -> bool:
+def _log_error(estimate: Estimate) -> float:
+    assert estimate.low is not None and estimate.high is not None
+    return math.log(estimate.high / estimate.low) / (2 * float(norm.isf(0.025)))
+
+
+def within_budget(state: State, now: float, limit: float | None) -> bool:
     """Whether the last 24 hours leave some of `limit` GPU-hours for another step."""
-    return limit is None or state.seconds_since(now - DAY_S) * gpus / 3600 < limit
+    return limit is None or state.gpu_seconds_since(now - DAY_S) / 3600 < limit
 
 
 def surplus(
-    state: AdaptState, sizes: Mapping[int, int], keep_older: bool, now: float, policy: AdaptConfig
+    state: State, sizes: Mapping[int, int], keep_older: bool, now: float, policy: AdaptConfig
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
 

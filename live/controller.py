@@ -1,9 +1,9 @@
-"""The controller of a live endpoint: deploys a release, takes it back, and survives its own end.
+"""The controller of a live endpoint: deploys a release, takes it back, survives being killed.
 
-    controller = Controller(endpoint, parts)
-    controller.recover()                            # first, always
-    deployment = controller.deploy(Path("runs/march/bundle"))
-    deployment.outcome, deployment.reason
+    with controlled(load_endpoint("endpoints/resume.yaml")) as controller:
+        controller.recover()                            # first, always
+        deployment = controller.deploy(Path("runs/march/bundle"))
+        deployment.outcome, deployment.reason
 
 Every change is in the journal before it is made (state.py lists the entries). `recover` reads the
 journal, asks the replicas what they serve, and brings all of them to one release: without a verdict
@@ -11,37 +11,43 @@ the old one, after a verdict the one that it names. A release that a replica too
 replaced by the one before it. `recover` may itself be interrupted and started again.
 """
 
-from collections.abc import Collection
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import says_disk_is_full
 from outrider.live.canary import CanaryTest, Verdict, fair_share
-from outrider.live.control import clear_request, take_request
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import (
-    Fleet,
-    Reverted,
-    known_directories,
-    one_directory,
-    served_by,
-)
-from outrider.live.parts import Parts
-from outrider.live.releases import Release, adopt
-from outrider.live.router import RouterUnavailable
-from outrider.live.state import Deployment, Mode, State, fold
+from outrider.live.fleet import Fleet, Reverted
+from outrider.live.journal import Journal, Locked, holder, lock, read_journal
+from outrider.live.releases import Release, Releases, adopt
+from outrider.live.router import Router, RouterUnavailable
+from outrider.live.state import Action, Deployment, Mode, State, fold
 from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
     SwapFailed,
     SwapRefused,
 )
+from outrider.serving.bundle.bundle_places import local_bundle, pinned
 
 KEPT_RELEASES = 5
 """Newest releases that are kept for a rollback."""
 
+_FOLLOW_S = 0.5
+
+Say = Callable[[str], None]
+
+
+class BundleRefused(OutriderError):
+    """A bundle that cannot be deployed to this endpoint; nothing was begun."""
+
 
 class _Stopped(Exception):
-    """A person takes a promotion back while it goes on."""
+    """A person takes a promotion back while it is under way."""
 
     def __init__(self, by: str) -> None:
         super().__init__(by)
@@ -49,25 +55,30 @@ class _Stopped(Exception):
 
 
 class Controller:
-    """Deploys to one endpoint; the caller holds its lock (control.py)."""
+    """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
 
-    def __init__(self, endpoint: Endpoint, parts: Parts) -> None:
-        self.endpoint, self.parts = endpoint, parts
-        self._fleet = Fleet(endpoint.policy, parts)
+    def __init__(
+        self, endpoint: Endpoint, journal: Journal, say: Say = lambda text: None, clock: Any = time
+    ) -> None:
+        """`clock` has `time()` and `sleep(seconds)`, as the module has."""
+        self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
+        self.releases = Releases(endpoint.releases, clock.time)
+        self.router = Router(endpoint)
+        self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
+        self.observed: Callable[..., None] = lambda *_: None
+        """Gets the role and the new requests of a canary's test (metrics.py)."""
 
     @property
     def state(self) -> State:
         """What the journal says."""
-        return fold(self.parts.journal.entries)
-
-    # -- what a command does ----------------------------------------------------------------------
+        return self.journal.read()
 
     def recover(self) -> State:
         """Brings every replica that answers to one release; the first thing after a start."""
         state = self.state
         if state.open is not None:
-            self.parts.events.recovered()
-            self.parts.say(f"deployment {state.open.id} was not finished")
+            self.journal.append("recover")
+            self.say(f"deployment {state.open.id} was not finished")
             if state.open.verdict is None:
                 reason = "the controller ended before there was a verdict"
                 self._decided(Verdict("roll_back", reason, "controller"))
@@ -79,27 +90,29 @@ class Controller:
             behind: list[str] = []
             names = [each.name for each in self.endpoint.replicas]
             if state.serving and any(self._serves(name) != state.serving for name in names):
-                release = self.parts.releases.verified(state.serving)
-                behind = self._fleet.bring(names, release, self._directories())
+                behind = self.fleet.bring(names, self.releases.verified(state.serving))
             self._settle_share(behind)
         return self.state
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
 
-        `in_place`, or without a canary replica: the replicas are exchanged one after another, and
-        only their watch decides. An `OutriderError` where nothing was begun.
+        `in_place`, or without a canary replica: the replicas are swapped one after another, and
+        only their watch decides. An `OutriderError` where nothing was begun; `BundleRefused` where
+        that is because of the bundle.
         """
-        state = self._adopted()
-        assert state.serving is not None
         try:
-            new = self._checked(bundle, state, source)
-        except OutriderError as error:
-            self.parts.journal.append("refused", reason=str(error))
+            serving = self._adopted()
+            new = self._checked(bundle, serving, source)
+        except ReplicaUnreachable:
             raise
-        mode: Mode = "in_place" if in_place or not self.endpoint.canary else "canary"
-        in_place_verdict = Verdict("promote", "in place, without a canary", "controller")
-        return self._run(new, state.serving, mode, in_place_verdict if mode == "in_place" else None)
+        except OutriderError as error:
+            self.journal.append("refused", reason=str(error))
+            raise BundleRefused(str(error)) from error
+        if in_place or not self.endpoint.canary:
+            verdict = Verdict("promote", "in place, without a canary", "controller")
+            return self._run(new, serving, "in_place", verdict)
+        return self._run(new, serving, "canary", None)
 
     def roll_back(self) -> Deployment:
         """Goes back to the release before the one in use, on all replicas."""
@@ -109,12 +122,12 @@ class Controller:
                 f"endpoint {self.endpoint.name}: no release before the one in use"
                 f" ({state.serving or 'none was deployed'}); nothing was changed"
             )
-        self.parts.releases.verified(state.previous)
+        self.releases.verified(state.previous)
         verdict = Verdict("promote", "by request", "operator")
         return self._run(state.previous, state.serving, "rollback", verdict)
 
     def promote(self) -> Deployment:
-        """Finishes a deployment that nobody is at any more by promoting it."""
+        """Finishes a deployment whose controller has stopped, by promoting it."""
         if self.state.open is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
@@ -123,30 +136,32 @@ class Controller:
         self._decided(Verdict("promote", "by request", "operator"))
         return self._finish()
 
-    # -- the parts of it --------------------------------------------------------------------------
-
-    def _adopted(self) -> State:
-        """The state, with what the replicas serve now as a release if there is none yet."""
+    def _adopted(self) -> str:
+        """The release in use; before the first one, what the replicas serve becomes one."""
         if self.state.serving is None:
             statuses = [self._sound(each.name) for each in self.endpoint.replicas]
-            directory = one_directory(statuses)
-            release = adopt(self.parts.releases, directory, statuses[0].k)
-            self.parts.journal.append("adopt", release=release.name, directory=str(directory))
-            self.parts.say(f"in use: {directory}, kept as release {release.name}")
-        return self.state
+            found = sorted({str(Path(each.directory).resolve()) for each in statuses})
+            if len(found) != 1:
+                raise OutriderError(
+                    f"the replicas serve different speculators ({', '.join(found)}); start them"
+                    " with the same bundle"
+                )
+            release = adopt(self.releases, Path(found[0]), statuses[0].k)
+            self.journal.append("adopt", release=release.name, directory=found[0])
+        serving = self.state.serving
+        assert serving is not None
+        return serving
 
-    def _checked(self, bundle: Path, state: State, source: str | None) -> str:
-        """The name of the new release: complete, as is the one in use, and fit for each replica."""
-        assert state.serving is not None
-        if self.parts.journal.low_on_space:
+    def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
+        """Name of the bundle's release, which every replica can load, and which is a new one."""
+        if self.journal.low_on_space:
             raise OutriderError(
                 f"{self.endpoint.state_dir}: no space left on the disk; free some first"
             )
-        old = self.parts.releases.verified(state.serving)  # what a rollback needs
-        new = self.parts.releases.add(bundle, state.serving, source)
-        if new.name == old.name:
+        self.releases.verified(serving)  # to go back to
+        new = self.releases.add(bundle, parent=serving, source=source)
+        if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
-        self.parts.releases.verified(new.name)
         for each in self.endpoint.replicas:
             status = self._sound(each.name)
             for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
@@ -159,8 +174,8 @@ class Controller:
         return new.name
 
     def _sound(self, name: str) -> ReplicaStatus:
-        """A replica's status; an `OutriderError` where nothing can be exchanged there."""
-        status = self.parts.replicas[name].status()
+        """A replica's status; an `OutriderError` where nothing can be swapped there."""
+        status = self.fleet.replicas[name].status()
         if status.broken:
             raise OutriderError(
                 f"{name} drafts wrongly until it is started again: {status.broken}; start it again,"
@@ -168,28 +183,27 @@ class Controller:
             )
         return status
 
-    def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None = None) -> Deployment:
+    def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None) -> Deployment:
         """A deployment from its first journal entry to its last; without `verdict`, a canary's."""
-        clear_request(self.endpoint.state_dir)
-        self.parts.journal.append("begin", new=new, old=old, mode=mode)
-        self.parts.events.deployment_started()
-        self.parts.say(f"deployment of release {new}, in place of {old} ({mode})")
-        self._decided(verdict or self._canary(self.parts.releases.get(new), old))
+        self.journal.append("begin", new=new, old=old, mode=mode)
+        self.say(f"deployment of release {new}, in place of {old} ({mode})")
+        self._decided(verdict or self._canary(self.releases.get(new), old))
         return self._finish()
 
     def _canary(self, new: Release, old: str) -> Verdict:
         """The test of the new release on the canary replicas."""
-        self.parts.events.state("canary")
         try:
             self._share(0)
             for each in self.endpoint.canary:
-                status = self.parts.replicas[each.name].status()
-                self._fleet.exchange(each.name, status, new, watched=True)
+                status = self.fleet.replicas[each.name].status()
+                self.fleet.swap(each.name, status, new, watched=True)
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error), "controller")
-        return CanaryTest(
-            self.endpoint, self._fleet, self.parts, new, old, self._directories()
-        ).run()
+        test = CanaryTest(
+            self.endpoint, self.journal, self.fleet, self.router, new.name, old,
+            self.observed, self.say, self.clock,
+        )  # fmt: skip
+        return test.run()
 
     def _finish(self) -> Deployment:
         """Carries out the verdict."""
@@ -197,35 +211,25 @@ class Controller:
         assert deployment is not None
         behind: list[str] | None = None
         if deployment.verdict == "promote" and deployment.mode != "rollback":
-            self.parts.events.state("promoting")
             behind = self._promote(deployment)
         if behind is None:
-            self.parts.events.state("rolling_back")
-            behind = self._go_back()
+            behind = self._go_back(deployment)
         self._settle_share(behind)
-        deployment = self.state.open
-        assert deployment is not None
         serving = deployment.wanted
         outcome = "promoted" if deployment.verdict == "promote" else "rolled_back"
-        self.parts.journal.append("end", outcome=outcome, serving=serving, behind=behind)
-        clear_request(self.endpoint.state_dir)
-        state = self.state
-        assert state.last is not None and state.last.outcome is not None
-        self.parts.releases.prune(KEPT_RELEASES, state.in_use)
-        self.parts.events.deployment_finished(state.last.outcome)
-        self.parts.events.state("idle")
-        self.parts.say(f"{state.last.outcome}: {state.last.reason}; in use: {serving}")
-        return state.last
+        self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
+        self.releases.prune(KEPT_RELEASES, self.state.in_use)
+        self.say(f"{outcome}: {deployment.reason}; in use: {serving}")
+        return deployment
 
     def _promote(self, deployment: Deployment) -> list[str] | None:
         """Replicas left behind; None if the new release was refused or taken back instead."""
         self._share(fair_share(self.endpoint))  # a watch needs requests
         try:
-            return self._fleet.promote(
+            return self.fleet.promote(
                 self._canary_first(),
-                self.parts.releases.verified(deployment.new),
-                self._directories(),
-                deployment.exchanged,
+                self.releases.verified(deployment.new),
+                set(deployment.exchanged),
                 self._look,
             )
         except _Stopped as stopped:
@@ -238,9 +242,10 @@ class Controller:
 
     def _look(self, undecided_s: float) -> bool:
         """True where a person promotes what a replica's watch cannot decide in time."""
-        request = take_request(self.endpoint.state_dir)
-        if request is not None and request.action == "roll_back":
-            raise _Stopped(request.by)
+        deployment = self.state.open
+        request = deployment.request if deployment is not None else None
+        if request is not None and request[0] == "roll_back":
+            raise _Stopped(request[1])
         policy = self.endpoint.policy
         if undecided_s <= policy.max_seconds:
             return False
@@ -251,38 +256,34 @@ class Controller:
             )
         return request is not None
 
-    def _go_back(self) -> list[str]:
+    def _go_back(self, deployment: Deployment) -> list[str]:
         """Brings every replica to the release of the verdict, the canary first; those left behind.
 
         Unwatched: it served before, and there is none to take it back to.
         """
-        deployment = self.state.open
-        assert deployment is not None
         self._share(0)
-        release = self.parts.releases.verified(deployment.wanted)
-        return self._fleet.bring(self._canary_first(), release, self._directories())
+        return self.fleet.bring(self._canary_first(), self.releases.verified(deployment.wanted))
 
     def _canary_first(self) -> list[str]:
-        replicas = sorted(self.endpoint.replicas, key=lambda each: each.role != "canary")
-        return [each.name for each in replicas]
+        return [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
 
     def _taken_back(self, serving: str) -> str | None:
         """Why the release in use must go: a replica took it back after its promotion."""
-        for name in self.parts.replicas:
-            status = self._fleet.status(name)
+        for name in self.fleet.replicas:
+            status = self.fleet.status(name)
             if status is not None and status.reverted == serving:
-                return str(self._fleet.reverted(name, status))
+                return str(self.fleet.reverted(name, status))
         return None
 
     def _decided(self, verdict: Verdict) -> None:
-        self.parts.journal.append(
+        self.journal.append(
             "verdict",
             action=verdict.action,
             reason=verdict.reason,
             by=verdict.by,
             figures=verdict.figures,
         )
-        self.parts.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
+        self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
 
     def _settle_share(self, behind: Collection[str]) -> None:
         """The canary's share between deployments: none where a canary was left behind."""
@@ -294,17 +295,115 @@ class Controller:
         if not self.endpoint.canary:
             return
         if self.state.share != percent:
-            self.parts.journal.append("share", percent=percent)
+            self.journal.append("share", percent=percent)
         try:
-            if self.parts.router.share() != percent:
-                self.parts.router.set_canary_share(percent)
-            self.parts.events.share(percent)
+            if self.router.share() != percent:
+                self.router.set_canary_share(percent)
         except RouterUnavailable as error:
-            self.parts.say(str(error))
-
-    def _directories(self) -> dict[str, str]:
-        return known_directories(self.state, self.parts.releases)
+            self.say(str(error))
 
     def _serves(self, name: str) -> str | None:
-        status = self._fleet.status(name)
-        return served_by(status, self._directories()) if status is not None else None
+        status = self.fleet.status(name)
+        return self.fleet.served_by(status) if status is not None else None
+
+
+@contextlib.contextmanager
+def controlled(
+    endpoint: Endpoint,
+    say: Say = lambda text: None,
+    metrics: Any = None,
+) -> Iterator[Controller]:
+    """The controller of an endpoint, with its lock held and its journal open.
+
+    `Locked` where another process deploys to it. `metrics`: the `LiveMetrics` to keep up to date.
+    """
+    listener = metrics.publish if metrics is not None else lambda state: None
+    doing = (
+        "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
+        " --promote"
+    )
+    try:
+        with (
+            lock(lock_path(endpoint), doing),
+            Journal(journal_path(endpoint), listener=listener) as journal,
+        ):
+            controller = Controller(endpoint, journal, say)
+            if metrics is not None:
+                controller.observed = metrics.observed
+            yield controller
+    except OSError as error:
+        if not says_disk_is_full(error):
+            raise
+        raise OutriderError(
+            f"{endpoint.state_dir}: no space left on the disk; free some and run"
+            " `deploy-speculator --recover`"
+        ) from error
+
+
+def deploy_bundle(
+    bundle: str | Path,
+    endpoint: Endpoint,
+    in_place: bool = False,
+    say: Say = lambda text: None,
+    metrics: Any = None,
+) -> Deployment:
+    """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
+
+    `bundle` is a folder, or an address that `export-speculator --to` wrote. A deployment that was
+    interrupted is finished first. An `OutriderError` means that nothing was begun (a bad bundle, a
+    replica that does not answer), or that a replica refuses to go back; then use `--recover`.
+    """
+    source = pinned(bundle)
+    with controlled(endpoint, say, metrics) as controller, local_bundle(source) as directory:
+        controller.recover()
+        return controller.deploy(directory, in_place, source)
+
+
+def end_deployment(
+    endpoint: Endpoint, action: Action, by: str = "operator", say: Say = lambda text: None
+) -> Deployment:
+    """`--promote` and `--rollback`: of the deployment in progress, else of the one in use.
+
+    Where another process deploys, its journal gets a request, and its end is waited for.
+    """
+    try:
+        with controlled(endpoint, say) as controller:
+            if action == "promote":
+                return controller.promote()
+            before = controller.state.last
+            ended = controller.recover().last
+            if ended is not None and ended is not before and ended.went_back:
+                return ended
+            return controller.roll_back()
+    except Locked as busy:
+        open_now = read_state(endpoint).open
+        if open_now is None:
+            raise
+        with Journal(journal_path(endpoint)) as journal:
+            journal.append("request", deployment=open_now.id, action=action, by=by)
+            say(
+                f"process {busy.pid} was asked to {action.replace('_', ' ')} deployment"
+                f" {open_now.id}"
+            )
+            while (last := journal.read().last) is None or last.id != open_now.id:
+                if holder(lock_path(endpoint)) is None:
+                    raise OutriderError(
+                        f"process {busy.pid} ended before the deployment did; run the command again"
+                    ) from None
+                time.sleep(_FOLLOW_S)
+            return last
+
+
+def read_state(endpoint: Endpoint) -> State:
+    """What the journal says; needs no lock."""
+    return fold(read_journal(journal_path(endpoint)))
+
+
+def journal_path(endpoint: Endpoint) -> Path:
+    """The endpoint's journal."""
+    return endpoint.state_dir / "journal.jsonl"
+
+
+def lock_path(endpoint: Endpoint) -> Path:
+    """The lock of the endpoint's controller."""
+    return endpoint.state_dir / "controller.lock"

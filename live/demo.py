@@ -3,51 +3,66 @@
     python -m outrider.live.demo
 
 Trains a small speculator on the shipped traffic (ingest, split, capture, train: without an
-evaluation), starts two replicas of the embedded target and Envoy, sends the held-out requests, and
+evaluation), starts two replicas of the embedded target and Envoy, sends the newest requests, and
 deploys three bundles: the trained one, which is promoted; a copy with a changed byte, which is
 refused; and one with noise in its weights, which the canary finds and rolls back. The last line of
 stdout is one JSON object.
 """
 
-import argparse
 import contextlib
-import dataclasses
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
-from outrider.live.demo_bundles import demo_bundles
-from outrider.live.deploy import deploy_bundle, read_state
+from outrider.live.controller import deploy_bundle, read_state
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.load import Load
+from outrider.live.load import Load, read_prompts
 from outrider.live.local import local_endpoint
 from outrider.live.status import endpoint_status, status_lines
+from outrider.pipeline.attempt import attempt, open_run
 
 if TYPE_CHECKING:
     from outrider.live.state import Deployment
+    from outrider.pipeline.recipe.recipe import Recipe
+    from outrider.pipeline.run_dir import RunDirectory
 
-USERS = 4
+K = 4
+"""Drafts per step of all replicas."""
+
+RECIPE = (
+    "name=live",
+    f"speculator.depth={K}",
+    "split.max_train_sequences=240",
+    "split.max_validation_sequences=24",
+    "split.max_heldout_sequences=200",
+    "eval.replay_sequences=48",
+)
+"""The résumé recipe with fewer sequences: a layer that is better than the base in two minutes."""
+
+NOISE = 1.0
+"""Of the bad bundle, relative to the spread of each tensor."""
+
+Say = Callable[[str], None]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Runs the demonstration; 0 where everything went as it should."""
-    parser = argparse.ArgumentParser(description="Deploys to a live endpoint on this machine.")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run is kept")
-    options = parser.parse_args(arguments)
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     try:
-        with state_dir() as folder:
-            result = demonstrate(options.runs, load_endpoint("nano_r1", folder), say)
+        with _state_dir() as folder:
+            result = demonstrate(load_endpoint("nano_r1", folder), say)
     except OutriderError as error:
         print(f"live: {error}", file=sys.stderr)
         return error.exit_code
@@ -55,45 +70,38 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if result["as_expected"] else 1
 
 
-def demonstrate(runs: Path, endpoint: Endpoint, say: Any) -> dict[str, Any]:
+def demonstrate(endpoint: Endpoint, say: Say) -> dict[str, Any]:
     """Trains, serves, deploys; the JSON object's values."""
-    bundles = demo_bundles(runs, say)
+    good_bundle, changed, bad_bundle = demo_bundles(say)
     with (
-        local_endpoint(endpoint, bundles.good, say),
-        Load(endpoint, bundles.requests, USERS, bundles.model) as load,
+        local_endpoint(endpoint, good_bundle, say),
+        Load(endpoint, read_prompts("nano_r1/resume_screening")) as load,
     ):
-        good = deploy_bundle(bundles.good, endpoint, say=say)
-        say(f"{load.result().requests} requests, {load.result().failed} failed")
-        refused = _refused(bundles.changed, endpoint, say)
-        bad = deploy_bundle(bundles.bad, endpoint, say=say)
+        good = deploy_bundle(good_bundle, endpoint, say=say)
+        say(f"{load.requests} requests, {len(load.failures)} failed")
+        try:
+            deploy_bundle(changed, endpoint, say=say)
+        except OutriderError as error:
+            say(f"refused: {error}")
+        bad = deploy_bundle(bad_bundle, endpoint, say=say)
         for line in status_lines(endpoint_status(endpoint)):
             say(line)
         load.stop()
-        seen = load.result()
-    for failure in seen.first_failures:
+    for failure in load.failures[:5]:
         say(failure)
     state = read_state(endpoint)
+    outcomes = (good.outcome, bad.outcome, state.refused, len(load.failures))
     return {
-        "requests": seen.requests,
-        "failed_requests": seen.failed,
+        "requests": load.requests,
+        "failed_requests": len(load.failures),
         "promoted": state.promoted,
         "rolled_back": state.rolled_back,
         "refused": state.refused,
-        "longest_gap_ms": round(seen.longest_gap_ms, 1),
-        "as_expected": (good.outcome, bad.outcome, refused, seen.failed)
-        == ("promoted", "rolled_back", True, 0),
+        "as_expected": outcomes == ("promoted", "rolled_back", 1, 0),
         "deployments": {"good": _facts(good), "bad": _facts(bad)},
-        "p50_gap_ms": round(seen.median_gap_ms, 1),
+        "p50_gap_ms": round(1000 * statistics.median(load.gaps_s), 1),
+        "longest_gap_ms": round(1000 * max(load.gaps_s), 1),
     }
-
-
-def _refused(bundle: Path, endpoint: Endpoint, say: Any) -> bool:
-    try:
-        deploy_bundle(bundle, endpoint, say=say)
-    except OutriderError as error:
-        say(f"refused: {error}")
-        return True
-    return False
 
 
 def _facts(deployment: "Deployment") -> dict[str, Any]:
@@ -104,12 +112,70 @@ def _facts(deployment: "Deployment") -> dict[str, Any]:
         "reason": deployment.reason,
         "decided_in_s": round(deployment.decided_at - deployment.began_at, 1),
         "done_after_verdict_s": round(deployment.ended_at - deployment.decided_at, 1),
-        "figures": dataclasses.asdict(deployment)["figures"],
+        "figures": deployment.figures,
     }
 
 
+def demo_bundles(say: Say) -> tuple[Path, Path, Path]:
+    """Trains, if that was not done before, and writes the bundles: good, changed and bad."""
+    from outrider.serving.bundle.bundle import export_bundle
+
+    loaded, run = open_run("resume_screening", RECIPE, Path("runs"))
+    recipe = loaded.recipe
+    with attempt(loaded, run) as perform:
+        perform(["ingest", "split", "capture", "train"], {})
+        evidence = replayed(run, recipe, say)
+    folder = run.root / "live"
+    shutil.rmtree(folder, ignore_errors=True)
+    good, changed, bad = (folder / name for name in ("good", "changed", "bad"))
+    serving = recipe.speculative_serving()
+    export_bundle(run.speculator, recipe.target, serving, K, None, evidence, good, False)
+    in_child(write_noise, run.speculator, recipe.target.directory(), folder / "noise", NOISE)
+    export_bundle(folder / "noise", recipe.target, serving, K, None, {}, bad, False)
+    shutil.copytree(good, changed)
+    weights = changed / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return good, changed, bad
+
+
+def replayed(run: "RunDirectory", recipe: "Recipe", say: Say) -> dict[str, Any]:
+    """The evidence of exact replay on held-out traffic, as an evaluation's bundle has it."""
+    from outrider.eval.replay.heldout_replay import replay_drafters
+    from outrider.eval.replay.replay import compare
+    from outrider.pipeline.stages.evaluate import evaluation_context
+
+    context = evaluation_context(run, recipe, str(run.speculator), run.evaluation, run.root)
+    sums = replay_drafters(context, "heldout")
+    found = compare(sums["base"], sums["custom"], K)
+    values = {name: found[name].value for name in ("base", "custom", "ratio")}
+    say(f"exact replay on held-out traffic, K = {K}: base {values['base']:.2f}, custom"
+        f" {values['custom']:.2f} tokens per step")  # fmt: skip
+    interval = [found["ratio"].low, found["ratio"].high]
+    return {"k": {"base": K, "custom": K}, "acceptance_length": values | {"ratio_ci95": interval}}
+
+
+def write_noise(speculator: Path, target: Path, out: Path, noise: float) -> None:
+    """A speculator with noise added to its weights: valid, and of no use."""
+    import torch
+
+    from outrider.speculators.kinds import trainable_kind_of
+    from outrider.speculators.kinds.protocol import Origin
+
+    kind = trainable_kind_of(speculator)
+    generator = torch.Generator().manual_seed(0)
+    changed = []
+    for name, tensor in kind.tensors(speculator):
+        if tensor.dim() > 1:
+            spread = noise * float(tensor.std())
+            tensor = tensor + spread * torch.randn(tensor.shape, generator=generator)
+        changed.append((name, tensor))
+    kind.write(changed, Origin(target, speculator), out)
+
+
 @contextlib.contextmanager
-def state_dir() -> Iterator[Path]:
+def _state_dir() -> Iterator[Path]:
     """A new folder with a short path, because a socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="outrider-live-"))
     try:

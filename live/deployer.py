@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.live.adapt_state import PROMOTED
-from outrider.live.control import InControl
-from outrider.live.deploy import deploy_bundle, read_state, recover, replicas_of
+from outrider.live.controller import BundleRefused, controlled, read_state
 from outrider.live.endpoint_file import Endpoint
+from outrider.live.fleet import replicas_of
+from outrider.live.journal import Locked
 from outrider.live.releases import Releases
+from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.admin.replica import ReplicaUnreachable
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
@@ -49,6 +50,8 @@ class EndpointDeployer:
     endpoint: Endpoint
     say: Callable[[str], None] = lambda text: None
     wait: Callable[[float], None] = time.sleep
+    metrics: Any = None
+    """The `LiveMetrics` to keep up to date."""
 
     def serving(self) -> Serving:
         """The release in use; before the first one, what a stable replica was started with."""
@@ -56,8 +59,7 @@ class EndpointDeployer:
         if name is not None:
             release = Releases(self.endpoint.releases).get(name)
             return Serving(name, release.directory, release.k)
-        stable = self.endpoint.stable[0].name
-        status = replicas_of(self.endpoint)[stable].status()
+        status = replicas_of(self.endpoint)[self.endpoint.stable[0].name].status()
         return Serving(BASE, Path(status.directory), status.k)
 
     def deploy(self, bundle: Path) -> str:
@@ -69,28 +71,17 @@ class EndpointDeployer:
         """
         while True:
             try:
-                return self._deploy(bundle)
-            except InControl as busy:
+                with controlled(self.endpoint, self.say, self.metrics) as controller:
+                    # An earlier call may have been interrupted after the verdict.
+                    serving = controller.recover().serving
+                    if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
+                        return PROMOTED
+                    return str(controller.deploy(bundle).outcome)
+            except BundleRefused:
+                return "refused"
+            except Locked as busy:
                 self.say(str(busy))
                 self.wait(BUSY_S)
-
-    def _deploy(self, bundle: Path) -> str:
-        # An earlier call may have been interrupted after the verdict.
-        state = recover(self.endpoint, self.say)
-        if state.serving is not None and self._is_in_use(bundle, state.serving):
-            return PROMOTED
-        try:
-            return str(deploy_bundle(bundle, self.endpoint, say=self.say).outcome)
-        except OutriderError as error:
-            if (
-                isinstance(error, ReplicaUnreachable)
-                or read_state(self.endpoint).refused == state.refused
-            ):
-                raise
-            return "refused"
-
-    def _is_in_use(self, bundle: Path, name: str) -> bool:
-        return Releases(self.endpoint.releases).get(name).digest == bundle_digest(bundle)
 
 
 @dataclass(frozen=True)
@@ -119,15 +110,11 @@ def in_use(recipe: Recipe, serving: Serving) -> InUse:
             f"speculator.base = {base}: {found.kind.in_words} has no weights to train on from;"
             " deploy a trained speculator first (train-speculator, deploy-speculator)"
         )
-    speculator = recipe.speculator.of_kinds([kind_of(found.directory).name])
     k = serving.k or _k(found.directory, recipe)
+    speculator = recipe.speculator.of_kinds([kind_of(found.directory).name])
     speculator = speculator.model_copy(update={"base": base, "depth": max(speculator.depth, k)})
-    return InUse(
-        serving.name,
-        found.directory,
-        k,
-        recipe.model_copy(update={"speculator": speculator}),
-    )
+    recipe = recipe.model_copy(update={"speculator": speculator})
+    return InUse(serving.name, found.directory, k, recipe)
 
 
 def _k(directory: Path, recipe: Recipe) -> int:

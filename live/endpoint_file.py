@@ -120,16 +120,17 @@ class CanaryPolicy(Section):
     the stable one's."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
-    """Largest share of failed requests of the canary."""
+    """Largest share of failed requests of the canary. Three failures above it roll it back."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
-    """Largest 99th percentile of the latency, relative to the stable requests'."""
+    """Largest 99th percentile of the latency, relative to the stable requests', to promote."""
 
     max_ttft_ratio: float = Field(default=1.2, gt=0)
-    """Largest mean time to the first token, relative to the stable requests'."""
+    """Largest median time to the first token, relative to the stable requests', to promote."""
 
     min_acceptance_ratio: float = Field(default=0.95, gt=0)
-    """Least acceptance (tokens per step), relative to the stable requests'."""
+    """Least acceptance (tokens per step), relative to the stable requests', to promote. A replica's
+    watch takes a release back below this share of what its evidence predicts."""
 
     watch_requests: int = Field(default=32, ge=0)
     """Requests after an exchange whose acceptance is compared with what the evidence predicts. An

@@ -2,49 +2,31 @@
 
     journal = Journal(state_dir / "journal.jsonl")
     journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on the disk
-    for entry in journal.entries: ...
+    journal.read().serving
 
-A file of JSON lines that only grows. `append` writes a line and syncs it. What a process that was
-killed leaves is at most a torn last line: readers leave it out, and the next writer cuts it off.
-One process may write (control.py holds the lock); any number may read.
+A file of JSON lines that only grows; live/state.py lists the events. `append` locks the file, reads
+what other processes have appended, writes a line and syncs it. A process that is killed leaves at
+most a torn last line: readers leave it out, and the next writer cuts it off.
 
 A full disk must not keep a bad release in service. So the journal holds a reserve of disk blocks
 in a second file, and gives them up when a line does not fit; `low_on_space` is True from then on,
 until a later start could take the reserve again.
 """
 
-import dataclasses
+import contextlib
+import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full
+from outrider.live.state import Entry, State
 
-VERSION = 1
 _RESERVE_BYTES = 256 * 1024
 """Room for the lines of a rollback many times over."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One line of the journal."""
-
-    n: int
-    """Its number, from 1."""
-    at: float
-    """Unix time in seconds."""
-    event: str
-    facts: dict[str, Any]
-    """What else is known about the event; never text of a customer."""
-
-    def line(self) -> bytes:
-        """The entry as it is in the file."""
-        values = {"v": VERSION, "n": self.n, "at": self.at, "event": self.event, **self.facts}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 class Journal:
@@ -54,9 +36,9 @@ class Journal:
         self,
         path: Path,
         clock: Callable[[], float] = time.time,
-        listener: Callable[[Entry], None] | None = None,
+        listener: Callable[[State], None] = lambda state: None,
     ) -> None:
-        """`listener` gets every entry after it is on the disk.
+        """`listener` gets the state after each of this process's entries.
 
         The folder is created privately; an `OutriderError` where others may use an existing one.
         """
@@ -69,45 +51,52 @@ class Journal:
                 f"{folder}: other users may read or write here, and so control the endpoint; run"
                 f" chmod 700 {folder}"
             )
-        self.entries, whole = _read(self.path)
-        """All entries, the oldest first."""
         is_new = not self.path.exists()
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, whole)
-        self._end = whole
-        self.low_on_space = not self._take_reserve()
-        """True while the reserve could not be taken: nothing new should be begun."""
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if is_new:
             _sync_folder(folder)
+        self.entries: list[Entry] = []
+        """All entries that were read, the oldest first."""
+        self._state, self._end = State(), 0
+        self.read()
+        self.low_on_space = not self._take_reserve()
+        """True while the reserve could not be taken: nothing new should be begun."""
 
-    def append(self, event: str, **facts: Any) -> Entry:
+    def read(self) -> State:
+        """The state after all entries, those of other processes included."""
+        content = os.pread(self._file, os.fstat(self._file).st_size - self._end, self._end)
+        entries, length = _parse(content, len(self.entries), self.path)
+        for entry in entries:
+            self._state.add(entry)
+        self.entries += entries
+        self._end += length
+        return self._state
+
+    def append(self, event: str, **facts: object) -> Entry:
         """Adds an entry and returns it when it is on the disk.
 
         An `OutriderError` where the disk is full and the reserve is used up; the journal is then
         as it was.
         """
-        entry = Entry(len(self.entries) + 1, self._clock(), event, facts)
-        line = entry.line()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            self._write(line)
-        except OSError as error:
-            self._undo()
-            if not says_disk_is_full(error):
-                raise
-            self._give_up_reserve()
+            self.read()
+            self._undo()  # a torn line of a process that was killed
+            values = {"n": len(self.entries) + 1, "at": self._clock(), "event": event, **facts}
+            line = json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             try:
-                self._write(line)
-            except OSError as again:
-                self._undo()
-                raise OutriderError(
-                    f"{self.path}: no space left on the disk, so nothing can be changed; free some"
-                    " and run `deploy-speculator --recover`"
-                ) from again
-        self._end += len(line)
-        self.entries.append(entry)
-        if self._listener is not None:
-            self._listener(entry)
-        return entry
+                self._write_whole(line)
+            except OSError as error:
+                if not says_disk_is_full(error):
+                    raise
+                self._reserve.unlink(missing_ok=True)
+                self.low_on_space = True
+                self._write_last(line)
+            self.read()
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._listener(self._state)
+        return self.entries[-1]
 
     def close(self) -> None:
         """Closes the file."""
@@ -118,6 +107,23 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write_last(self, line: bytes) -> None:
+        """Writes a line into the blocks of the reserve."""
+        try:
+            self._write_whole(line)
+        except OSError as error:
+            raise OutriderError(
+                f"{self.path}: no space left on the disk, so nothing can be changed; free some"
+                " and run `deploy-speculator --recover`"
+            ) from error
+
+    def _write_whole(self, line: bytes) -> None:
+        try:
+            self._write(line)
+        except OSError:
+            self._undo()
+            raise
 
     def _write(self, line: bytes) -> None:
         written = 0
@@ -130,74 +136,102 @@ class Journal:
 
     def _take_reserve(self) -> bool:
         """Whether the reserve's blocks are allocated."""
-        descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
-        except OSError as error:
-            os.ftruncate(descriptor, 0)
-            if not says_disk_is_full(error):
-                raise
-            return False
-        finally:
-            os.close(descriptor)
+        with self._reserve.open("ab") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+            except OSError as error:
+                file.truncate(0)
+                if not says_disk_is_full(error):
+                    raise
+                return False
         return True
 
-    def _give_up_reserve(self) -> None:
-        self._reserve.unlink(missing_ok=True)
-        self.low_on_space = True
+
+class Locked(OutriderError):
+    """Another process holds a lock of the endpoint."""
+
+    def __init__(self, message: str, pid: int | None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+@contextlib.contextmanager
+def lock(path: Path, doing: str) -> Iterator[None]:
+    """Holds a lock file; the kernel releases it when this process ends.
+
+    `Locked` with the other process and what it is `doing` where one holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _written_pid(path)
+            raise Locked(f"{path.parent}: process {pid} {doing}", pid) from None
+        file.truncate(0)
+        # The disk may be full: the lock holds without the name of its holder.
+        with contextlib.suppress(OSError):
+            file.write(str(os.getpid()))
+            file.flush()
+        yield
+        file.truncate(0)
+
+
+def holder(path: Path) -> int | None:
+    """Process id of the holder of a lock; None where nobody holds it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return _written_pid(path) or 0
+    return None
 
 
 def read_journal(path: Path) -> list[Entry]:
     """The entries of a journal that another process may be writing; none where there is no file."""
-    return _read(Path(path))[0]
+    return _parse(path.read_bytes(), 0, path)[0] if path.is_file() else []
 
 
-def _read(path: Path) -> tuple[list[Entry], int]:
-    """The entries, and how many bytes of the file they are."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], 0
+def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
+    """The entries after the first `known` ones, and how many bytes they are."""
     entries: list[Entry] = []
     end = 0
-    for line in content.splitlines(keepends=True):
-        entry = _parse(line) if line.endswith(b"\n") else None
+    for number, line in enumerate(content.splitlines(keepends=True), known + 1):
+        entry = _entry(line) if line.endswith(b"\n") else None
         if entry is None:
             if end + len(line) < len(content):
                 raise OutriderError(
-                    f"{path}: line {len(entries) + 1} is broken, and it is not the last one:"
-                    " restore the file from a backup; or move it away, and the next deployment"
-                    " starts from what the replicas serve"
+                    f"{path}: line {number} is broken, and it is not the last one: restore the file"
+                    " from a backup; or move it away, and the next deployment starts from what the"
+                    " replicas serve"
                 )
             break
-        _check(entry, len(entries) + 1, path, line)
+        if entry.n != number:
+            raise OutriderError(
+                f"{path}: line {number} has the number {entry.n}: lines are missing or were added;"
+                " restore the file from a backup"
+            )
         entries.append(entry)
         end += len(line)
     return entries, end
 
 
-def _parse(line: bytes) -> Entry | None:
+def _entry(line: bytes) -> Entry | None:
     """None for a line that was not written whole."""
     try:
         values = json.loads(line)
-        number, at, event = int(values.pop("n")), float(values.pop("at")), values.pop("event")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return Entry(values.pop("n"), values.pop("at"), values.pop("event"), values)
+    except (ValueError, KeyError, AttributeError):
         return None
-    return Entry(number, at, event, values)
 
 
-def _check(entry: Entry, number: int, path: Path, line: bytes) -> None:
-    version = entry.facts.pop("v", None)
-    if version != VERSION:
-        raise OutriderError(
-            f"{path}: line {number} has version {version}, but this Outrider reads {VERSION};"
-            " use the Outrider that wrote it"
-        )
-    if entry.n != number:
-        raise OutriderError(
-            f"{path}: line {number} has the number {entry.n}: lines are missing or were added;"
-            " restore the file from a backup"
-        )
+def _written_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _sync_folder(folder: Path) -> None:

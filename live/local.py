@@ -14,26 +14,28 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import ProcessTree
-from outrider.live.deploy import read_state, recover, replicas_of
+from outrider.live.controller import controlled, read_state
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
+from outrider.live.fleet import replicas_of
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
-from outrider.serving.admin.replica import ReplicaUnreachable
+from outrider.serving.admin.replica import Replica, ReplicaUnreachable
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
 
 START_S = 300.0
-"""Longest start of the replicas, in seconds."""
+"""Longest start of a server, in seconds."""
 
 _STOP_S = 20.0
 _FIRST_K = 3
@@ -42,36 +44,98 @@ _FIRST_K = 3
 Say = Callable[[str], None]
 
 
+class Children:
+    """Servers as child processes, each with a log; leaving the context ends them."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Path] = {}
+        self._tree = ProcessTree()
+
+    def __enter__(self) -> "Children":
+        self._tree.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # SIGTERM, so that vLLM frees its shared memory; the tree's guard ends the rest.
+        for process in self.processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_S
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        self._tree.__exit__()
+
+    def start(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        """Starts a server; `log` is private, and gets its output."""
+        log.touch(mode=0o600)
+        with log.open("ab") as output:
+            self.processes[name] = subprocess.Popen(
+                command,
+                env=dict(environment) | self._tree.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._logs[name] = log
+
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Returns when a server is ready; an `OutriderError` with the end of its log otherwise."""
+        deadline = time.monotonic() + START_S
+        while not ready():
+            if (code := self.processes[name].poll()) is not None:
+                reason = f"ended with code {code}"
+            elif time.monotonic() > deadline:
+                reason = f"was not ready within {START_S:.0f} s"
+            else:
+                time.sleep(0.1)
+                continue
+            end = "\n".join(self._logs[name].read_text(errors="replace").splitlines()[-20:])
+            raise OutriderError(f"{name} {reason}; {self._logs[name]} ends:\n{end}")
+
+
 @contextlib.contextmanager
 def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
     """Starts replicas and router, and brings the replicas to the release in use."""
-    _check_nobody_is_there(endpoint)
-    release = started_release(endpoint, bundle)
-    with contextlib.ExitStack() as stack:
-        tree = stack.enter_context(ProcessTree())
-        shares = core_shares(len(endpoint.replicas))
-        processes = {}
-        for each, cores in zip(endpoint.replicas, shares, strict=True):
-            log = stack.enter_context(_log(endpoint, each).open("ab"))
-            command, environment = replica_command(endpoint, each, release)
-            threads = {"VLLM_CPU_OMP_THREADS_BIND": cores}  # no effect on a GPU
-            processes[each.name] = subprocess.Popen(
-                command,
-                env=environment | threads | tree.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+    replicas = replicas_of(endpoint)
+    for name, replica in replicas.items():
+        if replica.healthy():
+            raise OutriderError(
+                f"{name}: a server answers at {replica.data} already; deploy without --local, or"
+                " end it"
             )
-        stack.callback(_stop, list(processes.values()))
-        say(f"starting {len(processes)} replicas with release {release.name}")
-        _wait(endpoint, processes)
-        stack.enter_context(Router(endpoint))
+    release = started_release(endpoint, bundle)
+    with Children() as children:
+        cores = sorted(os.sched_getaffinity(0))
+        for index, each in enumerate(endpoint.replicas):
+            if (path := Address.parse(each.data).path) is not None:
+                Path(path).unlink(missing_ok=True)
+            command, environment = replica_command(endpoint, each, release)
+            share = cores[index :: len(endpoint.replicas)] or cores
+            threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}  # none on a GPU
+            log = endpoint.state_dir / f"{each.name}.log"
+            children.start(each.name, command, log, environment | threads)
+        say(f"starting {len(replicas)} replicas with release {release.name}")
+        for name, replica in replicas.items():
+            children.wait(name, partial(_answers, replica))
+        start_router(children, endpoint)
         say(f"router: requests to {endpoint.router.listen}")
-        recover(endpoint, say)
+        with controlled(endpoint, say) as controller:
+            controller.recover()
         yield endpoint
+
+
+def start_router(children: Children, endpoint: Endpoint) -> Router:
+    """Starts Envoy, and returns when it takes requests."""
+    router = Router(endpoint)
+    children.start("Envoy", router.prepare(), router.log_path, os.environ)
+    children.wait("Envoy", router.ready)
+    return router
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
@@ -120,59 +184,8 @@ def replica_command(
     return command, inherited | variables | live
 
 
-def core_shares(replicas: int) -> list[str]:
-    """Cores of each replica as vLLM lists them: disjoint where there are enough."""
-    cores = sorted(os.sched_getaffinity(0))
-    shares = [cores[index::replicas] for index in range(replicas)]
-    return [",".join(map(str, share or cores)) for share in shares]
-
-
-def _check_nobody_is_there(endpoint: Endpoint) -> None:
-    for name, replica in replicas_of(endpoint).items():
-        if replica.healthy():
-            raise OutriderError(
-                f"{name}: a server answers at {replica.data} already; deploy without --local, or"
-                " end it"
-            )
-    for each in endpoint.replicas:
-        if (path := Address.parse(each.data).path) is not None:
-            Path(path).unlink(missing_ok=True)
-
-
-def _log(endpoint: Endpoint, replica: EndpointReplica) -> Path:
-    path = endpoint.state_dir / f"{replica.name}.log"
-    path.touch(mode=0o600)
-    return path
-
-
-def _wait(endpoint: Endpoint, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Returns when every replica answers; an `OutriderError` with the end of a log otherwise."""
-    deadline = time.monotonic() + START_S
-    waiting = replicas_of(endpoint)
-    logs = {each.name: _log(endpoint, each) for each in endpoint.replicas}
-    while waiting:
-        for name, replica in list(waiting.items()):
-            if (code := processes[name].poll()) is not None:
-                raise OutriderError(f"{name} ended with code {code}; {_end(logs[name])}")
-            if time.monotonic() > deadline:
-                raise OutriderError(f"{name} did not answer in time; {_end(logs[name])}")
-            with contextlib.suppress(ReplicaUnreachable):
-                if replica.healthy():
-                    replica.status()
-                    del waiting[name]
-        time.sleep(0.25)
-
-
-def _end(log: Path, lines: int = 20) -> str:
-    end = "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-    return f"{log} ends:\n{end}"
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to all, so that vLLM frees its shared memory; the tree's guard ends the rest."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _STOP_S
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.1, deadline - time.monotonic()))
+def _answers(replica: Replica) -> bool:
+    try:
+        return replica.healthy() and bool(replica.status())
+    except ReplicaUnreachable:
+        return False

@@ -8,13 +8,12 @@
     releases/4f1d0c2a9b77/release.json    digest, parent, address, when it was added
 
 A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
-has been added. Bytes are hashed while they are copied, so what is checked is what is kept.
+has been added. The copy is hashed, so what is checked is what is kept.
 """
 
 import contextlib
 import dataclasses
-import hashlib
-import os
+import math
 import shutil
 import tempfile
 import time
@@ -25,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.redaction import without_credentials
+from outrider.live.endpoint_file import CanaryPolicy
+from outrider.serving.admin.replica import Watch
 from outrider.serving.bundle.bundle_digest import (
     MANIFEST,
     bundle_digest,
     check_files,
-    digest_of,
-    listed_files,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +37,10 @@ if TYPE_CHECKING:
 
 _FACTS = "release.json"
 _NAME_LENGTH = 12
-_BLOCK = 1 << 20
+
+WATCH_LEVEL = 0.01
+"""Probability that a watch takes back a speculator that holds what its evidence promises. It comes
+on top of the canary's ALPHA, once for each replica."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,21 +85,22 @@ class Releases:
         An `OutriderError` names a file that is missing, differs from bundle.json, or is a link. A
         full disk leaves nothing behind.
         """
-        bundle = Path(bundle)
-        files = check_files(bundle)
-        digest = digest_of(files)
+        digest = bundle_digest(bundle)
         name = release_name(digest)
         folder = self.folder / name
         if not folder.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with publish(folder) as temporary:
-                self._copy(bundle, temporary / "bundle", files)
+                copy = temporary / "bundle"
+                for file in (*check_files(bundle), MANIFEST):
+                    (copy / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(bundle / file, copy / file, follow_symlinks=False)
+                if bundle_digest(copy) != digest:
+                    raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
                 facts = {"digest": digest, "parent": parent, "source": source}
                 write_json(temporary / _FACTS, facts | {"added_at": self._clock()})
                 _make_read_only(temporary)
-        else:
-            bundle_digest(bundle)  # a changed file is an error here too
         return self.get(name)
 
     def get(self, name: str) -> Release:
@@ -145,21 +148,6 @@ class Releases:
         for left in self.folder.glob(".*"):  # and copies of a process that was killed
             _delete(left)
         return removed
-
-    @staticmethod
-    def _copy(bundle: Path, out: Path, files: dict[str, str]) -> None:
-        out.mkdir(parents=True)
-        for name, digest in files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            if _copy_file(bundle, name, out / name) != digest:
-                raise OutriderError(
-                    f"{bundle / name}: changed since {MANIFEST} was written; export again"
-                )
-        _copy_file(bundle, MANIFEST, out / MANIFEST)
-        if listed_files(read_json(out / MANIFEST), bundle) != files:
-            raise OutriderError(
-                f"{bundle / MANIFEST}: changed while it was being copied; try again"
-            )
 
 
 def adopt(releases: Releases, directory: Path, k: int) -> Release:
@@ -211,26 +199,6 @@ def release_name(digest: str) -> str:
     return digest[:_NAME_LENGTH]
 
 
-def _copy_file(bundle: Path, name: str, destination: Path) -> str:
-    """Copies one file of a bundle, none of whose folders is a link; returns its SHA-256."""
-    source = bundle / name
-    links = [path for path in (source, *source.parents) if path.is_symlink()]
-    if inside := [path for path in links if bundle in path.parents]:
-        raise OutriderError(f"{inside[0]}: a link; a bundle has files only, export it again")
-    digest = hashlib.sha256()
-    try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise OutriderError(f"{source}: {error.strerror}; export the bundle again") from error
-    with os.fdopen(descriptor, "rb") as reader, destination.open("wb") as writer:
-        while block := reader.read(_BLOCK):
-            digest.update(block)
-            writer.write(block)
-        executable = os.fstat(reader.fileno()).st_mode & 0o111
-    destination.chmod(0o755 if executable else 0o644)
-    return digest.hexdigest()
-
-
 def _make_read_only(folder: Path) -> None:
     """Takes the right to write from all files and folders below; the folder stays renameable."""
     for path in folder.rglob("*"):
@@ -242,3 +210,25 @@ def _delete(folder: Path) -> None:
         if path.is_dir():
             path.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
+    """The least tokens per step that a replica must not be shown to fall short of after a swap.
+
+    The evaluated acceptance length, lowered by the uncertainty of its ratio to the base's (the
+    evidence has no interval of its own) and by `policy.min_acceptance_ratio`: live traffic differs
+    a little from held-out traffic. None without evidence, or with `watch_requests: 0`.
+    """
+    lengths = (release.manifest.get("evidence") or {}).get("acceptance_length") or {}
+    length = lengths.get("custom")
+    if not policy.watch_requests or not length or not math.isfinite(length):
+        return None
+    ratio, low = lengths.get("ratio"), (lengths.get("ratio_ci95") or [None])[0]
+    if ratio and low:
+        length *= min(low / ratio, 1.0)
+    # Tokens per step are at least 1 whatever the drafter does.
+    return Watch(
+        requests=policy.watch_requests,
+        min_tokens_per_step=max(length * policy.min_acceptance_ratio, 1.0),
+        level=WATCH_LEVEL,
+    )

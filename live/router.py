@@ -1,41 +1,41 @@
-"""The router of a live endpoint: an Envoy process, or one that runs already, by its administration.
+"""The router of a live endpoint: an Envoy process, by its administration.
 
     router = Router(endpoint)
-    router.start()                         # writes its configuration; left out where Envoy runs
     router.set_canary_share(25)            # percent, from the next request on
     finished, offset = router.requests(0)
 
     python -m outrider.live.router endpoints/resume.yaml     # Envoy alone, for a supervisor
 
-Every method except `start` and `stop` works on an Envoy that another process started in this last
-way. After a restart of Envoy the canary's share is 0.
+After a restart of Envoy the canary's share is 0.
 """
 
-import contextlib
 import http.client
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 import urllib.parse
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.common.process_tree import ProcessTree
 from outrider.live.access_log import RoutedRequest, read_requests
-from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.envoy_config import POOLS, RUNTIME_KEY, WHOLE, envoy_config
+from outrider.live.endpoint_file import Endpoint, EndpointReplica, load_endpoint
+from outrider.live.templates import render
 from outrider.serving.admin.address import Address
+
+POOLS = {"canary": "canary_host", "stable": "stable_host"}
+"""Cluster of the replicas with a role."""
+
+WHOLE = 10_000
+"""Sum of the two weights: shares are in hundredths of a percent."""
+
+RUNTIME_KEY = "speculator"
 
 Role = Literal["stable", "canary"]
 
 _ADMIN_TIMEOUT_S = 10.0
-_START_TIMEOUT_S = 60.0
-_STOP_S = 10.0
 
 _THREADS = "2"
 """Threads that pass requests on. One takes about 2,000 requests/s."""
@@ -52,8 +52,6 @@ class Router:
         self._endpoint = endpoint
         self._settings = endpoint.router
         self._admin = Address.parse(endpoint.envoy_admin)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stack = contextlib.ExitStack()
         self.config_path = endpoint.state_dir / "envoy.yaml"
         self.log_path = endpoint.state_dir / "envoy.log"
 
@@ -85,67 +83,6 @@ class Router:
         for path in (self._endpoint.access_log, self.log_path):
             path.touch(mode=0o600)
         return command
-
-    def start(self) -> None:
-        """Starts Envoy and returns when it takes requests; it ends with this process.
-
-        An `OutriderError` with the end of its log, if it ends or does not get ready.
-        """
-        command = self.prepare()
-        tree = self._stack.enter_context(ProcessTree())
-        log = self._stack.enter_context(self.log_path.open("ab"))
-        self._process = subprocess.Popen(
-            command,
-            env=os.environ | tree.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            self._wait()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _wait(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self.ready():
-            if (code := self._process.poll()) is not None:
-                reason = f"ended with code {code}"
-            elif time.monotonic() > deadline:
-                reason = f"was not ready within {_START_TIMEOUT_S:.0f} s"
-            else:
-                time.sleep(0.02)
-                continue
-            end = "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
-            raise OutriderError(f"Envoy {reason}; {self.log_path} ends:\n{end}")
-
-    def stop(self) -> None:
-        """Ends an Envoy that `start` started."""
-        if self._process is None:
-            return
-        try:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
-        finally:
-            self._stack.close()
-            self._process.wait()
-            self._process = None
-
-    def __enter__(self) -> "Router":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """Envoy, if `start` started it."""
-        return self._process
 
     def ready(self) -> bool:
         """Whether Envoy takes requests."""
@@ -217,6 +154,44 @@ class Router:
                 f" {response.status}: {text[:200]}"
             )
         return response.status, text
+
+
+def envoy_config(endpoint: Endpoint) -> str:
+    """The configuration as YAML."""
+    pools = [
+        {
+            "role": role,
+            "name": name,
+            "type": "STRICT_DNS" if any(map(_needs_dns, replicas)) else "STATIC",
+            "replicas": [
+                {"address": _address(each.data), "hostname": each.name} for each in replicas
+            ],
+        }
+        for role, name in POOLS.items()
+        if (replicas := [each for each in endpoint.replicas if each.role == role])
+    ]
+    return render(
+        "envoy.yaml.j2",
+        admin=_address(endpoint.envoy_admin),
+        listen=_address(endpoint.router.listen),
+        access_log=str(endpoint.access_log),
+        sticky=endpoint.router.sticky_header,
+        pools=pools,
+        runtime_key=RUNTIME_KEY,
+        whole=WHOLE,
+    )
+
+
+def _needs_dns(replica: EndpointReplica) -> bool:
+    host = Address.parse(replica.data).host
+    return host is not None and not host.replace(".", "").isdigit() and ":" not in host
+
+
+def _address(text: str) -> dict[str, Any]:
+    address = Address.parse(text)
+    if address.path is not None:
+        return {"pipe": {"path": address.path, "mode": 0o600}}
+    return {"socket_address": {"address": address.host, "port_value": address.port}}
 
 
 def envoy_binary() -> Path:

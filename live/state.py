@@ -1,34 +1,67 @@
-"""What an endpoint's journal says: the release in use, and the deployment in progress.
+"""What an endpoint's journal says: the release in use, the deployment in progress, adaptation.
 
-    state = fold(read_journal(endpoint.state_dir / "journal.jsonl"))
-    state.serving, state.open
+    state = read_state(endpoint)
+    state.serving, state.open, state.usable[-1].acceptance
 
 | event | written before | facts |
 |---|---|---|
 | `adopt` | anything else | release, and the directory that the replicas were started with |
-| `begin` | the first exchange | deployment, new, old, mode: canary, in_place or rollback |
+| `begin` | the first swap | new, old, mode: canary, in_place or rollback |
 | `share` | the router is set | percent |
-| `swap` | a replica is exchanged | replica, release |
+| `swap` | a replica's speculator is swapped | replica, release |
+| `swapped` | nothing | replica, release, and its times in seconds |
+| `refused_swap` | nothing | replica |
 | `reverted` | a release that a replica took back is replaced | replica, release, reason |
+| `request` | nothing | deployment, action, by: `--promote` or `--rollback` of another process |
 | `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
+| `recover` | an interrupted deployment is finished | |
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
 | `refused` | nothing | reason: nothing was begun |
 
-Events of others are left out. Without a verdict, a deployment that nobody is at any more is rolled
-back; with one, the last verdict is carried out.
+A deployment whose controller has stopped is rolled back if it has no verdict; else its last verdict
+is carried out. `adapt-speculator` writes each of its steps after it is done, so a process that was
+killed repeats at most one:
+
+| event | facts |
+|---|---|
+| `start` | position: where reading of the log begins |
+| `window` | window, rows, skipped, unread_bytes, position: a slice of the log was cut |
+| `watched` | window, sequences, release, k, acceptance, gpu_seconds: captured and replayed |
+| `refused_window` | window, reason, gpu_seconds |
+| `round` | round, newer, older, reason: training on these windows begins |
+| `trained` | round, sequences, gpu_seconds |
+| `gated` | round, ships, reason, windows, acceptance, gpu_seconds |
+| `deployed` | round, outcome, release |
+| `deleted` | windows |
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from outrider.live.journal import Entry
 
 Action = Literal["promote", "roll_back"]
 Mode = Literal["canary", "in_place", "rollback"]
 
+PROMOTED = "promoted"
+"""Outcome of a deployment after which the new release serves."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal."""
+
+    n: int
+    """Its number, from 1."""
+    at: float
+    """Unix time in seconds."""
+    event: str
+    facts: dict[str, Any]
+    """What else is known about the event; never text of a customer."""
+
+
+@dataclass
 class Deployment:
     """A deployment that has begun, and perhaps ended."""
 
@@ -39,18 +72,20 @@ class Deployment:
     old: str
     mode: Mode
     began_at: float
-    exchanged: frozenset[str] = frozenset()
+    exchanged: set[str] = field(default_factory=set)
     """Replicas that were to get the new release."""
+    request: tuple[Action, str] | None = None
+    """What a person asked for, and who."""
     verdict: Action | None = None
     reason: str = ""
     by: str = ""
     """Who gave the verdict: judge, watch, operator, controller."""
     decided_at: float | None = None
-    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     """Figures of the decision."""
     ended_at: float | None = None
     outcome: Literal["promoted", "rolled_back"] | None = None
-    behind: tuple[str, ...] = ()
+    behind: list[str] = field(default_factory=list)
     """Replicas that could not be reached at the end."""
 
     @property
@@ -66,15 +101,77 @@ class Deployment:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
+class Estimate:
+    """An acceptance length with its interval over sessions, if there are enough of them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Estimate":
+        """From an entry of the journal."""
+        return cls(facts["value"], facts["low"], facts["high"])
+
+
+@dataclass
+class Window:
+    """A slice of the traffic."""
+
+    n: int
+    rows: int
+    at: float
+    """When it was cut, Unix time in seconds."""
+    unread_bytes: int
+    """Bytes of the log after it."""
+    settled: bool = False
+    """Captured and measured, or refused."""
+    usable: bool = False
+    sequences: int = 0
+    release: str = ""
+    """The speculator in use when it was measured."""
+    acceptance: Estimate | None = None
+    deleted: bool = False
+
+
+@dataclass
+class Round:
+    """A training round."""
+
+    n: int
+    newer: list[int]
+    """Windows since the last round."""
+    older: list[int]
+    trained: bool = False
+    ships: bool | None = None
+    """The gate's verdict; None before it."""
+    custom: Estimate | None = None
+    """The new speculator's acceptance length on the gate's windows."""
+    outcome: str | None = None
+    release: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do for it."""
+        return self.ships is False or self.outcome is not None
+
+    @property
+    def won(self) -> bool:
+        """Whether its speculator serves, or did."""
+        return self.outcome == PROMOTED
+
+
+@dataclass
 class State:
     """An endpoint, as its journal has it."""
 
+    entries: int = 0
     serving: str | None = None
     """Name of the release in use; None before the first deployment."""
-    before: dict[str, str] = dataclasses.field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
     """For each release the one that it replaced."""
-    started_with: dict[str, str] = dataclasses.field(default_factory=dict)
+    started_with: dict[str, str] = field(default_factory=dict)
     """Directories that servers were started with, and the releases with the same speculator."""
     share: float | None = None
     """The canary's share that was set last, in percent."""
@@ -85,6 +182,102 @@ class State:
     promoted: int = 0
     rolled_back: int = 0
     refused: int = 0
+    recovered: int = 0
+    deployment_s: float = 0.0
+    """Of all deployments that ended."""
+    swaps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By replica and outcome: applied, refused, reverted."""
+    swap_s: Counter[str] = field(default_factory=Counter)  # type: ignore[type-var]
+    """Seconds of all swaps by part: read, apply, stall."""
+    served: dict[str, str] = field(default_factory=dict)
+    """The release that each replica got last."""
+    position: dict[str, int] | None = None
+    """Where the log is read on; None before the first start."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    spent: list[tuple[float, float]] = field(default_factory=list)
+    """(Unix time, GPU-seconds of capture, training or replay that ended then)"""
+
+    def add(self, entry: Entry) -> None:
+        """Follows one entry."""
+        facts = entry.facts
+        self.entries = entry.n
+        if gpu_seconds := facts.get("gpu_seconds"):
+            self.spent.append((entry.at, gpu_seconds))
+        match entry.event:
+            case "adopt":
+                self.started_with[facts["directory"]] = facts["release"]
+                self.serving = self.serving or facts["release"]
+            case "begin":
+                self.open = Deployment(entry.n, facts["new"], facts["old"], facts["mode"], entry.at)
+            case "share":
+                self.share = facts["percent"]
+            case "swap" if self.open is not None and facts["release"] == self.open.new:
+                self.open.exchanged.add(facts["replica"])
+            case "swapped":
+                self.swaps[facts["replica"], "applied"] += 1
+                self.served[facts["replica"]] = facts["release"]
+                self.swap_s.update({part: facts[f"{part}_s"] for part in SWAP_PARTS})
+            case "refused_swap":
+                self.swaps[facts["replica"], "refused"] += 1
+            case "reverted":
+                self.swaps[facts["replica"], "reverted"] += 1
+            case "request" if self.open is not None and self.open.id == facts["deployment"]:
+                self.open.request = (facts["action"], facts["by"])
+            case "verdict" if self.open is not None:
+                self.open.verdict, self.open.decided_at = facts["action"], entry.at
+                self.open.reason, self.open.by = facts["reason"], facts["by"]
+                self.open.figures = facts["figures"]
+            case "recover":
+                self.recovered += 1
+            case "end" if self.open is not None:
+                self._ended(self.open, entry)
+            case "refused":
+                self.refused += 1
+            case _:
+                self._adapted(entry)
+
+    def _ended(self, ended: Deployment, entry: Entry) -> None:
+        ended.ended_at, ended.outcome = entry.at, entry.facts["outcome"]
+        ended.behind = entry.facts["behind"]
+        if ended.outcome == PROMOTED and ended.mode != "rollback":
+            self.before[ended.new] = ended.old
+            self.promoted += 1
+        self.rolled_back += ended.went_back
+        self.deployment_s += entry.at - ended.began_at
+        self.serving, self.open, self.last = entry.facts["serving"], None, ended
+
+    def _adapted(self, entry: Entry) -> None:
+        facts = entry.facts
+        match entry.event:
+            case "start":
+                self.position = facts["position"]
+            case "window":
+                self.position = {**(self.position or {}), **facts["position"]}
+                number = facts["window"]
+                rows, unread = facts["rows"], facts["unread_bytes"]
+                self.windows[number] = Window(number, rows, entry.at, unread)
+            case "watched":
+                window = self.windows[facts["window"]]
+                window.settled = window.usable = True
+                window.release, window.sequences = facts["release"], facts["sequences"]
+                window.acceptance = Estimate.of(facts["acceptance"])
+            case "refused_window":
+                self.windows[facts["window"]].settled = True
+            case "round":
+                self.rounds.append(Round(facts["round"], facts["newer"], facts["older"]))
+            case "trained":
+                self.rounds[-1].trained = True
+            case "gated":
+                self.rounds[-1].ships = facts["ships"]
+                if facts["acceptance"]:
+                    self.rounds[-1].custom = Estimate.of(facts["acceptance"]["custom"])
+            case "deployed":
+                self.rounds[-1].outcome = facts["outcome"]
+                self.rounds[-1].release = facts["release"]
+            case "deleted":
+                for number in facts["windows"]:
+                    self.windows[number].deleted = True
 
     @property
     def previous(self) -> str | None:
@@ -99,75 +292,75 @@ class State:
             names |= {self.open.new, self.open.old}
         return {name for name in names if name is not None}
 
-    def after(self, entry: Entry) -> "State":
-        """The state with one more entry."""
-        facts = entry.facts
-        match entry.event:
-            case "adopt":
-                known = self.started_with | {facts["directory"]: facts["release"]}
-                serving = self.serving or facts["release"]
-                return dataclasses.replace(self, serving=serving, started_with=known)
-            case "begin":
-                begun = Deployment(entry.n, facts["new"], facts["old"], facts["mode"], entry.at)
-                return dataclasses.replace(self, open=begun)
-            case "share":
-                return dataclasses.replace(self, share=facts["percent"])
-            case "swap":
-                return dataclasses.replace(self, open=_exchanged(self.open, entry))
-            case "verdict":
-                return dataclasses.replace(self, open=_decided(self.open, entry))
-            case "end":
-                return self._ended(entry)
-            case "refused":
-                return dataclasses.replace(self, refused=self.refused + 1)
-        return self
+    @property
+    def phase(self) -> str:
+        """What the controller does: idle, canary, promoting or rolling_back."""
+        if self.open is None:
+            return "idle"
+        phases = {None: "canary", "promote": "promoting", "roll_back": "rolling_back"}
+        return phases[self.open.verdict]
 
-    def _ended(self, entry: Entry) -> "State":
-        assert self.open is not None
-        outcome = entry.facts["outcome"]
-        ended = dataclasses.replace(
-            self.open,
-            ended_at=entry.at,
-            outcome=outcome,
-            behind=tuple(entry.facts["behind"]),
-        )
-        before = dict(self.before)
-        if outcome == "promoted" and ended.mode != "rollback":
-            before[ended.new] = ended.old
-        return dataclasses.replace(
-            self,
-            serving=entry.facts["serving"],
-            before=before,
-            open=None,
-            last=ended,
-            promoted=self.promoted + (outcome == "promoted" and ended.mode != "rollback"),
-            rolled_back=self.rolled_back + ended.went_back,
-        )
+    @property
+    def usable(self) -> list[Window]:
+        """Windows that were captured and measured."""
+        return [window for window in self.windows.values() if window.usable]
+
+    @property
+    def newest(self) -> Window | None:
+        """The window that was cut last."""
+        return self.windows[max(self.windows)] if self.windows else None
+
+    @property
+    def unsettled(self) -> Window | None:
+        """The window that is cut and not yet measured."""
+        return next((each for each in self.windows.values() if not each.settled), None)
+
+    @property
+    def pending_round(self) -> Round | None:
+        """The round that is under way."""
+        return self.rounds[-1] if self.rounds and not self.rounds[-1].settled else None
+
+    @property
+    def last_trained(self) -> int:
+        """The newest window that a round began with; 0 before the first round."""
+        return max((max(each.newer) for each in self.rounds), default=0)
+
+    @property
+    def fresh(self) -> list[Window]:
+        """Windows to train on or to measure a round with: since the last round began."""
+        return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
+
+    @property
+    def older(self) -> list[Window]:
+        """Windows of earlier rounds that are kept."""
+        return [each for each in self.usable if each.n <= self.last_trained and not each.deleted]
+
+    @property
+    def losses(self) -> int:
+        """Settled rounds in a row, up to now, that did not ship."""
+        count = 0
+        for each in reversed(self.rounds):
+            if each.won:
+                break
+            count += each.settled
+        return count
+
+    def gpu_seconds_since(self, time: float) -> float:
+        """GPU-seconds of work that ended after a Unix time."""
+        return sum(seconds for at, seconds in self.spent if at > time)
 
 
-def _decided(deployment: Deployment | None, entry: Entry) -> Deployment:
-    assert deployment is not None
-    facts = dict(entry.facts)
-    return dataclasses.replace(
-        deployment,
-        verdict=facts.pop("action"),
-        reason=facts.pop("reason"),
-        by=facts.pop("by"),
-        decided_at=entry.at,
-        figures=facts.get("figures") or {},
-    )
-
-
-def _exchanged(deployment: Deployment | None, entry: Entry) -> Deployment | None:
-    if deployment is None or entry.facts["release"] != deployment.new:
-        return deployment
-    names = deployment.exchanged | {entry.facts["replica"]}
-    return dataclasses.replace(deployment, exchanged=names)
+SWAP_PARTS = ("read", "apply", "stall")
 
 
 def fold(entries: Iterable[Entry]) -> State:
     """The state after all entries."""
     state = State()
     for entry in entries:
-        state = state.after(entry)
+        state.add(entry)
     return state
+
+
+def as_json(deployment: Deployment) -> dict[str, Any]:
+    """A deployment's values for JSON."""
+    return dataclasses.asdict(deployment) | {"exchanged": sorted(deployment.exchanged)}

@@ -6,53 +6,50 @@
 Reads only, and needs no lock, so it works while a deployment goes on.
 """
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.live.control import controller
-from outrider.live.deploy import journal_path, read_state, replicas_of
+from outrider.live.controller import journal_path, lock_path, read_state
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import known_directories, served_by
-from outrider.live.journal import read_journal
+from outrider.live.fleet import replicas_of, served_by
+from outrider.live.journal import holder
 from outrider.live.releases import Releases
 from outrider.live.router import Router
-from outrider.live.state import Deployment, State
+from outrider.live.state import State, as_json
 from outrider.serving.admin.replica import Replica
 
 
 def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     """Everything that is known, as values for JSON."""
-    state = read_state(endpoint)
-    directories = known_directories(state, Releases(endpoint.releases))
+    state, releases = read_state(endpoint), Releases(endpoint.releases)
     found = {
-        name: _replica(replica, directories) for name, replica in replicas_of(endpoint).items()
+        each.name: {"role": each.role} | _replica(replicas_of(endpoint)[each.name], state, releases)
+        for each in endpoint.replicas
     }
     try:
         share: float | None = Router(endpoint).share()
     except OutriderError:
         share = None
-    roles = {each.name: each.role for each in endpoint.replicas}
+    controller = holder(lock_path(endpoint))
     return {
         "endpoint": endpoint.name,
         "serving": state.serving,
         "previous": state.previous,
         "everywhere": all(each["release"] == state.serving for each in found.values()),
-        "deployment": _deployment(state.open),
-        "controller": controller(endpoint.state_dir),
-        "replicas": {name: {"role": roles[name]} | each for name, each in found.items()},
+        "deployment": as_json(state.open) if state.open is not None else None,
+        "controller": controller,
+        "replicas": found,
         "router": {"answers": share is not None, "canary_percent": share},
-        "last": _deployment(state.last),
+        "last": as_json(state.last) if state.last is not None else None,
         "promoted": state.promoted,
         "rolled_back": state.rolled_back,
         "refused": state.refused,
-        "releases": [each.name for each in Releases(endpoint.releases).all()],
-        "journal": {
-            "path": str(journal_path(endpoint)),
-            "entries": len(read_journal(journal_path(endpoint))),
-        },
-        "problems": _problems(state, found, share, endpoint),
+        "releases": [each.name for each in releases.all()],
+        "journal": {"path": str(journal_path(endpoint)), "entries": state.entries},
+        "problems": _problems(state, found, share, controller),
     }
 
 
@@ -66,7 +63,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     if (going := status["deployment"]) is not None:
         verdict = f"; verdict {going['verdict']}: {going['reason']}" if going["verdict"] else ""
         pid = status["controller"]
-        by = f"process {pid}" if pid is not None else "nobody is at it: run --recover"
+        by = f"process {pid}" if pid is not None else "no controller: run --recover"
         lines.append(f"deploying {going['new']} since {_time(going['began_at'])} ({by}){verdict}")
     groups: dict[str, list[str]] = {}
     for name, each in status["replicas"].items():
@@ -91,35 +88,20 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
 _COUNTS = ("promoted", "rolled_back", "refused")
 
 
-def _replica(replica: Replica, directories: Mapping[str, str]) -> dict[str, Any]:
+def _replica(replica: Replica, state: State, releases: Releases) -> dict[str, Any]:
     try:
         status = replica.status()
     except OutriderError as error:
         return {"answers": False, "release": None, "error": str(error)}
-    return {
-        "answers": True,
-        "release": served_by(status, directories),
-        "kind": status.kind,
-        "k": status.k,
-        "swaps": status.swaps,
-        "watching": status.watching,
-        "reverted": status.reverted,
-        "broken": status.broken,
-        "directory": status.directory,
-        "draft_digest": status.draft_digest,
-    }
-
-
-def _deployment(deployment: Deployment | None) -> dict[str, Any] | None:
-    if deployment is None:
-        return None
-    names = ("id", "new", "old", "mode", "began_at", "verdict", "reason", "by", "decided_at")
-    values = {name: getattr(deployment, name) for name in (*names, "ended_at", "outcome")}
-    return values | {"behind": list(deployment.behind), "figures": deployment.figures}
+    release = served_by(status, state, releases)
+    return {"answers": True, "release": release, **dataclasses.asdict(status)}
 
 
 def _problems(
-    state: State, replicas: Mapping[str, dict[str, Any]], share: float | None, endpoint: Endpoint
+    state: State,
+    replicas: Mapping[str, dict[str, Any]],
+    share: float | None,
+    controller: int | None,
 ) -> list[str]:
     found = [f"{name}: no answer" for name, each in replicas.items() if not each["answers"]]
     broken = {name: each["broken"] for name, each in replicas.items() if each.get("broken")}
@@ -135,7 +117,7 @@ def _problems(
         ]
         if share is not None and state.share is not None and share != state.share:
             found.append(f"the canary gets {share:g} %, not {state.share:g} %: run --recover")
-    if state.open is not None and controller(endpoint.state_dir) is None:
+    if state.open is not None and controller is None:
         found.append("a deployment was interrupted: run --recover")
     return found
 

@@ -2,7 +2,7 @@
 
     replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
     replica.status().version
-    replica.swap(Path("releases/4f1d0c2a9b77"), "4f1d0c2a9b77", digest, "keep", watch=None)
+    replica.swap(Path("releases/4f1d0c2a9b77"), "4f1d0c2a9b77", digest, watch=None)
     finished, after = replica.requests(after=0)
 
 The other end is serving/vllm_hooks/admin_route.py. All JSON of the route is made of the classes
@@ -11,10 +11,10 @@ here.
 
 import dataclasses
 import http.client
-import urllib.parse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import address_of
@@ -24,9 +24,6 @@ REQUESTS = ROUTE + "/requests"
 
 _REFUSALS = (400, 404, 409, 422)
 """Statuses of an exchange that was not begun."""
-
-Cache = Literal["clear", "keep"]
-"""What happens to cached prefixes, which hold the old drafter's keys and values."""
 
 
 class SwapRefused(OutriderError):
@@ -41,30 +38,35 @@ class ReplicaUnreachable(OutriderError):
     """The replica gave no answer. A swap that was in progress may or may not have happened."""
 
 
-class _FromJson:
-    """A dataclass from JSON, whose unknown keys (of a newer server) are left out."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """From the JSON object of the route."""
-        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in given.items() if name in names})
-
-
-@dataclasses.dataclass(frozen=True)
-class Watch(_FromJson):
+class Watch(BaseModel):
     """What the acceptance after a swap must hold, or the swap is taken back."""
 
-    requests: int
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+    requests: Annotated[int, Field(ge=2)]
     """Finished requests, of those that began after the swap, after which the watch ends."""
-    min_tokens_per_step: float
+    min_tokens_per_step: Annotated[float, Field(ge=1)]
     """Tokens per engine step, 1 + accepted / drafts, that the evidence predicts at least."""
-    level: float = 0.05
+    level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Largest probability of taking back a speculator that holds it, at any stopping time."""
 
 
+class SwapOrder(BaseModel):
+    """The body of a POST: the speculator to load."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    directory: Annotated[str, Field(min_length=1, max_length=4096)]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:+-]{1,128}$")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """`bundle_digest` of the bundle in `directory`."""
+    watch: Watch | None = None
+    expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
+    """Digest that the speculator in use must have; empty for that of the start, None for any."""
+
+
 @dataclasses.dataclass(frozen=True)
-class ReplicaStatus(_FromJson):
+class ReplicaStatus:
     """Which speculator a replica drafts with."""
 
     version: str | None
@@ -92,7 +94,7 @@ class ReplicaStatus(_FromJson):
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapResult(_FromJson):
+class SwapResult:
     """A speculator that was exchanged."""
 
     version: str
@@ -106,7 +108,7 @@ class SwapResult(_FromJson):
 
 
 @dataclasses.dataclass(frozen=True)
-class LiveRequest(_FromJson):
+class LiveRequest:
     """A finished request, without its text."""
 
     index: int
@@ -147,18 +149,17 @@ class Replica:
 
     def status(self) -> ReplicaStatus:
         """The speculator in use; `ReplicaUnreachable` where there is no answer."""
-        status, answer = self._call("GET", ROUTE, None, 60)
+        status, answer = self._call("GET", ROUTE)
         is_broken = isinstance(answer, dict) and answer.get("broken")
         if status != http.client.OK and not is_broken:
             raise OutriderError(f"{self.admin}{ROUTE}: {status} {_reason(answer)}")
-        return ReplicaStatus.of(answer)
+        return ReplicaStatus(**answer)
 
     def swap(
         self,
         directory: Path,
         version: str,
         digest: str,
-        cache: Cache,
         watch: Watch | None = None,
         expected: str | None = None,
         timeout_s: float = 600,
@@ -169,20 +170,18 @@ class Replica:
         one is not exchanged. `SwapRefused` has the server's reason and leaves the old speculator in
         place. After `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
         """
-        body = {
-            "directory": str(directory),
-            "version": version,
-            "digest": digest,
-            "cache": cache,
-            "watch": dataclasses.asdict(watch) if watch is not None else None,
-        }
-        if expected is not None:
-            body["expected"] = expected
-        status, answer = self._call("POST", ROUTE, body, timeout_s)
+        order = SwapOrder(
+            directory=str(directory),
+            version=version,
+            digest=digest,
+            watch=watch,
+            expected=expected,
+        )
+        status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s)
         if status != http.client.OK:
             error = SwapRefused if status in _REFUSALS else SwapFailed
             raise error(f"{self.admin}: {directory} was not loaded ({status}): {_reason(answer)}")
-        return SwapResult.of(answer)
+        return SwapResult(**answer)
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Requests that finished, from index `after` on, and the `after` of the next call.
@@ -190,8 +189,10 @@ class Replica:
         The server keeps the last ones only, so indices may be missing. A smaller next value than
         `after` means that the server was started again.
         """
-        answer = self._get(f"{REQUESTS}?{urllib.parse.urlencode({'after': after})}")
-        return [LiveRequest.of(each) for each in answer["requests"]], int(answer["next"])
+        status, answer = self._call("GET", f"{REQUESTS}?after={after}")
+        if status != http.client.OK:
+            raise OutriderError(f"{self.admin}{REQUESTS}: {status} {_reason(answer)}")
+        return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
 
     def healthy(self, timeout_s: float = 5) -> bool:
         """True where the engine is alive."""
@@ -200,13 +201,9 @@ class Replica:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _get(self, path: str) -> Any:
-        status, answer = self._call("GET", path, None, 60)
-        if status != http.client.OK:
-            raise OutriderError(f"{self.admin}{path}: {status} {_reason(answer)}")
-        return answer
-
-    def _call(self, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, Any]:
+    def _call(
+        self, method: str, path: str, body: Any = None, timeout_s: float = 60
+    ) -> tuple[int, Any]:
         try:
             return self.admin.call(method, path, body, self._token, timeout_s)
         except (OSError, http.client.HTTPException) as error:

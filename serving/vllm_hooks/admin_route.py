@@ -21,12 +21,11 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address, address_of
@@ -36,45 +35,15 @@ from outrider.serving.admin.live_flags import (
     admin_token,
     release_roots,
 )
-from outrider.serving.admin.replica import REQUESTS, ROUTE, Watch
+from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.hooked import BACKEND
 from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator, SwapOrder
+from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
-
-
-class WatchBody(BaseModel):
-    """`Watch` of serving/admin/replica.py."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    requests: Annotated[int, Field(ge=2)]
-    min_tokens_per_step: Annotated[float, Field(ge=1)]
-    level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-
-
-class SwapBody(BaseModel):
-    """The body of a POST."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    directory: Annotated[str, Field(min_length=1, max_length=4096)]
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:+-]{1,128}$")]
-    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    cache: Literal["clear", "keep"] = "clear"
-    watch: WatchBody | None = None
-    expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
-
-    def order(self) -> SwapOrder:
-        """As the engine takes it."""
-        watch = Watch(**self.watch.model_dump()) if self.watch is not None else None
-        return SwapOrder(
-            self.directory, self.version, self.digest, self.cache, watch, self.expected
-        )
 
 
 class AdminRoute:
@@ -157,12 +126,12 @@ class AdminRoute:
         code = HTTPStatus.SERVICE_UNAVAILABLE if broken else HTTPStatus.OK
         return JSONResponse(dataclasses.asdict(status), code)
 
-    async def swap(self, body: SwapBody) -> JSONResponse:
+    async def swap(self, order: SwapOrder) -> JSONResponse:
         """POST: exchanges the speculator; 409 with the reason where the old one stays."""
         if self._live is None:
             return self._refused()
         try:
-            return JSONResponse(dataclasses.asdict(await self._live.swap(body.order())))
+            return JSONResponse(dataclasses.asdict(await self._live.swap(order)))
         except SpeculatorBroken as error:
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
         except OutriderError as error:

@@ -16,14 +16,14 @@ from typing import Any
 
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.replica import Cache, LiveRequest, ReplicaStatus, SwapResult, Watch
+from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, SwapOrder, SwapResult, Watch
 from outrider.serving.vllm_hooks.exchange import Report, SpeculatorBroken, exchange_steps
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 logger = logging.getLogger("outrider.live")
 
-_POLL_S = (0.005, 0.25)
-"""First and longest time between two looks at files that are being read, in seconds."""
+_POLL_S = 0.05
+"""Time between two looks at files that are being read, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +41,12 @@ class Limits:
 LIMITS = Limits()
 
 
-@dataclasses.dataclass(frozen=True)
-class SwapOrder:
-    """What the route is asked to load."""
-
-    directory: str
-    version: str
-    digest: str
-    cache: Cache
-    watch: Watch | None
-    expected: str | None = None
-    """Digest that the speculator in use must have; None for any."""
-
-
 @dataclasses.dataclass
 class _Watching:
     """The acceptance after a swap, compared with what the evidence predicts."""
 
-    order: SwapOrder
+    watch: Watch
+    version: str
     exchange: str
     before: str | None
     """The version before the swap."""
@@ -69,24 +57,18 @@ class _Watching:
 
     def finding(self, request: LiveRequest) -> str | None:
         """Why the swap does not hold, at this request; None if nothing shows that."""
-        watch = self.order.watch
-        if watch is None or request.version != self.order.version or not request.drafts:
+        if request.version != self.version or not request.drafts:
             return None
         self.tokens.append(request.drafts + request.accepted)
         self.steps.append(request.drafts)
-        bounds = ratio_of_sums(self.tokens, self.steps, alpha=watch.level)
-        if bounds.high >= watch.min_tokens_per_step:
+        bounds = ratio_of_sums(self.tokens, self.steps, alpha=self.watch.level)
+        if bounds.high >= self.watch.min_tokens_per_step:
             return None
         return (
             f"{bounds.value:.3f} tokens a step over {len(self.steps)} requests, at most"
-            f" {bounds.high:.3f} at level {watch.level:g}; the evidence predicts at least"
-            f" {watch.min_tokens_per_step:.3f}"
+            f" {bounds.high:.3f} at level {self.watch.level:g}; the evidence predicts at least"
+            f" {self.watch.min_tokens_per_step:.3f}"
         )
-
-    @property
-    def over(self) -> bool:
-        """True after the last request that is compared."""
-        return self.order.watch is None or len(self.steps) >= self.order.watch.requests
 
 
 class LiveSpeculator:
@@ -182,15 +164,15 @@ class LiveSpeculator:
             await self._stage(source)
             exchange = uuid.uuid4().hex
             began = time.monotonic()
-            reports = await self._still(
-                f"load {order.version}", order.cache, self._exchange(source, exchange)
-            )
+            reports = await self._still(f"load {order.version}", self._exchange(source, exchange))
             stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1
             self._requests.swapped(began, order.version)
             self._reverted = self._because = self._broken = None
-            self._watching = _Watching(order, exchange, before) if order.watch else None
+            self._watching = None
+            if order.watch is not None:
+                self._watching = _Watching(order.watch, order.version, exchange, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
         return SwapResult(
             version=order.version,
@@ -226,25 +208,20 @@ class LiveSpeculator:
         """Has every worker read and check the files while the engine goes on answering."""
         try:
             async with asyncio.timeout(self._limits.read):
-                await self._read(source)
+                await self._rpc("init_weight_transfer_engine", {"init_info": source})
+                while True:
+                    reports = await self._rpc("speculator_report", {})
+                    for report in reports:
+                        if error := report["staging_error"]:
+                            raise OutriderError(error)
+                    if all(report["staged"] for report in reports):
+                        return
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise OutriderError(
                 f"{source['directory']}: not read within {self._limits.read:g} s, so the speculator"
                 " before it stays in use; look at its file system"
             ) from None
-
-    async def _read(self, source: dict[str, str]) -> None:
-        await self._rpc("init_weight_transfer_engine", {"init_info": source})
-        pause_s, longest_s = _POLL_S
-        while True:
-            reports = await self._rpc("speculator_report", {})
-            for report in reports:
-                if error := report["staging_error"]:
-                    raise OutriderError(error)
-            if all(report["staged"] for report in reports):
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(longest_s, 1.5 * pause_s)
 
     async def _exchange(self, source: dict[str, str], exchange: str) -> list[Report]:
         steps = exchange_steps(source, exchange)
@@ -256,23 +233,23 @@ class LiveSpeculator:
             reports: list[Report] = end.value
             return reports
 
-    async def _still(self, what: str, cache: Cache, work: Any) -> list[Report]:
-        """The reports of `work`; the scheduler pauses and its caches are cleared if so decided.
+    async def _still(self, what: str, work: Any) -> list[Report]:
+        """The reports of `work`, with the scheduler paused and its prefix cache cleared.
 
-        Requests are kept: they continue with an empty cache, so their prompts are computed again.
-        Without prefix caching nothing has to be cleared. After a `SpeculatorBroken` the workers
-        may draft with anything.
+        Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
+        with an empty cache, so their prompts are computed again. Without prefix caching nothing
+        has to be cleared, so nothing pauses. After a `SpeculatorBroken` the workers may draft with
+        anything.
         """
-        pauses = cache == "clear" and self._caches
         try:
             try:
                 async with asyncio.timeout(self._limits.exchange):
-                    if pauses:
+                    if self._caches:
                         await self._client.pause_generation(mode="keep", clear_cache=True)
                     reports: list[Report] = await work
             finally:
                 work.close()
-                if pauses:
+                if self._caches:
                     async with asyncio.timeout(self._limits.answer):
                         await self._client.resume_generation()
             if broken := [report["broken"] for report in reports if report["broken"] is not None]:
@@ -301,7 +278,7 @@ class LiveSpeculator:
         if finding := watching.finding(request):
             watching.failed = True
             self._task(self._take_back(watching, finding))
-        elif watching.over:
+        elif len(watching.steps) >= watching.watch.requests:
             logger.info("speculator %s holds what its evidence predicts", self._version)
             self._watching = None
 
@@ -312,12 +289,12 @@ class LiveSpeculator:
             began = time.monotonic()
             undo = self._rpc("speculator_take_back", {"exchange": watching.exchange})
             try:
-                await self._still(f"take back, because {finding}", watching.order.cache, undo)
+                await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` has it
                 return
             self._swaps += 1
             self._watching = None  # not before: no verdict yet would read as a pass
-            self._reverted, self._because = watching.order.version, finding
+            self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.swapped(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)

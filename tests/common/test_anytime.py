@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from outrider.common.anytime import BEST_AT, critical_t, log_ratio_margin, ratio_of_sums
+from outrider.common.anytime import (
+    BEST_AT,
+    critical_t,
+    log_ratio_margin,
+    ratio_of_groups,
+    ratio_of_sums,
+)
 from outrider.common.jackknife import degrees_of_freedom
 
 
@@ -117,3 +123,27 @@ def test_a_broken_drafter_is_found_within_ten_requests_and_a_good_one_is_left_al
 
     assert all(taken_back(broken[i], steps[i]) in range(5, 11) for i in range(20))
     assert sum(taken_back(good[i], steps[i]) is not None for i in range(100)) == 0
+
+
+def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():
+    random = np.random.default_rng(3)
+    groups = [(random.uniform(50, 90, n), random.uniform(1, 2, n)) for n in (9, 30)]
+    variances, degrees = [], []
+    for above, below in groups:
+        without = [
+            np.log((above.sum() - a) / (below.sum() - b)) for a, b in zip(above, below, strict=True)
+        ]
+        variances.append((len(above) - 1) ** 2 / len(above) * np.var(without, ddof=1))
+        shares = (above / above.sum() + below / below.sum()) / 2
+        degrees.append(degrees_of_freedom(shares[None])[0])
+    welch = sum(variances) ** 2 / sum(v**2 / d for v, d in zip(variances, degrees, strict=True))
+    margin = critical_t(welch, 0.05) * np.sqrt(sum(variances))
+    found = ratio_of_groups(*groups[0], *groups[1], alpha=0.05)
+    expected = np.divide(*[above.sum() / below.sum() for above, below in groups])
+    assert found.value == pytest.approx(expected) and found.clusters == 9
+    assert [found.low, found.high] == pytest.approx(
+        [expected * np.exp(-margin), expected * np.exp(margin)]
+    )
+    for few in (0, 1):
+        found = ratio_of_groups(*(each[:few] for each in groups[0]), *groups[1], alpha=0.05)
+        assert (found.low, found.high) == (0.0, np.inf)

@@ -1,9 +1,10 @@
 """Small replicas behind a real Envoy, all on Unix sockets.
 
-with Fleet(folder, stable=["a", "b"], canary=["c"]) as fleet, Router(fleet.endpoint) as router:
+with Fleet(stable=["a", "b"], canary=["c"]) as fleet, running(fleet) as router:
     assert fleet.ask().name in ("a", "b")
 """
 
+import contextlib
 import http.client
 import json
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any
 import yaml
 
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.envoy_config import POOLS
-from outrider.live.router import Router
+from outrider.live.local import Children, start_router
+from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
 
 BACKEND = Path(__file__).with_name("backend.py")
@@ -110,6 +111,13 @@ class Fleet:
             answers = list(pool.map(lambda _: self.ask(**arguments), range(count)))
         assert [answer for answer in answers if answer.status != 200] == []
         return [answer.name for answer in answers]
+
+
+@contextlib.contextmanager
+def running(fleet: Fleet) -> Iterator[Router]:
+    """Envoy in front of the replicas."""
+    with Children() as children:
+        yield start_router(children, fleet.endpoint)
 
 
 def counts(router: Router, role: str) -> dict[str, int]:

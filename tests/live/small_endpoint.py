@@ -28,7 +28,7 @@ import yaml
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.envoy_config import POOLS
+from outrider.live.router import POOLS
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, Watch
 from outrider.serving.bundle.bundle_digest import bundle_digest
@@ -90,7 +90,7 @@ class SmallReplica:
             reverted_because=None,
             broken=None,
         )
-        self.watch = Watch.of(body["watch"]) if body["watch"] else None
+        self.watch = Watch(**body["watch"]) if body["watch"] else None
         if fault == "die_after":
             self.alive = False
         return 200, {"version": body["version"], "read_s": 0.1, "apply_s": 0.02, "stall_s": 0.02}
@@ -110,8 +110,8 @@ class SmallReplica:
                 drafts=drafts,
                 accepted=COMPLETION - drafts,
                 ttft_s=0.05,
-                decode_s=drafts * 0.01,
-                e2e_s=0.05 + drafts * 0.01,
+                decode_s=drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5)),
+                e2e_s=0.1,
                 failed=False,
             )
         )
@@ -125,7 +125,9 @@ class SmallReplica:
             self.watch = None
         elif self.watch is not None:
             left = self.watch.requests - 1
-            self.watch = dataclasses.replace(self.watch, requests=left) if left else None
+            self.watch = (
+                Watch.model_construct(**dict(self.watch) | {"requests": left}) if left else None
+            )
             self.status = dataclasses.replace(self.status, watching=left > 0)
 
 

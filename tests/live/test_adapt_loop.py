@@ -12,8 +12,8 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import compare, replay
 from outrider.live.adapt import Adapter
-from outrider.live.adapt_state import PROMOTED
 from outrider.live.deployer import BASE, Serving
+from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 

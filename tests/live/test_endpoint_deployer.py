@@ -1,5 +1,6 @@
 """adapt-speculator's view of an endpoint, on the controller and small real servers."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from outrider.live import deployer as endpoint_deployer
-from outrider.live.control import controlling
-from outrider.live.deploy import read_state
+from outrider.live.controller import lock_path, read_state
 from outrider.live.deployer import BASE, EndpointDeployer
+from outrider.live.journal import lock
 from outrider.live.releases import Releases
 from outrider.serving.admin.replica import ReplicaUnreachable
 from tests.cli.commands import assert_one_message, run
@@ -22,13 +23,13 @@ from tests.live.small_endpoint import SmallEndpoint
 def small(monkeypatch) -> Iterator[SmallEndpoint]:
     """Deployments are judged by the rig, whose clock does not wait."""
 
-    def deploy(bundle, endpoint, say):
-        with controlling(endpoint.state_dir), Rig(small) as control:
-            control.recover()
-            return control.deploy(bundle)
+    @contextlib.contextmanager
+    def controlled(endpoint, say, metrics):
+        with lock(lock_path(endpoint), "is deploying to this endpoint"), Rig(small) as control:
+            yield control
 
     with SmallEndpoint(stable=1) as small:
-        monkeypatch.setattr(endpoint_deployer, "deploy_bundle", deploy)
+        monkeypatch.setattr(endpoint_deployer, "controlled", controlled)
         yield small
 
 
@@ -67,26 +68,18 @@ def test_a_bundle_that_does_not_fit_is_refused(small, tmp_path):
     assert deployer.serving().k == 3
 
 
-def test_an_endpoint_that_does_not_answer_is_an_error(small, tmp_path, monkeypatch):
-    # It waits a minute for the replicas to come back.
-    monkeypatch.setattr(endpoint_deployer, "recover", lambda endpoint, say: read_state(endpoint))
+def test_an_endpoint_that_does_not_answer_is_an_error(small, tmp_path):
     deployer = EndpointDeployer(small.endpoint)
     deployer.deploy(small.bundles["better"])
     small.test("/test/die", replica="stable0")
     small.test("/test/die", replica="canary")
-    with (
-        pytest.raises(ReplicaUnreachable),
-        controlling(small.endpoint.state_dir),
-        Rig(small) as control,
-    ):
-        monkeypatch.setattr(
-            endpoint_deployer, "deploy_bundle", lambda bundle, *_, **__: control.deploy(bundle)
-        )
+    with pytest.raises(ReplicaUnreachable):
         deployer.deploy(write_bundle(tmp_path / "fine", b"4.5"))
+    assert read_state(small.endpoint).refused == 0
 
 
 def test_another_deployment_is_waited_for(small):
-    held = controlling(small.endpoint.state_dir)
+    held = lock(lock_path(small.endpoint), "is deploying to this endpoint")
     held.__enter__()
     waited: list[float] = []
 
@@ -107,6 +100,6 @@ def test_the_command_without_new_traffic(small, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
-    assert (small.endpoint.state_dir / "adapt" / "journal.jsonl").is_file()
+    assert (small.endpoint.state_dir / "journal.jsonl").is_file()
     wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
     assert_one_message(wrong, "--rounds 0: give 1 or more")

@@ -51,20 +51,6 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
     assert endpoint.access_log == tmp_path / "state/access.log"
 
 
-def test_another_state_dir_moves_the_sockets(tmp_path) -> None:
-    endpoint = load_endpoint(changed(tmp_path), state_dir=tmp_path / "other")
-    assert endpoint.state_dir == tmp_path / "other"
-    assert endpoint.replicas[0].data == f"unix:{tmp_path}/other/one.sock"
-    assert endpoint.envoy_admin == f"unix:{tmp_path}/other/envoy.sock"
-
-
-def test_a_file_without_a_router_section_has_its_defaults(tmp_path) -> None:
-    endpoint = load_endpoint(changed(tmp_path))
-    assert endpoint.router.listen == "http://127.0.0.1:8000"
-    assert endpoint.access_log == Path("/run/e/access.log")
-    assert endpoint.policy.shares == [5, 25, 100]
-
-
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_ENDPOINTS.glob("*.yaml")))
 def test_shipped_endpoints_load_by_name(name) -> None:
     endpoint = load_endpoint(name)
@@ -132,11 +118,6 @@ def test_a_mistake_in_a_replica_is_named_with_its_line(tmp_path) -> None:
 )
 def test_a_mistake_names_key_value_and_fix(tmp_path, values, message) -> None:
     assert message in mistake(changed(tmp_path, **values))
-
-
-def test_a_state_dir_is_needed(tmp_path) -> None:
-    path = written(tmp_path, f"replicas:{REPLICAS}")
-    assert mistake(path) == f"{path}: state_dir: must be given"
 
 
 def test_a_missing_file_lists_the_shipped_endpoints(tmp_path) -> None:

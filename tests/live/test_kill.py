@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from outrider.live.controller import Controller
-from outrider.live.deploy import journal_path, read_state
+from outrider.live.controller import Controller, journal_path, read_state
 from outrider.live.journal import Journal
 from outrider.live.releases import Releases
 from tests.live.rig import Rig, TestClock
@@ -65,12 +64,13 @@ def run(small: SmallEndpoint, work: Work, fatal: int, start: float) -> int | Non
             TornJournal.points = points
             rig = Rig(small, TestClock(small, start=start))
             rig.journal = TornJournal(journal_path(small.endpoint), clock=rig.clock.time)
-            controller = rig.controller()
-            parts = controller.parts
-            parts.journal.append = points.around(parts.journal.append)  # type: ignore[method-assign]
-            parts.releases.add = points.around(parts.releases.add)  # type: ignore[method-assign]
-            parts.router.set_canary_share = points.around(parts.router.set_canary_share)  # type: ignore[method-assign]
-            for replica in parts.replicas.values():
+            controller = rig.__enter__()
+            journal, releases = controller.journal, controller.releases
+            journal.append = points.around(journal.append)  # type: ignore[method-assign]
+            releases.add = points.around(releases.add)  # type: ignore[method-assign]
+            router = controller.router
+            router.set_canary_share = points.around(router.set_canary_share)  # type: ignore[method-assign]
+            for replica in controller.fleet.replicas.values():
                 replica.swap = points.around(replica.swap)  # type: ignore[method-assign]
             controller.recover()
             work(controller)

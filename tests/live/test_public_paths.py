@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.live.router import Router
 from outrider.serving.admin.address import Address
-from tests.live.fleet import Answer, Fleet
+from tests.live.fleet import Answer, Fleet, running
 
 ADMIN = "/v1/admin/speculator"
 """The route that exchanges speculators: an endpoint plugin of Outrider's."""
@@ -25,7 +24,7 @@ BELOW_V1 = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", ADMIN, f"{ADMIN}
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with Fleet() as fleet, Router(fleet.endpoint):
+    with Fleet() as fleet, running(fleet):
         yield fleet
 
 

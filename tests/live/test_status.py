@@ -9,8 +9,8 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
-from outrider.live.control import InControl, controller, controlling
-from outrider.live.deploy import read_state
+from outrider.live.controller import lock_path, read_state
+from outrider.live.journal import Locked, holder, lock
 from outrider.live.status import endpoint_status, status_lines
 from tests.cli.commands import assert_one_message, run
 from tests.live.rig import Rig
@@ -42,7 +42,7 @@ def test_a_status_in_ten_lines_and_as_json(small: SmallEndpoint) -> None:
     assert lines[0] == f"small: release {state.serving} everywhere; before it {state.previous}"
     assert lines[1].startswith(f"canary: canary, {state.serving}, mtp, 3 drafts per step")
     assert lines[2].startswith("stable0, stable1: stable, ")
-    assert "rolled back at" in lines[4] and "by the judge: acceptance ratio 0.4" in lines[4]
+    assert "rolled back at" in lines[4] and "by the judge: speed: 0." in lines[4]
     assert lines[5] == "so far: 1 promoted, 1 rolled back, 0 refused; 3 releases kept"
 
 
@@ -53,14 +53,14 @@ def test_a_status_names_what_is_not_as_it_should_be(small: SmallEndpoint) -> Non
         small.test("/test/die", replica="stable1")
         small.test("/test/router", alive=False)
         first = read_state(small.endpoint).previous
-        control.parts.journal.append("begin", new="a", old="b", mode="canary")
+        control.journal.append("begin", new="a", old="b", mode="canary")
     status = endpoint_status(small.endpoint)
     assert status["problems"] == [
         "stable1: no answer",
         "a deployment was interrupted: run --recover",
     ]
     lines = status_lines(status)
-    assert any(line.startswith("deploying a since") and "nobody is at it" in line for line in lines)
+    assert any(line.startswith("deploying a since") and "no controller" in line for line in lines)
     assert f"stable0: stable, {first}, mtp, 3 drafts per step" in lines
     assert "stable1: stable, no answer" in lines and "router: no answer" in lines
 
@@ -105,11 +105,11 @@ def test_an_interrupted_deployment_is_promoted_or_taken_back(small: SmallEndpoin
         small.restart()
         with Rig(small) as control:
             control.recover()
-            old = control._adopted().serving
-            new = control.parts.releases.add(small.bundles["better"], old)
-            control.parts.journal.append("begin", new=new.name, old=old, mode="canary")
-            seen = control._fleet.status("canary")
-            control._fleet.exchange("canary", seen, new, watched=False)
+            old = control._adopted()
+            new = control.releases.add(small.bundles["better"], old)
+            control.journal.append("begin", new=new.name, old=old, mode="canary")
+            seen = control.fleet.status("canary")
+            control.fleet.swap("canary", seen, new, watched=False)
         told = run("deploy-speculator", word, *to, cwd=tmp_path)
         assert told.returncode == 0, told.stderr
         assert set(small.served().values()) == {reached}
@@ -132,12 +132,12 @@ def test_a_mistake_is_one_message(small: SmallEndpoint, tmp_path, words, part) -
 
 
 def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint, tmp_path) -> None:
-    state_dir = small.endpoint.state_dir
-    assert controller(state_dir) is None
+    path = lock_path(small.endpoint)
+    assert holder(path) is None
     child = os.fork()
     if child == 0:
         try:
-            with controlling(state_dir):
+            with lock(path, "is deploying"):
                 rig = Rig(small)
                 rig.clock.requests = 0
                 rig.clock.then = lambda now: wait_until(lambda: False, 0.02)
@@ -148,10 +148,10 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint,
             os._exit(1)
     try:
         assert wait_until(lambda: read_state(small.endpoint).open is not None, 20)
-        assert controller(state_dir) == child
+        assert holder(path) == child
         with (
-            pytest.raises(InControl, match=f"process {child} is deploying"),
-            controlling(state_dir),
+            pytest.raises(Locked, match=f"process {child} is deploying"),
+            lock(path, "is deploying"),
         ):
             pass
         to = ("--to", str(small.file()))
@@ -167,5 +167,5 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint,
         if child:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    assert controller(state_dir) is None
+    assert holder(path) is None
     assert set(small.served().values()) == {"first"}

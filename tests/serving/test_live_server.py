@@ -54,7 +54,7 @@ def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
 @pytest.fixture
 def swap(replica: Replica) -> Callable[..., SwapResult]:
     def swap(folder: Path, watch: Watch | None = None, digest: str | None = None) -> SwapResult:
-        return replica.swap(folder, folder.name, digest or bundle_digest(folder), "keep", watch)
+        return replica.swap(folder, folder.name, digest or bundle_digest(folder), watch)
 
     return swap
 
@@ -162,8 +162,8 @@ def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
         swap(good, digest="0" * 64)
     with pytest.raises(SwapRefused, match="no such folder"):
         swap(bad / "nowhere", digest=bundle_digest(good))
-    for fields in ({"version": "a b"}, {"cache": "drop"}, {"digest": "xyz"}, {"directory": ""}):
-        body = {"directory": good, "version": "1", "digest": "0" * 64, "cache": "keep"} | fields
+    for fields in ({"version": "a b"}, {"digest": "xyz"}, {"directory": ""}):
+        body = {"directory": good, "version": "1", "digest": "0" * 64} | fields
         with pytest.raises(SwapRefused, match=r"400|422"):
             replica.swap(**body)
     assert replica.status() == before
@@ -203,7 +203,7 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:2])
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
-    swap(releases["noise"], Watch(200, predicted))
+    swap(releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
     assert replica.status().watching
     sent = 0
     while (status := replica.status()).version == "noise":
@@ -216,7 +216,7 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
     assert status.digest == before.digest and status.swaps == before.swaps + 2
     assert answered(server, prompts[:2]) == (texts, base)
 
-    swap(releases["base"], Watch(4, predicted))
+    swap(releases["base"], Watch(requests=4, min_tokens_per_step=predicted))
     answered(server, prompts[:5], 16)
     status = replica.status()
     assert (status.version, status.watching, status.reverted) == ("base", False, None)
@@ -270,7 +270,10 @@ def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_s
     assert replica.status().broken is None
     assert answered(server, prompts[:1]) == (texts, base)
 
-    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    swap(
+        releases["noise"],
+        Watch(requests=200, min_tokens_per_step=1 + 0.8 * base.accepted_tokens / base.drafts),
+    )
     server._rpc("next_load_fails_after", {"tensors": 3})
     while not (status := replica.status()).broken:
         assert status.version == "noise", "taken back, although the load failed"
@@ -289,7 +292,10 @@ def test_a_refused_exchange_leaves_the_watch_its_take_back(
 ) -> None:
     swap(releases["base"])
     before, (_, base) = replica.status(), answered(server, prompts[:1])
-    swap(releases["noise"], Watch(200, 1 + 0.8 * base.accepted_tokens / base.drafts))
+    swap(
+        releases["noise"],
+        Watch(requests=200, min_tokens_per_step=1 + 0.8 * base.accepted_tokens / base.drafts),
+    )
     server._rpc("next_load_fails_after", {"tensors": 3})
     with pytest.raises(SwapRefused, match=FAULT):
         swap(releases["base"])
@@ -307,7 +313,7 @@ def test_an_exchange_of_another_speculator_than_the_expected_one_is_refused(
     before = replica.status()
 
     def to_noise(expected: str) -> SwapResult:
-        return replica.swap(releases["noise"], "noise", digests["noise"], "keep", expected=expected)
+        return replica.swap(releases["noise"], "noise", digests["noise"], expected=expected)
 
     for other in (digests["noise"], ""):
         with pytest.raises(SwapRefused, match="another controller exchanged it"):

@@ -126,24 +126,5 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     assert (whole.version, whole.mixed) == ("b", False)
 
 
-def test_a_clock_that_is_set_back_leaves_requests_their_version(
-    processor: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = RequestLog(processor)
-    log.swapped(time.monotonic(), "a")
-    set_back = time.time
-    monkeypatch.setattr(time, "time", lambda: set_back() - 3600)
-    time.sleep(0.01)
-    arrives(processor, "r")
-    produces(processor, "r", 1, at=1.0, **ended([0, 1]))
-    ((request,), _) = log.after(0)
-    assert (request.version, request.mixed) == ("a", False)
 
 
-def test_old_entries_make_room(processor: Any) -> None:
-    log = RequestLog(processor, kept=3)
-    for index in range(5):
-        arrives(processor, f"r{index}")
-        produces(processor, f"r{index}", 1, at=float(index), **ended([1]))
-    found, following = log.after(0)
-    assert [each.request_id for each in found] == ["r2", "r3", "r4"] and following == 5

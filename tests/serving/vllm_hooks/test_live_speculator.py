@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.replica import LiveRequest, Watch
+from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
 from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator, SwapOrder
+from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator
 
 LIMITS = Limits(read=0.2, exchange=0.2, answer=0.2)
-NEW = SwapOrder("/releases/new", "new", "1" * 64, "clear", None)
+NEW = SwapOrder(directory="/releases/new", version="new", digest="1" * 64)
+WATCHED = NEW.model_copy(update={"watch": Watch(requests=200, min_tokens_per_step=2.0)})
 
 
 class Engine:
@@ -131,8 +132,7 @@ def test_a_take_back_that_fails_is_broken(fault: str) -> None:
 
     async def tried() -> None:
         speculator = live(engine)
-        watched = SwapOrder(NEW.directory, "new", NEW.digest, "clear", Watch(200, 2.0))
-        await speculator.swap(watched)
+        await speculator.swap(WATCHED)
         if fault == "broken":
             engine.broken = "not taken back: disk"
         else:
@@ -151,7 +151,7 @@ def test_a_watch_lasts_until_its_speculator_is_taken_back() -> None:
 
     async def tried() -> None:
         speculator = live(engine)
-        await speculator.swap(SwapOrder(*list(vars(NEW).values())[:4], watch=Watch(200, 2.0)))
+        await speculator.swap(WATCHED)
         goes_on, answer = asyncio.Event(), engine.call
 
         async def call(name: str) -> None:
@@ -179,11 +179,11 @@ def test_the_expected_digest_is_compared_before_anything_is_read() -> None:
     async def tried() -> None:
         speculator = live(engine)
         for expected in ("", "1" * 64):
-            order = SwapOrder(NEW.directory, "new", NEW.digest, "clear", None, expected)
+            order = NEW.model_copy(update={"expected": expected})
             with pytest.raises(OutriderError, match="another controller exchanged it"):
                 await speculator.swap(order)
         assert set(engine.called) == {"speculator_report"}
-        await speculator.swap(SwapOrder(*list(vars(NEW).values())[:5], expected="2" * 64))
+        await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))
 
     asyncio.run(tried())
 

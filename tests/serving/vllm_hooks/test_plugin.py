@@ -28,7 +28,7 @@ heavy = {"torch", "numpy", "pydantic", "vllm", "transformers"}
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & heavy))
 """
 
-TRAINING = "altair cyclopts datasets datasketch deepspeed ray rich scipy structlog vl_convert wandb"
+TRAINING = "altair cyclopts datasets datasketch deepspeed ray rich scipy vl_convert wandb"
 SERVER = """
 import sys
 from importlib.abc import MetaPathFinder
