@@ -52,7 +52,7 @@ def deploy_speculator(
     recover
         Finish a deployment that was interrupted, and bring every replica to one release.
     in_place
-        Exchange the replicas one after another without a canary; each replica takes the release
+        Swap the replicas one after another without a canary; each replica takes the release
         back if its acceptance falls short of the bundle's evidence.
     local
         Start the endpoint's replicas and Envoy on this machine, and end them at the end. Without a

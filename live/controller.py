@@ -229,7 +229,7 @@ class Controller:
             return self.fleet.promote(
                 self._canary_first(),
                 self.releases.verified(deployment.new),
-                set(deployment.exchanged),
+                set(deployment.swapped),
                 self._look,
             )
         except _Stopped as stopped:

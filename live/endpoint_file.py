@@ -46,7 +46,7 @@ class EndpointReplica(Section):
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
     admin: str
-    """Address of the route that exchanges the speculator (OUTRIDER_ADMIN of the server): a Unix
+    """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
     socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
     role: Literal["stable", "canary"] = "stable"
@@ -66,7 +66,7 @@ class EndpointReplica(Section):
     def _is_local(cls, value: str) -> str:
         if not Address.parse(value).local:
             raise ValueError(
-                "other machines can reach this address; exchange speculators over a Unix socket or"
+                "other machines can reach this address; swap speculators over a Unix socket or"
                 " 127.0.0.1 (to another machine: ssh -L)"
             )
         return value
@@ -104,7 +104,7 @@ class CanaryPolicy(Section):
 
     shares: list[float] = [5.0, 25.0, 100.0]
     """Percent of the requests that the canary gets, step by step. The last one is 100: the stable
-    replicas are then exchanged one after another."""
+    replicas are then swapped one after another."""
 
     min_requests: int = Field(default=50, ge=1)
     """Requests of the canary per step before a decision."""
@@ -133,8 +133,8 @@ class CanaryPolicy(Section):
     watch takes a release back below this share of what its evidence predicts."""
 
     watch_requests: int = Field(default=32, ge=0)
-    """Requests after an exchange whose acceptance is compared with what the evidence predicts. An
-    exchange that falls short is taken back by the replica. At least 2; 0: no comparison."""
+    """Requests after a swap whose acceptance is compared with what the evidence predicts. An
+    swap that falls short is taken back by the replica. At least 2; 0: no comparison."""
 
     on_undecided: Literal["roll_back", "hold"] = "roll_back"
     """What happens when a step ends undecided: back to the old release, or wait for a person."""
@@ -247,7 +247,7 @@ class Endpoint(Section):
             if replica.admin in [each.data for each in value]:
                 raise ValueError(
                     f"{replica.name}: admin = {replica.admin}: customers' requests go there; the"
-                    " route that exchanges speculators needs its own address"
+                    " route that swaps speculators needs its own address"
                 )
         return value
 

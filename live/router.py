@@ -98,7 +98,7 @@ class Router:
         if not self._endpoint.canary:
             raise OutriderError(
                 f"endpoint {self._endpoint.name}: no replica has `role: canary`; add one, or"
-                " exchange the speculator without a canary"
+                " swap the speculator without a canary"
             )
         canary = round(percent * WHOLE / 100)
         weights = {"canary": canary, "stable": WHOLE - canary}

@@ -72,7 +72,7 @@ class Deployment:
     old: str
     mode: Mode
     began_at: float
-    exchanged: set[str] = field(default_factory=set)
+    swapped: set[str] = field(default_factory=set)
     """Replicas that were to get the new release."""
     request: tuple[Action, str] | None = None
     """What a person asked for, and who."""
@@ -213,7 +213,7 @@ class State:
             case "share":
                 self.share = facts["percent"]
             case "swap" if self.open is not None and facts["release"] == self.open.new:
-                self.open.exchanged.add(facts["replica"])
+                self.open.swapped.add(facts["replica"])
             case "swapped":
                 self.swaps[facts["replica"], "applied"] += 1
                 self.served[facts["replica"]] = facts["release"]
@@ -363,4 +363,4 @@ def fold(entries: Iterable[Entry]) -> State:
 
 def as_json(deployment: Deployment) -> dict[str, Any]:
     """A deployment's values for JSON."""
-    return dataclasses.asdict(deployment) | {"exchanged": sorted(deployment.exchanged)}
+    return dataclasses.asdict(deployment) | {"swapped": sorted(deployment.swapped)}

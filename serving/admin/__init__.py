@@ -1,1 +1,1 @@
-"""Exchanging the speculator of a running server: candidates, addresses, messages."""
+"""Swapping the speculator of a running server: candidates, addresses, messages."""

@@ -92,7 +92,7 @@ def _read(files: SpeculatorFiles, digest: str) -> Candidate:
     kind = kind_of(files.directory)
     if not isinstance(kind, TrainableKind) or not kind.abilities.live_exchange:
         raise OutriderError(
-            f"{files.directory}: {kind.in_words} cannot be exchanged in a live engine"
+            f"{files.directory}: {kind.in_words} cannot be swapped in a live engine"
         )
     forms = {
         name: (_number(tensor), tuple(tensor.shape))

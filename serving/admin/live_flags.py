@@ -1,4 +1,4 @@
-"""Flags and environment with which `vllm serve` can exchange its speculator.
+"""Flags and environment with which `vllm serve` can swap its speculator.
 
     bundle/serve.sh --uds /run/outrider/a.sock $(python -m outrider.serving.admin.live_flags)
 

@@ -1,4 +1,4 @@
-"""A replica's admin route: which speculator it drafts with, exchange, and finished requests.
+"""A replica's admin route: which speculator it drafts with, swap, and finished requests.
 
     replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
     replica.status().version
@@ -23,15 +23,15 @@ ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
 
 _REFUSALS = (400, 404, 409, 422)
-"""Statuses of an exchange that was not begun."""
+"""Statuses of a swap that was not begun."""
 
 
 class SwapRefused(OutriderError):
-    """The replica did not exchange the speculator; the old one still serves."""
+    """The replica did not swap the speculator; the old one still serves."""
 
 
 class SwapFailed(OutriderError):
-    """An exchange failed; `status` has which speculator serves, which may be neither."""
+    """A swap failed; `status` has which speculator serves, which may be neither."""
 
 
 class ReplicaUnreachable(OutriderError):
@@ -82,7 +82,7 @@ class ReplicaStatus:
     directory: str
     """Where the speculator was loaded from."""
     swaps: int
-    """Exchanges since the start, those that were taken back included."""
+    """Swaps since the start, those that were taken back included."""
     watching: bool = False
     """True while the acceptance after a swap is being compared with its evidence."""
     reverted: str | None = None
@@ -95,7 +95,7 @@ class ReplicaStatus:
 
 @dataclasses.dataclass(frozen=True)
 class SwapResult:
-    """A speculator that was exchanged."""
+    """A speculator that was swapped."""
 
     version: str
     read_s: float
@@ -103,7 +103,7 @@ class SwapResult:
     apply_s: float
     """Seconds to load the weights, while the engine stood still."""
     stall_s: float
-    """Seconds of the exchange itself, with the pause and the clearing of caches where that is the
+    """Seconds of the swap itself, with the pause and the clearing of caches where that is the
     policy: at most so long no request got a token."""
 
 
@@ -164,10 +164,10 @@ class Replica:
         expected: str | None = None,
         timeout_s: float = 600,
     ) -> SwapResult:
-        """Exchanges the speculator for the bundle in `directory`.
+        """Swaps the speculator for the bundle in `directory`.
 
         `digest` is the bundle's `bundle_digest`, `expected` that of the speculator in use: another
-        one is not exchanged. `SwapRefused` has the server's reason and leaves the old speculator in
+        one is not swapped. `SwapRefused` has the server's reason and leaves the old speculator in
         place. After `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
         """
         order = SwapOrder(

@@ -1,4 +1,4 @@
-"""The route of a live server that exchanges its speculator, on its own listener.
+"""The route of a live server that swaps its speculator, on its own listener.
 
 The address that customers reach has no such route. This one is a Unix socket of mode 0600 or on the
 loopback interface, and needs its own token. It runs in the API server's event loop.
@@ -72,7 +72,7 @@ class AdminRoute:
         address = address_of(os.environ[ADMIN])
         if not address.local:
             raise OutriderError(
-                f"{ADMIN}={address}: other machines can reach this address; exchange speculators"
+                f"{ADMIN}={address}: other machines can reach this address; swap speculators"
                 " over unix:PATH or http://127.0.0.1:PORT (from another machine: ssh -L)"
             )
         if TOKEN_FILE not in os.environ:
@@ -127,7 +127,7 @@ class AdminRoute:
         return JSONResponse(dataclasses.asdict(status), code)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:
-        """POST: exchanges the speculator; 409 with the reason where the old one stays."""
+        """POST: swaps the speculator; 409 with the reason where the old one stays."""
         if self._live is None:
             return self._refused()
         try:
@@ -184,7 +184,7 @@ async def _listen(app: FastAPI, listener: socket.socket) -> None:
 
 
 def _refusal(client: Any) -> str | None:
-    """Why this server does not exchange speculators; None if it does."""
+    """Why this server does not swap speculators; None if it does."""
     if untried := untried_version(vllm_version()):
         return untried
     if client is None:

@@ -1,4 +1,4 @@
-"""The speculator of a live engine: exchanged on request, watched, and taken back.
+"""The speculator of a live engine: swapped on request, watched, and taken back.
 
 Runs in the API server's process and reaches the workers through vLLM's engine client. The steps of
 an exchange are in exchange.py, what the workers do in weight_transfer.py.
@@ -72,7 +72,7 @@ class _Watching:
 
 
 class LiveSpeculator:
-    """Exchanges the speculator of one vLLM server."""
+    """Swaps the speculator of one vLLM server."""
 
     def __init__(
         self, client: Any, requests: RequestLog, roots: Sequence[Path], limits: Limits = LIMITS
@@ -136,7 +136,7 @@ class LiveSpeculator:
         )
 
     async def swap(self, order: SwapOrder) -> SwapResult:
-        """Exchanges the speculator; an `OutriderError` says why not.
+        """Swaps the speculator; an `OutriderError` says why not.
 
         It is finished even if the caller is gone.
         """
@@ -200,7 +200,7 @@ class LiveSpeculator:
             raise OutriderError(
                 f"{order.directory}: not loaded, because this server drafts with"
                 f" {digest or 'the speculator of its start'}, not with"
-                f" {order.expected or 'that of its start'}: another controller exchanged it, or it"
+                f" {order.expected or 'that of its start'}: another controller swapped it, or it"
                 " was started again; run one controller for each endpoint"
             )
 

@@ -168,7 +168,7 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(small: Small
 
     def refusing(now: float) -> None:
         opened = read_state(small.endpoint).open
-        if opened is not None and "stable0" in opened.exchanged:  # and its watch goes on
+        if opened is not None and "stable0" in opened.swapped:  # and its watch goes on
             small.test("/test/fault", replica="canary", fault="refuse")
             small.test("/test/fault", replica="stable1", fault="refuse")
 
@@ -265,7 +265,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) 
     rig = Rig(small)
 
     def ask_later(now: float) -> None:
-        if "stable0" in read_state(small.endpoint).open.exchanged:  # and its watch goes on
+        if "stable0" in read_state(small.endpoint).open.swapped:  # and its watch goes on
             rig.ask("roll_back")
 
     rig.clock.then = ask_later
@@ -275,7 +275,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) 
     with rig as controller:
         done = controller.deploy(small.bundles["slow"])
     assert (done.outcome, done.by) == ("rolled_back", "tester")
-    assert done.exchanged == {"canary", "stable0"}
+    assert done.swapped == {"canary", "stable0"}
     everywhere(small, "first")
 
 
@@ -338,7 +338,7 @@ def test_a_promotion_waits_for_a_watch_whose_requests_take_minutes(small: SmallE
     with rig as controller:
         done = controller.deploy(vain, in_place=True)
     assert (done.outcome, done.by) == ("rolled_back", "watch")
-    assert done.exchanged == {"canary"} and rig.clock.now > 1400
+    assert done.swapped == {"canary"} and rig.clock.now > 1400
     everywhere(small, "first")
     (reverted,) = [e.facts for e in rig.journal.entries if e.event == "reverted"]
     assert reverted["release"] == done.new and "1.9 tokens" in reverted["reason"]

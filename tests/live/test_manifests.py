@@ -79,7 +79,8 @@ def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: 
     paths = {m["path"]["value"]: bool(r.get("backendRefs")) for r in rules for m in r["matches"]}
     assert paths == {"/v1": True, "/health": True, "/v1/admin": False}
     rollout = objects["Rollout", "resume-eu"]
-    pod, one = rollout["spec"]["template"]["spec"], container(rollout)
+    pod = rollout["spec"]["template"]["spec"]
+    (one,) = pod["containers"]
     shutdown = int(one["args"][one["args"].index("--shutdown-timeout") + 1])
     (_, unrouted) = one["lifecycle"]["preStop"]["exec"]["command"]
     assert shutdown >= 280 and int(unrouted) + shutdown < pod["terminationGracePeriodSeconds"]

@@ -316,7 +316,7 @@ def test_an_exchange_of_another_speculator_than_the_expected_one_is_refused(
         return replica.swap(releases["noise"], "noise", digests["noise"], expected=expected)
 
     for other in (digests["noise"], ""):
-        with pytest.raises(SwapRefused, match="another controller exchanged it"):
+        with pytest.raises(SwapRefused, match="another controller swapped it"):
             to_noise(other)
     assert replica.status() == before
     assert to_noise(digests["base"]).version == "noise"

@@ -180,7 +180,7 @@ def test_the_expected_digest_is_compared_before_anything_is_read() -> None:
         speculator = live(engine)
         for expected in ("", "1" * 64):
             order = NEW.model_copy(update={"expected": expected})
-            with pytest.raises(OutriderError, match="another controller exchanged it"):
+            with pytest.raises(OutriderError, match="another controller swapped it"):
                 await speculator.swap(order)
         assert set(engine.called) == {"speculator_report"}
         await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))
