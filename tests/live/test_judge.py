@@ -78,7 +78,7 @@ def test_errors_roll_back_at_any_share_unless_stable_fails_too():
     ("factors", "name"),
     [
         ({"ttft_s": 1.7}, "ttft"),
-        ({"accepted": 0.7}, "acceptance"),
+        ({"accepted": 0.4}, "acceptance"),
         ({"latency_s": 2.0}, "latency_p99"),
     ],
 )
