@@ -143,8 +143,7 @@ def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prom
 def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
     from rich.console import Console
 
-    from outrider.eval.report.compare import compare, print_comparison
-    from outrider.eval.report.compare_page import write_page
+    from outrider.eval.report.compare import compare, print_comparison, write_page
 
     compared, console = compare(runs), Console(stderr=True)
     print_comparison(compared, console)

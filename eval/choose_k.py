@@ -57,7 +57,6 @@ def choose(
     k = dict.fromkeys(DRAFTERS, depth if settings.k == "auto" else settings.k)
     source = "the recipe's " + ("speculator.depth" if settings.k == "auto" else "eval.k")
     given: dict[str, Any] = {
-        "requested": settings.k,
         "sequences": len(validation["custom"].sequence_ids) if validation else 0,
         "acceptance_length": Drafters[list[float] | None](**lengths) if lengths else None,
     }
@@ -96,7 +95,7 @@ def choose_k(
     k = dict(fixed) | {name: reason.k for name, reason in reasons.items()}
     if len(times) < len(DRAFTERS):
         return Choice(k=Drafters[int](**k), **given)
-    ranges, speeds, step_ms = {}, {}, {}
+    ranges, step_ms = {}, {}
     for name in DRAFTERS:
         numbers = times[name].numbers
         best = {
@@ -104,17 +103,12 @@ def choose_k(
             for size, fit in fits[name].items()
         }
         ranges[name] = batch_ranges(best)
-        drafting = {
-            size: [each for each, number in zip(fit.step_s, numbers, strict=True) if number]
-            for size, fit in fits[name].items()
-        }
-        speeds[name] = {
-            str(size): (size * np.array(lengths[name]) / np.array(step_s)).tolist()
-            for size, step_s in drafting.items()
-        }
         step_ms[name] = {
-            str(size): [1000 * seconds for seconds in (times[name].plain_s[size], *step_s)]
-            for size, step_s in drafting.items()
+            str(size): [
+                1000 * times[name].plain_s[size],
+                *(1000 * s for s, number in zip(fit.step_s, numbers, strict=True) if number),
+            ]
+            for size, fit in fits[name].items()
         }
     if times["base"] == times["custom"]:
         del step_ms["base"]
@@ -124,7 +118,6 @@ def choose_k(
         k_per_batch_size=Drafters[list[tuple[int, int, int]] | None](**ranges),
         step_ms=step_ms,
         rounds={str(size): len(rows) for size, rows in times["custom"].rounds.items()},
-        tokens_per_s=Drafters[dict[str, list[float]] | None](**speeds),
         **given,
     )
 

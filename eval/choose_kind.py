@@ -9,13 +9,10 @@ on the held-out part. The servers of all kinds and the one without speculation a
 the machine holds them.
 
 A kind's forecast is B AL(K) / T(K, B) at its own K (choose_k.py). Every kind's steps were timed in
-turn with those of the target alone, which take out the machine's speed. The interval combines
-those of the acceptance length (over sessions) and of the step time (over rounds), as independent
-errors of a log.
+turn with those of the target alone, which take out the machine's speed.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,15 +26,11 @@ from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.kinds import KindChoice, KindFacts, KindForecast
-from outrider.eval.results.parts import SliceEstimate
+from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
-from outrider.eval.stats.intervals import percentile_interval
 
 Contexts = Mapping[str, EvaluationContext]
 """By kind."""
-
-FINALISTS = 2
-"""Kinds that are served."""
 
 
 def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts]) -> KindChoice:
@@ -55,19 +48,17 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts]) -> KindChoic
         }
     with first.alone_on_node():
         times = step_times_of_kinds(contexts)
-    in_words = {kind: each.speculators["custom"].in_words for kind, each in contexts.items()}
-    choice = choice_of(in_words, replays, times, first.settings, facts)
+    choice = choice_of(replays, times, first.settings, facts)
     main = str(choice.main_concurrency)
     for each in choice.kinds:
         first.say(
             f"{each.kind}: K = {each.k}, acceptance length {each.acceptance_length.value:.2f},"
-            f" predicted {each.tokens_per_s[main].value:.0f} tokens/s at concurrency {main}"
+            f" predicted {each.tokens_per_s(main):.0f} tokens/s at concurrency {main}"
         )
     return choice
 
 
 def choice_of(
-    in_words: Mapping[str, str],
     replays: Mapping[str, ReplaySums],
     times: Mapping[str, StepTimes],
     settings: EvalConfig,
@@ -79,70 +70,52 @@ def choice_of(
         for size in settings.concurrency
     }
     kinds = [
-        forecast(kind, words, replays[kind], times[kind], settings, plain_s, facts[kind])
-        for kind, words in in_words.items()
+        forecast(kind, replay, times[kind], settings, plain_s, facts[kind])
+        for kind, replay in replays.items()
     ]
     main = str(settings.gated_concurrency)
-    kinds.sort(key=lambda each: -each.tokens_per_s[main].value)
+    kinds.sort(key=lambda each: -each.tokens_per_s(main))
     return KindChoice(
-        mode=settings.engine_modes[0],
         main_concurrency=settings.gated_concurrency,
-        sequences=len(next(iter(replays.values())).sequence_ids),
         none_step_ms={str(size): 1000 * seconds for size, seconds in plain_s.items()},
         kinds=kinds,
-        finalists=[each.kind for each in kinds[:FINALISTS]],
     )
 
 
 def forecast(
     kind: str,
-    in_words: str,
     replay: ReplaySums,
     times: StepTimes,
     settings: EvalConfig,
     plain_s: Mapping[int, float],
     facts: KindFacts,
 ) -> KindForecast:
-    """Tokens/s of one kind; `plain_s` are the target's own steps on the machine of all kinds."""
+    """K, acceptance and steps of one kind.
+
+    `plain_s` are the seconds of the target's own steps, on the machine of all kinds.
+    """
     fits, main = fits_of(times, settings.seed), settings.gated_concurrency
-    k, reason = times.numbers[-1], None
+    k = times.numbers[-1]
     if len(times.numbers) > 1:
-        reason = best_k(replay.acceptance_length(), times.numbers, fits[main], least=1)
-        k = reason.k
-    place, length = times.numbers.index(k), acceptance_length(replay, k)
-    step_ms, speed = {}, {}
-    for size, fit in fits.items():
-        seconds = fit.step_s[place] * plain_s[size] / times.plain_s[size]
-        low, high = percentile_interval(fit.draws_SK[:, place] / fit.step_s[place])
-        step_ms[str(size)] = 1000 * seconds
-        speed[str(size)] = _speed(size / seconds, length, low, high)
+        k = best_k(replay.acceptance_length(), times.numbers, fits[main], least=1).k
+    place = times.numbers.index(k)
     return KindForecast(
         kind=kind,
-        in_words=in_words,
         k=k,
-        reason=reason,
-        acceptance_length=length,
-        step_ms=step_ms,
-        tokens_per_s=speed,
+        acceptance_length=acceptance_length(replay, k),
+        step_ms={
+            str(size): 1000 * fit.step_s[place] * plain_s[size] / times.plain_s[size]
+            for size, fit in fits.items()
+        },
         facts=facts,
     )
 
 
-def acceptance_length(replay: ReplaySums, k: int) -> SliceEstimate:
+def acceptance_length(replay: ReplaySums, k: int) -> ClusteredEstimate:
     """Acceptance length with k drafts, its interval over sessions."""
     sums_N2 = np.stack([replay.tokens_R, replay.steps_RK[:, k - 1]], axis=1)
     found = clustered(sums_N2, replay.sessions, lambda sums: sums[..., 0] / sums[..., 1])
-    return SliceEstimate(value=found.value, low=found.low, high=found.high)
-
-
-def _speed(steps_per_s: float, length: SliceEstimate, low: float, high: float) -> SliceEstimate:
-    """Tokens/s; `low` and `high` are the interval of the step time, relative to it."""
-    value = steps_per_s * length.value
-    if length.low is None or length.high is None:
-        return SliceEstimate(value=value, low=None, high=None)
-    below = math.hypot(math.log(length.value / length.low), math.log(high))
-    above = math.hypot(math.log(length.high / length.value), math.log(low))
-    return SliceEstimate(value=value, low=value * math.exp(-below), high=value * math.exp(above))
+    return ClusteredEstimate.of(found)
 
 
 def numbers_of(context: EvaluationContext) -> list[int]:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from outrider.eval.config import CostConfig
 from outrider.eval.results.parts import VARIANTS, Variants
-from outrider.eval.results.prediction import Cost, Saved
-from outrider.eval.results.speed import Served, SpeedRow
+from outrider.eval.results.speed import Cost, Served, SpeedRow
 
 HOURS_A_MONTH = 730
 
@@ -31,27 +30,17 @@ def cost_of(row: SpeedRow, cost: CostConfig) -> Cost:
     speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
     price_per_s = cost.gpus * cost.gpu_hour_price / 3600
     per_token = {variant: price_per_s / speed for variant, speed in speeds.items()}
-    hours = saved_hours = None
+    hours = break_even = None
     if cost.tokens_per_s is not None:
         gpu_hours = HOURS_A_MONTH * cost.gpus * cost.tokens_per_s
         hours = Variants[float](**{variant: gpu_hours / speed for variant, speed in speeds.items()})
-        saved_hours = Saved(base=hours.base - hours.custom, none=hours.none - hours.custom)
-    break_even = days = None
     saved = per_token["base"] - per_token["custom"]
     if cost.training_gpu_hours is not None and saved > 0:
         break_even = cost.training_gpu_hours * cost.gpu_hour_price / saved
-        if cost.tokens_per_s is not None:
-            days = break_even / cost.tokens_per_s / 86400
     return Cost(
         per_million_tokens=Variants[float](
             **{variant: 1e6 * price for variant, price in per_token.items()}
         ),
-        saved_share=Saved(
-            base=1 - per_token["custom"] / per_token["base"],
-            none=1 - per_token["custom"] / per_token["none"],
-        ),
         gpu_hours_a_month=hours,
-        saved_gpu_hours_a_month=saved_hours,
         break_even_tokens=break_even,
-        break_even_days=days,
     )

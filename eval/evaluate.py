@@ -49,14 +49,13 @@ from outrider.eval.replay.heldout_replay import (
     replay_figures,
     replay_mixtures,
 )
-from outrider.eval.report.drift import heldout_time
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import (
     VERSION,
+    Example,
     Findings,
     RequestSampling,
-    Samples,
     SpeculatorIdentity,
 )
 from outrider.eval.results.speed import RateRow, Served
@@ -98,7 +97,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
     sessions = [prompt.session for prompt in requests.timed]
-    served = served_stage(context, k, measured, noise, sessions)
+    served = served_stage(context, k, measured, noise)
     everything = verification_passes(measured.outputs, requests.verification)
     for blocks in measured.blocks.values():
         everything += counted_passes(blocks, sessions)
@@ -113,8 +112,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             in_words=custom.in_words,
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
-        heldout_time=heldout_time(heldout),
-        k=k,
+        heldout_until=heldout_until(heldout),
         current_k=current_k,
         main_concurrency=context.settings.gated_concurrency,
         by_batch_size=context.by_batch_size,
@@ -208,6 +206,12 @@ def check(context: EvaluationContext) -> None:
         check_speculator(directory, target_dir)
 
 
+def heldout_until(heldout: "Dataset") -> float | None:
+    """When the last held-out request was logged, Unix seconds; None without logged times."""
+    times = heldout["time"] if "time" in heldout.column_names else []
+    return max((time for time in times if time is not None), default=None)
+
+
 def not_measured(context: EvaluationContext) -> dict[str, str]:
     """Figure that the gate cannot check -> why; empty where exact replay is measured."""
     if context.no_replay is None:
@@ -262,19 +266,14 @@ def served_stage(
     k: Drafters[int],
     measured: Measured,
     noise: Noise,
-    sessions: Sequence[str],
 ) -> dict[str, Served]:
-    """Speed and counted acceptance of the timed blocks, by engine mode.
-
-    `sessions` are those of the timed prompts.
-    """
-    settings, speculators = context.settings, context.speculators
+    """Speed of the timed blocks, by engine mode."""
+    settings = context.settings
     same_k = same_k_variant(k, settings.current_k)
     return {
         mode: Served(
             speed=summarise(blocks, settings, noise, same_k),
             repeats=repeats_of(blocks),
-            acceptance=counted_acceptance(counted_passes(blocks, sessions), speculators, k),
         )
         for mode, blocks in measured.blocks.items()
     }
@@ -311,7 +310,9 @@ def rates_stage(
     return table
 
 
-def samples_stage(context: EvaluationContext, replays: Replays | None, k: int) -> Samples | None:
+def samples_stage(
+    context: EvaluationContext, replays: Replays | None, k: int
+) -> list[Example] | None:
     """Example responses, where the recipe allows customer text in the report."""
     if replays is None or not context.show_samples:
         return None
@@ -328,4 +329,5 @@ def samples_stage(context: EvaluationContext, replays: Replays | None, k: int) -
             context.settings.replay_dtype,
         )
 
-    return Samples.model_validate(context.cache.run("samples", work))
+    found = context.cache.run("samples", work)["examples"]
+    return [Example.model_validate(each) for each in found]

@@ -8,7 +8,7 @@ first such check, or what was gained.
 """
 
 from outrider.common.tolerance import Tolerance
-from outrider.eval.config import DO_NOT_SHIP, EXIT_CODES, SHIP, UNDECIDED, GateConfig
+from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.tost import responses_needed
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.replay.parity_control import most_missing, tolerances
@@ -78,9 +78,7 @@ def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     return Verdict(
         verdict=verdict,
         reason=reason,
-        exit_code=EXIT_CODES[verdict],
         checks=checks,
-        unchecked=unchecked,
     )
 
 

@@ -67,7 +67,7 @@ def _better(
         slower = ratios[other]
         if all(row[main].low > slower[mode][main].high for mode, row in ratios[one].items()):
             return one, f"{one} is chosen: it is measured to be faster. {measured}. {passed}."
-    speeds = [choice.of(kind).tokens_per_s[main].value for kind in (first, second)]
+    speeds = [choice.of(kind).tokens_per_s(main) for kind in (first, second)]
     return first, (
         f"{first} is chosen by its forecast, {speeds[0]:.0f} tokens/s against {speeds[1]:.0f} of"
         f" {second}. {measured}: the intervals overlap. {passed}."
@@ -79,17 +79,6 @@ def _served(results: Results) -> KindServed:
     return KindServed(
         verdict=results.verdict.verdict,
         k=results.k.custom,
-        tokens_per_s={
-            mode: {
-                size: _scaled(row.custom_over_none, row.custom.tokens_per_s)
-                for size, row in one.speed.items()
-            }
-            for mode, one in modes
-        },
-        none_tokens_per_s={
-            mode: {size: row.none.tokens_per_s for size, row in one.speed.items()}
-            for mode, one in modes
-        },
         over_none={
             mode: {size: row.custom_over_none for size, row in one.speed.items()}
             for mode, one in modes
@@ -98,13 +87,6 @@ def _served(results: Results) -> KindServed:
             mode: {size: row.custom_over_base for size, row in one.speed.items()}
             for mode, one in modes
         },
-    )
-
-
-def _scaled(ratio: Estimate, value: float) -> Estimate:
-    """The value with the relative interval of the ratio."""
-    return Estimate(
-        value=value, low=value * ratio.low / ratio.value, high=value * ratio.high / ratio.value
     )
 
 

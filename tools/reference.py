@@ -1,12 +1,14 @@
-"""Writes docs/recipes.md and docs/endpoint.md, every key, from the docstrings of the configuration.
+"""Writes docs/recipes.md, docs/endpoint.md and docs/report.schema.json from docstrings.
 
-python -m tools.reference      # `make reference`; a test fails if they are out of
-date
+Every key of recipes and endpoints, and of report.json as JSON Schema.
+
+python -m tools.reference      # `make reference`; a test fails if they are out of date
 """
 
 import ast
 import inspect
 import itertools
+import json
 import textwrap
 import types
 import typing
@@ -17,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from outrider.eval.results.report import Report
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
@@ -70,8 +73,19 @@ def endpoint_reference() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"recipes.md": reference, "endpoint.md": endpoint_reference}
-"""Pages in docs/ and what writes them."""
+def report_schema() -> str:
+    """JSON Schema of report.json, draft 2020-12."""
+    schema = Report.model_json_schema(mode="serialization")
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps({"$schema": draft, **schema}, indent=2) + "\n"
+
+
+PAGES = {
+    "recipes.md": reference,
+    "endpoint.md": endpoint_reference,
+    "report.schema.json": report_schema,
+}
+"""Files in docs/ and what writes them."""
 
 
 def _write_section(prefix: str, section: Section, parts: list[str]) -> None:

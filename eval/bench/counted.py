@@ -16,7 +16,6 @@ whole. A step delivers once, so a response's share of the block's steps is its s
 deliveries.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -114,8 +113,8 @@ def counted_acceptance(
     )
     base_tokens, base_steps, custom_tokens, custom_steps = sums.sum(axis=0)
     return Counted(
-        base=_pooled(passes, "base", base_tokens, base_steps, k.base, delivered),
-        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom, delivered),
+        base=_pooled(passes, "base", base_tokens, base_steps, k.base),
+        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom),
         ratio=ClusteredEstimate.of(ratio),
     )
 
@@ -154,23 +153,14 @@ def _pooled(
     tokens: float,
     steps: float,
     k: int,
-    delivered: bool,
 ) -> CountedDrafter:
     counters = [one.counters[drafter] for one in passes]
-    drafts = sum(each["drafts"] for each in counters)
     reached = np.zeros(k)
     for each in counters:
         counts = each["accepted_per_position"][:k]
         reached[: len(counts)] += counts
-    conditional = [
-        after / before if before else 0.0
-        for before, after in itertools.pairwise([drafts, *reached.tolist()])
-    ]
     return CountedDrafter(
         acceptance_length=float(tokens / steps),
-        drafts=drafts,
-        accepted_tokens=sum(each["accepted_tokens"] for each in counters),
+        steps=round(steps),
         cumulative=(reached / steps).tolist(),
-        conditional=None if delivered else conditional,
-        steps=round(steps) if delivered else None,
     )

@@ -135,13 +135,12 @@ def _row(blocks: Sequence[Mapping[str, Any]]) -> EndpointRow:
     generated = sum(each["generation_tokens"] for each in counters)
     per_position = [each["accepted_per_position"] for each in counters]
     reached = [sum(counts) for counts in zip(*filter(None, per_position), strict=True)]
-    figures = pooled(blocks)
     return EndpointRow(
-        **dict(figures),
+        **dict(pooled(blocks)),
         drafts=drafts,
         acceptance_length=1 + accepted / drafts if drafts else None,
         cumulative=[count / drafts for count in reached] if drafts else [],
-        share=figures.output_tokens / max(generated, 1),
+        share=sum(block["output_tokens"] for block in blocks) / max(generated, 1),
     )
 
 

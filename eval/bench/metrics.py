@@ -22,7 +22,7 @@ from outrider.eval.results.parts import (
     Drafters,
     Estimate,
 )
-from outrider.eval.results.speed import Block, Delivered, OtherBase, Quantiles, SpeedRow
+from outrider.eval.results.speed import Block, OtherBase, Quantiles, SpeedRow
 from outrider.eval.stats import intervals
 from outrider.eval.stats.holm import holm, p_above
 from outrider.eval.stats.sequential import level_after
@@ -132,37 +132,19 @@ def _drafts(blocks: Sequence[Record], concurrency: int) -> Drafters[float] | Non
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
-    """Tokens/s, requests/s and latencies of blocks together: sums first, one ratio last.
-
-    `itl_ms` is between deliveries, `token_gap_ms` between tokens, 0 ms within a delivery.
-    `tokens_per_delivery` is the mean burst: `value` over all tokens, percentiles over requests.
-    """
+    """Tokens/s and latencies of blocks together: sums first, one ratio last."""
 
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
     tokens = sum(block["output_tokens"] for block in blocks)
     seconds = sum(block["seconds"] for block in blocks)
-    itl_ms, tokens_R = all_of("itl_ms"), all_of("request_tokens")
-    deliveries_R = all_of("request_deliveries")
-    later_R = np.maximum(tokens_R - 1, 0)
-    at_once = max(int(later_R.sum() - deliveries_R.sum()), 0)
-    streamed_R = deliveries_R > 0
-    bursts_R = later_R[streamed_R] / deliveries_R[streamed_R]
-    p10, p50, p90 = _percentiles(bursts_R, 10, 50, 90)
     return Block(
         tokens_per_s=tokens / seconds,
-        requests_per_s=len(tokens_R) / seconds,
-        output_tokens=tokens,
-        seconds=seconds,
-        requests=len(tokens_R),
+        requests=sum(len(block["request_tokens"]) for block in blocks),
         ttft_ms=_quantiles(all_of("ttft_ms")),
         tpot_ms=_quantiles(all_of("tpot_ms")),
-        itl_ms=_quantiles(itl_ms),
-        token_gap_ms=_quantiles(np.concatenate([np.zeros(at_once), itl_ms])),
-        tokens_per_delivery=Delivered(
-            value=float(later_R.sum() / max(deliveries_R.sum(), 1)), p10=p10, p50=p50, p90=p90
-        ),
+        itl_ms=_quantiles(all_of("itl_ms")),
     )
 
 
@@ -190,13 +172,9 @@ def repeats_of(blocks: Sequence[Record]) -> int:
 
 
 def _quantiles(values: NDArray[np.float64]) -> Quantiles:
-    p50, p90, p99 = _percentiles(values, 50, 90, 99)
+    """Zeros where there are no values."""
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
     return Quantiles(p50=p50, p90=p90, p99=p99)
-
-
-def _percentiles(values: NDArray[np.float64], *ranks: int) -> list[float]:
-    """The percentiles of those ranks; zeros where there are no values."""
-    return [float(np.percentile(values, rank)) if len(values) else 0.0 for rank in ranks]
 
 
 def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Record]:

@@ -118,34 +118,26 @@ def rate_row(
     for name, (over, under) in RATIOS.items():
         pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
         row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
-    return {**row, "arrivals": {name: blocks["none"][0][name] for name in ("source", "spread")}}
+    return {**row, "arrivals": blocks["none"][0]["source"]}
 
 
 def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of one variant's blocks at a rate, pooled.
 
-    In addition to `pooled`: `offered` and `achieved` requests/s; `saturated`, of most of its
-    blocks; `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters,
-    1 without drafts; `late_ms`, the largest delay between a request's time and its sending.
+    In addition to `pooled`: `achieved` requests/s; `saturated`, of most of its blocks;
+    `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
+    without drafts.
     """
-    seen = [offered_and_achieved(block) for block in blocks]
     drafts, accepted = (
         sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens")
     )
-    late = [
-        start - arrival
-        for block in blocks
-        for start, arrival in zip(block["request_start_s"], block["arrivals_s"], strict=True)
-    ]
     return {
         **pooled(blocks).model_dump(),
-        "offered": float(np.mean([offered for offered, _ in seen])),
-        "achieved": float(np.mean([achieved for _, achieved in seen])),
+        "achieved": float(np.mean([offered_and_achieved(block)[1] for block in blocks])),
         "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,
         "request_tokens_per_s": sum(map(sum, (b["request_tokens"] for b in blocks)))
         / sum(map(sum, (b["request_seconds"] for b in blocks))),
         "acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-        "late_ms": 1000 * max(late),
     }
 
 
@@ -200,7 +192,6 @@ def _timed_block(
         "arrivals_s": arrivals.seconds,
         "request_start_s": [request.start_s for request in block.requests],
         "source": arrivals.source,
-        "spread": arrivals.spread,
     }
 
 

@@ -80,7 +80,6 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
         rows = _fitting(name, scenario, lengths, order_N, room, bool(settings.scenarios))
         described = Scenario(
             requests=len(rows),
-            heldout=len(order_N),
             prompt_tokens=_quantiles(lengths.prompt_N[rows]),
             response_tokens=_quantiles(lengths.response_N[rows]),
             max_tokens=max_tokens,

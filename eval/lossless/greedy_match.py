@@ -28,7 +28,6 @@ from outrider.eval.results.verification import (
     Task,
     TaskAccuracy,
 )
-from outrider.eval.stats.intervals import share_interval
 
 TAIL_PROBABILITY = 1e-4
 
@@ -62,13 +61,12 @@ def compare_greedy(
         if nats is not None and not math.isfinite(nats):
             nats = None
         near = nats is not None and nats <= near_tie_nats
-        differences.append(Difference(response=response, token=index, gap_nats=nats, near_tie=near))
+        differences.append(Difference(response=response, gap_nats=nats, near_tie=near))
     equal = len(without) - len(differences)
     near_ties = sum(difference.near_tie for difference in differences)
     return Greedy(
         responses=len(without),
         equal=equal,
-        equal_ci95=_interval(equal, len(without)),
         near_ties=near_ties,
         unexplained=len(differences) - near_ties,
         differences=differences,
@@ -110,17 +108,10 @@ def _sign_test(more: int, fewer: int) -> float:
 
 
 def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:
-    """Mean log-probability under the target of sampled tokens, and the share below 1e-4."""
+    """The share of sampled tokens below probability 1e-4 under the target."""
     pooled = np.concatenate(logprobs)
-    tail = int((pooled < np.log(TAIL_PROBABILITY)).sum())
-    return SampledText(
-        responses=len(logprobs),
-        tokens=len(pooled),
-        mean_logprob=float(pooled.mean()),
-        mean_logprob_standard_error=_clustered_error(logprobs),
-        tail_share=tail / len(pooled),
-        tail_share_ci95=_interval(tail, len(pooled)),
-    )
+    tail = pooled < np.log(TAIL_PROBABILITY)
+    return SampledText(tokens=len(pooled), tail_share=float(tail.mean()))
 
 
 def task_accuracy(
@@ -128,29 +119,8 @@ def task_accuracy(
 ) -> Task:
     """Share of solved tasks per variant, and TOST of custom minus none, paired by prompt."""
     accuracies = {
-        variant: TaskAccuracy(
-            solved=sum(marks),
-            responses=len(marks),
-            accuracy=sum(marks) / len(marks),
-            ci95=_interval(sum(marks), len(marks)),
-        )
+        variant: TaskAccuracy(solved=sum(marks), responses=len(marks))
         for variant, marks in solved.items()
     }
     differences = np.array(solved["custom"], float) - np.array(solved["none"], float)
     return Task(**accuracies, custom_minus_none=equivalence(differences.tolist(), sessions, margin))
-
-
-def _interval(successes: int, trials: int) -> tuple[float, float]:
-    low, high = share_interval(successes, trials)
-    return low, high
-
-
-def _clustered_error(logprobs: Sequence[NDArray[np.float64]]) -> float:
-    """Standard error of the pooled mean, with the tokens of one response as a cluster."""
-    if len(logprobs) < 2:
-        return 0.0
-    sums = np.array([values.sum() for values in logprobs])
-    counts = np.array([len(values) for values in logprobs])
-    residual = sums - counts * sums.sum() / counts.sum()
-    variance = (residual**2).sum() * len(sums) / (len(sums) - 1)
-    return float(np.sqrt(variance) / counts.sum())

@@ -47,7 +47,7 @@ def same_tokens(
     samples: int,
     seed: int,
 ) -> SameText:
-    """The distance of the token counts, sum (a - b)^2 / (a + b) over bins, and its p-value.
+    """The p-value of the distance of the token counts, sum (a - b)^2 / (a + b) over bins.
 
     The p-value is exact where there are at most `samples` relabelings.
     """
@@ -77,8 +77,6 @@ def same_tokens(
     return SameText(
         prompts=prompts,
         tokens=int(total_B.sum()),
-        bins=len(total_B),
-        distance=float(found.statistic),
         p_value=float(found.pvalue),
     )
 

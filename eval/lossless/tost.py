@@ -36,18 +36,13 @@ def equivalence(
     residual_G = np.bincount(cluster_N, difference_N - value)
     spread = float((residual_G**2).sum())
     error = _error(spread, n)
-    nearest = min(value + margin, margin - value)
     low, high = value - Z * error, value + Z * error
     return Equivalence(
         value=value,
         low=low,
         high=high,
-        confidence=1 - 2 * LEVEL,
-        margin=margin,
-        p_value=float(norm.sf(nearest / error)),
         equivalent=low > -margin and high < margin,
         variance=spread / n,
-        responses_needed=responses_needed(spread / n, margin),
         observations=n,
         clusters=len(residual_G),
     )

@@ -37,17 +37,13 @@ from outrider.eval.replay.draft_parity import Recording, by_engine, compare_each
 from outrider.eval.replay.replay import StatesByToken, replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafter, Drafters, Variant, Variants
 from outrider.eval.results.verification import (
-    BothCurves,
-    BothLengths,
     EngineFindings,
     Excess,
     Greedy,
     GreedyControl,
     Parity,
-    Regimes,
     ReplayAgainstEngine,
     SampledText,
-    StepsCompared,
     Task,
     Verification,
 )
@@ -168,7 +164,6 @@ def findings(
         drafter: greedy_acceptance_length(outputs.greedy.of(drafter)) for drafter in DRAFTERS
     }
     return EngineFindings(
-        requests=len(prompts),
         greedy=greedy,
         control=_control(outputs, greedy, prompts, scores, near_tie_nats),
         greedy_acceptance_length=Drafters[float | None](**counted),
@@ -379,25 +374,16 @@ def replay_against_engine(
 ) -> ReplayAgainstEngine:
     """Steps predicted by exact replay against those the engine counted, for the same responses."""
 
-    def compared(regime: Regime) -> Drafters[StepsCompared]:
-        found = {
-            drafter: _predicted_and_counted(context, k, prompts, outputs, regime, drafter, store)
-            for drafter in DRAFTERS
-        }
-        return Drafters[StepsCompared](**found)
-
-    details = Regimes(greedy=compared("greedy"), sampled=compared("sampled"))
-
     def together(drafter: Drafter) -> float:
-        both = (details.greedy.of(drafter), details.sampled.of(drafter))
-        predicted = sum(each.predicted_steps for each in both)
-        return predicted / sum(each.counted_drafts for each in both) - 1
+        steps = [
+            _predicted_and_counted(context, k, prompts, outputs, regime, drafter, store)
+            for regime in REGIMES
+        ]
+        predicted, counted = np.sum(steps, axis=0)
+        return float(predicted / counted - 1)
 
     return ReplayAgainstEngine(
-        base=together("base"),
-        custom=together("custom"),
-        control=_steps_again(outputs),
-        details=details,
+        base=together("base"), custom=together("custom"), control=_steps_again(outputs)
     )
 
 
@@ -420,15 +406,9 @@ def _predicted_and_counted(
     regime: Regime,
     drafter: Drafter,
     store: StatesByToken,
-) -> StepsCompared:
-    """Predicted and counted steps of one speculator.
-
-    The engine's steps are its drafts. The delivered form of the acceptance length is tokens after
-    each response's first over steps; the counters' form, 1 + accepted / drafts, is larger by the
-    drafts accepted past the ends of responses.
-    """
+) -> tuple[float, int]:
+    """Predicted and counted steps of one speculator; the engine's steps are its drafts."""
     recorded, own_k = outputs.of(regime).of(drafter), k.of(drafter)
-    counters = recorded.counters
     rows: list[dict[str, str]] = [
         {"sequence_id": row_id(prompt, ids), "session": prompt.session}
         for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
@@ -444,17 +424,4 @@ def _predicted_and_counted(
         outputs.samplings[regime],
         context.settings.replay_dtype,
     )
-    predicted, delivered = float(sums.steps_RK[:, own_k - 1].sum()), float(sums.tokens_R.sum())
-    counted = counters.drafts
-    reached = [accepted / counted for accepted in counters.accepted_per_position]
-    return StepsCompared(
-        predicted_steps=predicted,
-        counted_drafts=counted,
-        relative_difference=predicted / counted - 1,
-        delivered_tokens=delivered,
-        acceptance_length_delivered=BothLengths(
-            replay=delivered / predicted, engine=delivered / counted
-        ),
-        acceptance_length_counters=1 + counters.accepted_tokens / counted,
-        cumulative=BothCurves(replay=sums.cumulative(own_k), engine=reached),
-    )
+    return float(sums.steps_RK[:, own_k - 1].sum()), recorded.counters.drafts

@@ -200,12 +200,11 @@ def draft_parity(
 ) -> dict[str, Any]:
     """Compares the unroll's drafts with the recorded ones.
 
-    At most `parity.anchors` steps are compared, drawn by seed. `per_depth[s]` has `n`, `agreement`
-    (share of equal draft tokens), `near_ties` (share of unequal ones within
-    `parity.near_tie_nats`), `difference` (mean absolute difference of the draft's log-probability,
-    nats) and `gap` (largest difference, under the unroll, between its own draft and the engine's).
-    `agreement`, `near_ties` and `difference` pool the depths. `control` is the engine against
-    itself, over the compared steps whose text it wrote twice; None where there is none.
+    At most `parity.anchors` steps are compared, drawn by seed. Over all depths: `agreement` (share
+    of equal draft tokens), `near_ties` (share of unequal ones within `parity.near_tie_nats`) and
+    `difference` (mean absolute difference of the draft's log-probability, nats). `per_depth[s]` has
+    `n` and `agreement`. `control` is the engine against itself, over the compared steps whose text
+    it wrote twice; None where there is none.
     """
     import torch
 
@@ -220,7 +219,7 @@ def draft_parity(
     steps.sort(key=lambda step: step["anchor"])  # rows of like length share a batch
     model = load_replayed(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
-    agreed, near, differences, gaps = [0] * k, [0] * k, [0.0] * k, [0.0] * k
+    agreed, near, difference = [0] * k, 0, 0.0
     control = Control(parity.near_tie_nats)
 
     def in_draft_vocabulary(token: int) -> int:
@@ -234,20 +233,16 @@ def draft_parity(
             logprob_B = log_q_BD.gather(1, draft_B.cpu()[:, None])[:, 0]
             gap_B = log_q_BD.max(-1).values - logprob_B
             agreed[depth] += int((gap_B == 0).sum())
-            near[depth] += int(((gap_B > 0) & (gap_B <= parity.near_tie_nats)).sum())
-            differences[depth] += float((logprob_B - engine_logprob_B).abs().sum())
-            gaps[depth] = max(gaps[depth], float(gap_B.max()))
+            near += int(((gap_B > 0) & (gap_B <= parity.near_tie_nats)).sum())
+            difference += float((logprob_B - engine_logprob_B).abs().sum())
             control.add(depth, log_q_BD, batch, in_draft_vocabulary)
     n = len(steps)
     return {
         "steps": n,
         "agreement": sum(agreed) / (k * n),
-        "near_ties": sum(near) / (k * n),
-        "difference": sum(differences) / (k * n),
-        "per_depth": [
-            {"n": n, "agreement": a / n, "near_ties": t / n, "difference": d / n, "gap": g}
-            for a, t, d, g in zip(agreed, near, differences, gaps, strict=True)
-        ],
+        "near_ties": near / (k * n),
+        "difference": difference / (k * n),
+        "per_depth": [{"n": n, "agreement": a / n} for a in agreed],
         "control": control.found(),
     }
 

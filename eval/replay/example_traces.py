@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Shown responses by their quantile of acceptance length custom / base over the held-out part."""
 
-HEAD, TAIL = 200, 100
-"""Tokens shown of a response's beginning and end; the rest is counted."""
+SHOWN_STEPS = 80
+"""Steps shown of a response's beginning; the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,7 @@ def sample_responses(
     store: StatesByToken,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The examples for the results: `k`, `head` (tokens before the gap) and `examples`.
-
-    Each example has its `place`, the `tokens` that steps delivered, `left_out` between beginning
-    and end, and for base and custom `steps`, `acceptance_length` (of this response, delivered) and
-    `shown` (`marked`).
-    """
+    """The `examples` for the results (`eval.results.report.Example`), as plain values."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
@@ -128,56 +123,15 @@ def sample_responses(
         features = store.read(sequence_id)
         response = features.token_ids[features.completion_start :].tolist()
         texts = pieces(tokenizer, response)
-        example = {
-            "place": place,
-            "tokens": len(response) - 1,
-            "left_out": max(0, len(response) - HEAD - TAIL),
-        }
-        for variant, steps_of in taken.items():
-            steps = steps_of[number]
-            shown = marked(tokenizer, texts, steps)
-            example[variant] = {
-                "steps": len(steps),
-                "acceptance_length": (len(response) - 1) / len(steps),
-                "shown": shown[:HEAD] + shown[HEAD:][-TAIL:],
+        shown = {
+            variant: {
+                "steps": len(steps_of[number]),
+                "shown": step_texts(texts, steps_of[number][:SHOWN_STEPS]),
             }
-        examples.append(example)
-    return {"k": k, "head": HEAD, "examples": examples}
-
-
-def markdown_lines(samples: Mapping[str, Any]) -> list[str]:
-    """The examples as Markdown: accepted drafts in square brackets, a bar before each step."""
-    lines = ["Accepted drafts are in [brackets]; a bar begins a step; the target wrote the rest."]
-    for example in samples["examples"]:
-        lines += ["", f"### {example['tokens'] + 1:,} tokens, custom {example['place']}"]
-        for variant in ("base", "custom"):
-            of = example[variant]
-            text = _bracketed(of["shown"][: samples["head"]])
-            if example["left_out"]:
-                text += f" ... {example['left_out']:,} tokens ... "
-            text += _bracketed(of["shown"][samples["head"] :])
-            lines += [
-                "",
-                f"{variant}: {of['steps']} steps, acceptance length {of['acceptance_length']:.2f}",
-                "",
-            ]
-            # Indented, because the text may hold code fences.
-            lines += [f"    {line}" for line in text.splitlines()]
-    return lines
-
-
-def _bracketed(tokens: Sequence[Mapping[str, Any]]) -> str:
-    text, inside, step = "", False, 0
-    for token in tokens:
-        accepted = token["kind"] == "accepted"
-        if inside and (not accepted or token["step"] != step):
-            text, inside = text + "]", False
-        if token["step"] != step:
-            text, step = text + "|", token["step"]
-        if accepted and not inside:
-            text, inside = text + "[", True
-        text += token["text"]
-    return text + "]" * inside
+            for variant, steps_of in taken.items()
+        }
+        examples.append({"place": place, "tokens": len(response) - 1, **shown})
+    return {"examples": examples}
 
 
 def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
@@ -191,29 +145,16 @@ def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
     return chosen
 
 
-def marked(
-    tokenizer: "Tokenizer", texts: Sequence[str], steps: Sequence[Step]
-) -> list[dict[str, Any]]:
-    """Each token of the response with its `text`, `step` (0: the prefill) and `kind`.
+def step_texts(texts: Sequence[str], steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """The texts of each step's accepted drafts and of the target's own token.
 
-    Kinds: `first` (the prefill's), `accepted` (a draft), `own` (the target's in place of the draft
-    `instead`), `extra` (the target's after all k drafts were accepted).
+    `texts` are those of the response's tokens. The first entry is the prefill, which drafts none.
     """
-    shown: list[dict[str, Any]] = []
-    if texts:
-        shown.append({"text": texts[0], "step": 0, "kind": "first"})
-    for number, step in enumerate(steps, start=1):
-        for place in range(step.delivered):
-            token: dict[str, Any] = {"text": texts[step.start + place], "step": number}
-            if place < step.accepted:
-                token["kind"] = "accepted"
-            elif step.accepted < len(step.drafts):
-                rejected = [step.drafts[step.accepted]]
-                text = tokenizer.decode(rejected, skip_special_tokens=False)
-                token |= {"kind": "own", "instead": text}
-            else:
-                token["kind"] = "extra"
-            shown.append(token)
+    shown = [("", texts[0])] if texts else []
+    for step in steps:
+        own = step.start + step.accepted
+        end = step.start + step.delivered
+        shown.append(("".join(texts[step.start : own]), "".join(texts[own:end])))
     return shown
 
 

@@ -127,17 +127,11 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     base, custom = replays["base"], replays["custom"]
     return Replay(
         **_compared(base, custom, k.custom),
-        sequences=len(base.sequence_ids),
-        sessions=len(set(base.sessions)),
-        tokens=int(base.tokens_R.sum()),
         by_k=Drafters[list[float]](
             base=base.acceptance_length(), custom=custom.acceptance_length()
         ),
         cumulative=Drafters[list[float]](
             base=base.cumulative(k.base), custom=custom.cumulative(k.custom)
-        ),
-        conditional=Drafters[list[float]](
-            base=base.conditional(k.base), custom=custom.conditional(k.custom)
         ),
     )
 
@@ -195,7 +189,8 @@ def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
     if not store.score_columns:
         return None
     evidence = Evidence.of(store, heldout)
-    return OnPolicy(**judge(evidence).as_dict(), sequences=len(evidence))
+    found = judge(evidence)
+    return OnPolicy(cause=found.cause, text=found.text, sequences=len(evidence))
 
 
 def _compared(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:

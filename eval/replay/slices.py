@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.acceptance import Slice
-from outrider.eval.results.parts import SliceEstimate
+from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import Statistic, clustered
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
@@ -81,15 +81,11 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceS
 
 
 def _slice(name: str, sums_NM: NDArray[Any], sessions: Sequence[str]) -> Slice:
-    def estimate(statistic: Statistic) -> SliceEstimate:
-        found = clustered(sums_NM, sessions, statistic)
-        return SliceEstimate(value=found.value, low=found.low, high=found.high)
+    def estimate(statistic: Statistic) -> ClusteredEstimate:
+        return ClusteredEstimate.of(clustered(sums_NM, sessions, statistic))
 
     return Slice(
         name=name,
-        sequences=len(sums_NM),
-        sessions=len(set(sessions)),
-        tokens=int(sums_NM[:, 0].sum()),
         base=estimate(lambda s: s[..., 0] / s[..., 1]),
         custom=estimate(lambda s: s[..., 0] / s[..., 2]),
         ratio=estimate(lambda s: s[..., 1] / s[..., 2]),

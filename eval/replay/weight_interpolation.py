@@ -25,7 +25,7 @@ def sweep(
     measured: Mapping[str, ReplaySums],
     replay_mixture: Callable[[float, str], ReplaySums],
 ) -> list[dict[str, Any]]:
-    """A row for each share: `acceptance_length` and `ratio` to the base by part, with intervals.
+    """A row for each share: its ratio to the base by part, with its interval.
 
     `validation` has base and custom, `measured` the base on each part that the chosen share is
     measured on. `replay_mixture(share, part)` replays a part with that mixture.
@@ -34,18 +34,11 @@ def sweep(
     for share in evaluation.interpolation:
         mixture = replay_mixture(share, "validation")
         lengths[share] = mixture.acceptance_length()[k - 1]
-        rows.append({"share": share, "validation": _figures(validation["base"], mixture, k)})
+        ratio = compare(validation["base"], mixture, k)["ratio"]
+        rows.append({"share": share, "validation": ratio.as_dict()})
     chosen = max(lengths, key=lambda share: lengths[share])
     for row in rows:
         if row["share"] == chosen:
             for part, base in measured.items():
-                row[part] = _figures(base, replay_mixture(chosen, part), k)
+                row[part] = compare(base, replay_mixture(chosen, part), k)["ratio"].as_dict()
     return rows
-
-
-def _figures(base: ReplaySums, mixture: ReplaySums, k: int) -> dict[str, Any]:
-    found = compare(base, mixture, k)
-    return {
-        "acceptance_length": found["custom"].as_dict(),
-        "ratio": found["ratio"].as_dict(),
-    }

@@ -1,40 +1,41 @@
 """The report's charts as SVG.
 
-    acceptance_chart(results)      # "<svg ...>"
+    speed_figure("eager", results.served["eager"].speed).svg      # "<svg ...>"
 
 Vega-Lite draws them when the report is written, so the page needs no script and no network. Colours
 are CSS variables of the page: one drawing serves light, dark and print.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
-from scipy.stats import norm
 
-from outrider.eval.report.drift import Point
-from outrider.eval.report.formatting import Interval
-from outrider.eval.results.acceptance import Slice
-from outrider.eval.results.kinds import Kinds
-from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, SliceEstimate
+from outrider.eval.results.acceptance import Replay, Slice
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, ClusteredEstimate, Drafters
 from outrider.eval.results.report import Results
 from outrider.eval.results.speed import RateRow, SpeedRow
 
 ORDER = list(VARIANTS)
-COLOURS = {variant: f"var(--{variant})" for variant in VARIANTS}
-NO_SPECULATION = "no speculation"
-INK, LINE = "var(--soft)", "var(--line)"
+INK, LINE, CUSTOM = "var(--soft)", "var(--line)", "var(--custom)"
 FONT = "system-ui, sans-serif"
 
+Rows = Sequence[Mapping[str, Any]]
 
-def acceptance_chart(results: Results) -> str:
-    """Share of steps whose drafts up to a position were all accepted.
 
-    Bars are counted by the engine; ticks are from exact replay, where it is measured.
-    """
+class Figure(NamedTuple):
+    """A chart with its caption, the names of its colours, and what it shows."""
+
+    caption: str
+    names: Sequence[str]
+    svg: str
+    note: str
+
+
+def acceptance_figure(results: Results) -> Figure:
+    """Share of steps whose drafts up to a position were all accepted."""
     replayed = results.replay
     rows = []
     for drafter in DRAFTERS:
@@ -44,325 +45,173 @@ def acceptance_chart(results: Results) -> str:
             rows.append(
                 {"position": str(position), "variant": drafter, "engine": counted, "replay": exact}
             )
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X("position:N", title="draft position", axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("variant:N", sort=ORDER),
-    )
+    axis = alt.Axis(format="%", tickCount=5)
     scale = alt.Scale(domain=[0, 1])
-    bars = base.mark_bar(cornerRadiusEnd=2).encode(
-        y=alt.Y("engine:Q", title=None, scale=scale, axis=_percent()),
-        color=_colour(list(DRAFTERS)),
+    base = _chart(rows).encode(x=_x("position", "draft position"), xOffset=_offset())
+    chart = base.mark_bar(cornerRadiusEnd=2).encode(
+        y=alt.Y("engine:Q", title=None, scale=scale, axis=axis), color=_colour(DRAFTERS)
     )
-    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(
-        y=alt.Y("replay:Q", scale=scale)
+    note = (
+        "Share of steps in which the drafts up to this position were all accepted, each at its own"
+        " K. Bars: counted by the engine."
     )
-    return _svg((bars + ticks if replayed else bars).properties(width=340, height=210))
+    if replayed:
+        ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14)
+        chart += ticks.encode(y=alt.Y("replay:Q", scale=scale))
+        note += " Ticks: exact replay of the held-out traffic."
+    return Figure("Acceptance by draft position", DRAFTERS, _svg(chart), note)
 
 
-def speed_chart(speed: Mapping[str, SpeedRow]) -> str:
+def length_figure(replay: Replay, k: Drafters[int]) -> Figure:
+    """Acceptance length by the number of drafts."""
+    rows = [
+        {"k": drafts, "variant": drafter, "value": length}
+        for drafter in DRAFTERS
+        for drafts, length in enumerate(replay.by_k.of(drafter), start=1)
+    ]
+    numbers = list(range(1, len(replay.by_k.base) + 1))
+    x = alt.X("k:Q", title="drafted tokens k", axis=alt.Axis(values=numbers, format="d"))
+    chosen = [{"k": each} for each in sorted({k.base, k.custom})]
+    rules = _chart(chosen).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
+    chart = rules + _lines(rows, DRAFTERS).encode(x=x)
+    n = replay.ratio.observations
+    note = f"Tokens per step, exact replay of {n:,} held-out responses. Dashed: each chosen K."
+    return Figure("Acceptance length by k", DRAFTERS, _svg(chart), note)
+
+
+def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
     """Tokens/s by concurrency, all requests together."""
     rows = [
-        {
-            "concurrency": concurrency,
-            "variant": variant,
-            "speed": row.of(variant).tokens_per_s,
-        }
-        for concurrency, row in speed.items()
+        {"concurrency": size, "variant": variant, "value": row.of(variant).tokens_per_s}
+        for size, row in speed.items()
         for variant in VARIANTS
     ]
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(
-                "concurrency:N",
-                title="concurrent requests",
-                sort=list(speed),
-                axis=alt.Axis(labelAngle=0),
-            ),
-            xOffset=alt.XOffset("variant:N", sort=ORDER),
-            y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
-            color=_colour(ORDER),
-        )
-    )
-    return _svg(chart.properties(width=340, height=210))
+    x = _x("concurrency", "concurrent requests", list(speed))
+    chart = _chart(rows).mark_bar(cornerRadiusEnd=2)
+    chart = chart.encode(x=x, xOffset=_offset(), y=_y(), color=_colour(VARIANTS))
+    note = f"Output tokens of all requests over the time of the block, vLLM in {mode} mode."
+    return Figure(f"Tokens/s, {mode}", VARIANTS, _svg(chart), note)
 
 
-def rate_chart(rates: Mapping[str, RateRow]) -> str:
-    """Tokens/s of a request by requests per second; hollow where the rate overran the server."""
+def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
+    """Tokens/s of a request by requests per second."""
     rows = []
     for rate, row in rates.items():
         for variant in VARIANTS:
             block = row.of(variant)
-            speed, saturated = block.request_tokens_per_s, block.saturated
-            rows.append({"rate": rate, "variant": variant, "speed": speed, "saturated": saturated})
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X(
-            "rate:N", title="requests per second", sort=list(rates), axis=alt.Axis(labelAngle=0)
-        ),
-        y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)),
-        color=_colour(ORDER),
-    )
-    own_colour: Any = _colour(ORDER).to_dict()
-    points = base.mark_point(size=50, strokeWidth=2).encode(
-        fill=alt.condition("datum.saturated", alt.value("var(--card)"), own_colour)
-    )
-    return _svg((base.mark_line(strokeWidth=2.5) + points).properties(width=340, height=210))
+            figures = {"value": block.request_tokens_per_s, "saturated": block.saturated}
+            rows.append({"rate": rate, "variant": variant, **figures})
+    x = _x("rate", "requests per second", list(rates))
+    own_colour: Any = _colour(VARIANTS).to_dict()
+    fill = alt.condition("datum.saturated", alt.value("var(--card)"), own_colour)
+    base = _chart(rows).encode(x=x, y=_y(), color=_colour(VARIANTS))
+    chart = base.mark_line(strokeWidth=2.5)
+    chart += base.mark_point(size=50, strokeWidth=2).encode(fill=fill)
+    note = "From sending a request to its last token. Hollow: the rate overran the server."
+    return Figure(f"Tokens/s of a request: {title}", VARIANTS, _svg(chart), note)
 
 
-def burst_chart(rates: Mapping[str, RateRow]) -> str:
-    """Tokens per delivery by requests per second.
-
-    Points are over all tokens, rules from the 10th to the 90th percentile of the requests.
-    """
-    rows = []
-    for rate, row in rates.items():
-        for variant in VARIANTS:
-            burst = row.of(variant).tokens_per_delivery
-            rows.append({"rate": rate, "variant": variant, **burst.model_dump()})
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X(
-            "rate:N", title="requests per second", sort=list(rates), axis=alt.Axis(labelAngle=0)
-        ),
-        xOffset=alt.XOffset("variant:N", sort=ORDER),
-        color=_colour(ORDER),
-    )
-    rules = base.mark_rule(strokeWidth=2).encode(
-        y=alt.Y("p10:Q", title=None, axis=alt.Axis(tickCount=5)), y2="p90:Q"
-    )
-    points = base.mark_point(filled=True, size=50).encode(y=alt.Y("value:Q"))
-    return _svg((rules + points).properties(width=340, height=210))
-
-
-def length_chart(by_k: Drafters[list[float]], k: Drafters[int]) -> str:
-    """Acceptance length by the number of drafts, exact replay; rules mark each chosen k."""
-    rows = []
-    for drafter in DRAFTERS:
-        for drafts, length in enumerate(by_k.of(drafter), start=1):
-            rows.append({"k": drafts, "variant": drafter, "length": length})
-    x = alt.X(
-        "k:Q",
-        title="drafted tokens k",
-        axis=alt.Axis(values=list(range(1, len(by_k.base) + 1)), format="d"),
-    )
-    lines = (
-        alt.Chart(_data(rows))
-        .mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5)
-        .encode(
-            x=x,
-            y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)),
-            color=_colour(list(DRAFTERS)),
-        )
-    )
-    marks = [{"k": each} for each in sorted({k.base, k.custom})]
-    chosen = alt.Chart(_data(marks)).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
-    return _svg((chosen + lines).properties(width=340, height=210))
-
-
-def kind_lines(kinds: Kinds, served: Mapping[str, SpeedRow]) -> list[dict[str, Any]]:
-    """A row for each line and concurrency of `kind_chart`.
-
-    `served` are the chosen kind's speeds in the engine mode of the forecast.
-    """
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, concurrency: str, speed: Interval, served: bool) -> None:
-        figures = {"speed": speed.value, "low": speed.low, "high": speed.high}
-        rows.append({"kind": name, "concurrency": concurrency, "served": served, **figures})
-
-    for concurrency, step_ms in kinds.choice.none_step_ms.items():
-        speed = 1000 * int(concurrency) / step_ms
-        add(NO_SPECULATION, concurrency, SliceEstimate(value=speed, low=None, high=None), False)
-    for each in kinds.choice.kinds:
-        for concurrency, forecast in each.tokens_per_s.items():
-            add(each.kind, concurrency, forecast, False)
-    for concurrency, row in served.items():
-        for name, block in ((NO_SPECULATION, row.none), ("base", row.base)):
-            add(
-                name,
-                concurrency,
-                SliceEstimate(value=block.tokens_per_s, low=None, high=None),
-                True,
-            )
-    for kind, found in kinds.served.items():
-        for concurrency, measured in found.tokens_per_s[kinds.choice.mode].items():
-            add(kind, concurrency, measured, True)
-    return rows
-
-
-def kind_chart(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> str:
-    """Tokens/s over concurrency by kind: forecasts as lines, served speeds as diamonds."""
-    order = list(dict.fromkeys(row["concurrency"] for row in rows))
-    domain = list(colours)
-    colour = alt.Color(
-        "kind:N",
-        legend=None,
-        scale=alt.Scale(domain=domain, range=[f"var(--{colours[name]})" for name in domain]),
-    )
-    x = alt.X("concurrency:N", title="concurrent requests", sort=order, axis=alt.Axis(labelAngle=0))
-    base = alt.Chart(_data(rows)).encode(
-        x=x, y=alt.Y("speed:Q", title=None, axis=alt.Axis(tickCount=5)), color=colour
-    )
-    offset = alt.XOffset("kind:N", sort=domain)
-    spans = base.mark_rule(strokeWidth=2).encode(
-        xOffset=offset, y=alt.Y("low:Q", title=None), y2="high:Q"
-    )
-    forecast = base.transform_filter("!datum.served")
-    lines = forecast.mark_line(strokeWidth=2.5).encode(xOffset=offset)
-    points = forecast.mark_point(filled=True, size=40, opacity=1).encode(xOffset=offset)
-    served = base.transform_filter("datum.served")
-    diamonds = served.mark_point(shape="diamond", size=90, strokeWidth=2).encode(xOffset=offset)
-    return _svg((spans + lines + points + diamonds).properties(width=340, height=210))
-
-
-def slice_chart(slices: Mapping[str, Sequence[Slice]]) -> str:
-    """Acceptance length of custom / base in each slice, with its 95 % interval; a rule marks 1."""
-    rows = []
-    for dimension, its_slices in slices.items():
-        for one in its_slices:
-            ratio = one.ratio
-            low, high = ratio.low or ratio.value, ratio.high or ratio.value
-            name = f"{dimension}: {one.name}"
-            rows.append({"slice": name, "ratio": ratio.value, "low": low, "high": high})
+def slice_figure(slices: Mapping[str, Sequence[Slice]]) -> Figure:
+    """Acceptance length of custom / base in each slice; a rule marks 1."""
+    rows = [
+        {"slice": f"{dimension}: {each.name}", **_ends(each.ratio)}
+        for dimension, rows in slices.items()
+        for each in rows
+    ]
     # Names are above their lines: on a phone there is no room next to them.
-    y = alt.Y("slice:N", sort=None, axis=None)
-    base = alt.Chart(_data(rows)).encode(y=y)
-    title = "acceptance length, custom / base"
-    names = base.mark_text(align="left", dy=-13, fontSize=12, limit=330, color="var(--ink)").encode(
-        x=alt.value(5), text="slice:N"
+    base = _chart(rows).encode(y=alt.Y("slice:N", sort=None, axis=None))
+    names = base.mark_text(align="left", dy=-13, fontSize=12, limit=330, color="var(--ink)")
+    title, axis = "acceptance length, custom / base", alt.Axis(tickCount=6, grid=True)
+    low = alt.X("low:Q", title=title, scale=alt.Scale(zero=False), axis=axis)
+    spans = base.mark_rule(color=CUSTOM, strokeWidth=2).encode(x=low, x2="high:Q")
+    points = base.mark_point(filled=True, size=60, opacity=1, color=CUSTOM)
+    even = _chart([{"value": 1}]).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="value:Q")
+    chart = (
+        even
+        + spans
+        + points.encode(x=alt.X("value:Q", title=title))
+        + names.encode(x=alt.value(5), text="slice:N")
     )
-    spans = base.mark_rule(color=COLOURS["custom"], strokeWidth=2).encode(
-        x=alt.X(
-            "low:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6, grid=True)
-        ),
-        x2="high:Q",
-    )
-    points = base.mark_point(filled=True, size=60, opacity=1, color=COLOURS["custom"]).encode(
-        x=alt.X("ratio:Q", title=title)
-    )
-    even = (
-        alt.Chart(_data([{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="ratio:Q")
-    )
-    return _svg((even + spans + points + names).properties(width=340, height=36 * len(rows)))
+    note = "Exact replay at custom's K. Lines are 95 % intervals over sessions. Dashed: no gain."
+    return Figure("Acceptance length by slice", [], _svg(chart, 36 * len(rows)), note)
 
 
-def history_chart(points: Sequence[Point]) -> str:
+def history_figure(runs: Mapping[str, Replay]) -> Figure:
     """Acceptance length of base and custom over the runs, with intervals."""
     rows = []
-    for number, point in enumerate(points, start=1):
-        for drafter, length in (("base", point.base), ("custom", point.acceptance_length)):
-            low, high = length.low or length.value, length.high or length.value
-            figures = {"value": length.value, "low": low, "high": high}
-            rows.append({"run": f"{number}. {point.run}", "variant": drafter, **figures})
+    for number, (run, replay) in enumerate(runs.items(), start=1):
+        for drafter, length in (("base", replay.base), ("custom", replay.custom)):
+            rows.append({"run": f"{number}. {run}", "variant": drafter, **_ends(length)})
     axis = alt.Axis(labelAngle=0, labelLimit=110, labelOverlap=True)
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X(
-            "run:N", title=None, sort=None, scale=alt.Scale(type="point", padding=0.5), axis=axis
-        ),
-        color=_colour(list(DRAFTERS)),
-    )
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    lines = base.mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5).encode(y=y)
-    spans = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
-    return _svg((spans + lines).properties(width=340, height=210))
+    scale = alt.Scale(type="point", padding=0.5)
+    x = alt.X("run:N", title=None, sort=None, scale=scale, axis=axis)
+    lines = _lines(rows, DRAFTERS).encode(x=x)
+    spans = _chart(rows).mark_rule(strokeWidth=2)
+    spans = spans.encode(x=x, y="low:Q", y2="high:Q", color=_colour(DRAFTERS))
+    note = "Exact replay of each run's held-out responses. Lines are 95 % intervals over sessions."
+    return Figure("Acceptance length over the runs", DRAFTERS, _svg(lines + spans), note)
 
 
-def training_chart(metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Acceptance length on the validation part during training, at the trained depth.
-
-    None with fewer than two evaluations.
-    """
+def training_figure(metrics: Rows, published: str) -> Figure | None:
+    """Acceptance length during training; None with fewer than two evaluations."""
+    name = "validation_acceptance_length"
     rows = [
-        {"step": line["step"], "length": line["validation_acceptance_length"][-1]}
+        {"step": line["step"], "variant": "custom", "value": line[name][-1]}
         for line in metrics
-        if "validation_acceptance_length" in line
+        if name in line
     ]
     if len(rows) < 2:
         return None
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_line(
-            point=alt.OverlayMarkDef(size=35, color=COLOURS["custom"]),
-            strokeWidth=2.5,
-            color=COLOURS["custom"],
-        )
-        .encode(
-            x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=6)),
-            y=alt.Y("length:Q", title=None, scale=alt.Scale(zero=False)),
-        )
+    x = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=6))
+    chart = _lines(rows, ["custom"]).encode(x=x)
+    note = (
+        "Exact replay of the validation part, at the trained depth. Step 0 is the base speculator."
     )
-    return _svg(chart.properties(width=340, height=210))
+    return Figure("Acceptance length during training", ["custom"], _svg(chart), note + published)
 
 
-def z_chart(on_policy: Mapping[str, Any]) -> str:
-    """Distribution of the sequences' z: bars as counted, ticks of a standard normal."""
-    counts = on_policy["all"]["z"]["histogram"]
-    edges = [-math.inf, *on_policy["z_edges"], math.inf]
-    total = max(sum(counts), 1)
-    rows = [
-        {
-            "from": f"{low:g}" if math.isfinite(low) else "less",
-            "share": count / total,
-            "normal": float(norm.cdf(high) - norm.cdf(low)),
-        }
-        for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True)
-    ]
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X(
-            "from:N",
-            title="standard errors from the expected value",
-            sort=None,
-            axis=alt.Axis(labelAngle=0),
-        )
-    )
-    bars = base.mark_bar(cornerRadiusEnd=2, color=COLOURS["base"]).encode(
-        y=alt.Y("share:Q", title=None, axis=_percent())
-    )
-    ticks = base.mark_tick(color="var(--ink)", thickness=2, width=14).encode(y=alt.Y("normal:Q"))
-    return _svg((bars + ticks).properties(width=340, height=150))
+def _chart(rows: Rows) -> alt.Chart:
+    return alt.Chart(alt.Data(values=list(rows)))
 
 
-def histogram_chart(bins: Sequence[Sequence[int]]) -> str:
-    """Sequences by number of tokens; bins of [least, most, count], labeled by the least."""
-    rows = [{"least": f"{least:,}", "count": count} for least, _, count in bins]
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_bar(cornerRadiusEnd=2, color=COLOURS["base"])
-        .encode(
-            x=alt.X(
-                "least:N",
-                title="tokens, from",
-                sort=None,
-                axis=alt.Axis(labelAngle=0, labelOverlap=True),
-            ),
-            y=alt.Y("count:Q", title=None, axis=alt.Axis(tickCount=4)),
-        )
-    )
-    return _svg(chart.properties(width=340, height=150))
+def _lines(rows: Rows, variants: Sequence[str]) -> alt.Chart:
+    """Lines through `value` by variant; the caller encodes x."""
+    chart = _chart(rows).mark_line(point=alt.OverlayMarkDef(size=45), strokeWidth=2.5)
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    return chart.encode(y=y, color=_colour(variants))
 
 
-def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
-    return alt.Data(values=list(rows))
+def _x(field: str, title: str, order: Sequence[str] | None = None) -> alt.X:
+    axis = alt.Axis(labelAngle=0)
+    return alt.X(f"{field}:N", title=title, axis=axis, sort=list(order) if order else "ascending")
+
+
+def _y() -> alt.Y:
+    return alt.Y("value:Q", title=None, axis=alt.Axis(tickCount=5))
+
+
+def _offset() -> alt.XOffset:
+    return alt.XOffset("variant:N", sort=ORDER)
 
 
 def _colour(variants: Sequence[str]) -> alt.Color:
-    return alt.Color(
-        "variant:N",
-        legend=None,
-        sort=ORDER,
-        scale=alt.Scale(domain=list(variants), range=[f"var(--{each})" for each in variants]),
-    )
+    colours = [f"var(--{each})" for each in variants]
+    scale = alt.Scale(domain=list(variants), range=colours)
+    return alt.Color("variant:N", legend=None, sort=ORDER, scale=scale)
 
 
-def _percent() -> alt.Axis:
-    return alt.Axis(format="%", tickCount=5)
+def _ends(estimate: ClusteredEstimate) -> dict[str, float]:
+    """The value, and its interval if it has one."""
+    low, high = estimate.low or estimate.value, estimate.high or estimate.value
+    return {"value": estimate.value, "low": low, "high": high}
 
 
-def _svg(chart: Any) -> str:
+def _svg(chart: Any, height: int = 210) -> str:
     import vl_convert
 
     chart = (
-        chart.configure(background="transparent", font=FONT, padding=4)
+        chart.properties(width=340, height=height)
+        .configure(background="transparent", font=FONT, padding=4)
         .configure_view(stroke=None)
         .configure_axis(
             domain=False,

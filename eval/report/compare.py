@@ -2,6 +2,7 @@
 
     compared = compare([Path("runs/march"), Path("runs/april")])
     print_comparison(compared, Console())
+    write_page(Path("runs.html"), compared)
 
 Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left
 out. Replay is of each run's own held-out traffic, so a speculator that was kept while its ratio
@@ -10,19 +11,20 @@ falls drifts away from the traffic.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from outrider.eval.report.drift import TITLE, Series, history
-from outrider.eval.report.drift import table as drift_table
-from outrider.eval.report.formatting import interval
-from outrider.eval.report.past_run import PastClustered, PastRun
-from outrider.eval.report.tables import WORKLOAD_HEAD, WorkloadRow, workload_cells, workload_rows
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish
+from outrider.data.ingest.traffic_facts import date
+from outrider.eval.report.drift import Series, history
+from outrider.eval.report.formatting import interval, print_markdown, render
+from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
+from outrider.eval.results.report import Report
 
-Figure = str | int | PastClustered
+Figure = str | int | ClusteredEstimate | Estimate
 
 
 class FigureRow(BaseModel):
@@ -41,7 +43,6 @@ class Comparison(BaseModel):
     names: list[str]
     """As the tables name them"""
     figures: list[FigureRow]
-    workloads: list[WorkloadRow]
     notes: list[str]
     """Reasons why figures may not compare"""
     history: list[Series]
@@ -49,45 +50,32 @@ class Comparison(BaseModel):
 
 def compare(runs: Sequence[Path]) -> Comparison:
     """Compares run directories, or report.json files."""
-    names, reports = names_of(runs), [PastRun.read(run) for run in runs]
-    figures = [_figures(report) for report in reports]
+    reports = dict(zip(names_of(runs), map(read_run, runs), strict=True))
+    figures = [_figures(report) for report in reports.values()]
     keys = dict.fromkeys(key for each in figures for key in each)
     rows = [FigureRow(figure=key, values=[each.get(key) for each in figures]) for key in keys]
     return Comparison(
         runs=[str(run) for run in runs],
-        names=names,
+        names=list(reports),
         figures=rows,
-        workloads=workload_rows(dict(zip(names, reports, strict=True))),
-        notes=_notes(names, reports),
-        history=history(names, reports),
+        notes=[
+            f"The runs differ in {row.figure}: compare their figures with care."
+            for row in rows
+            if row.figure in SETTINGS and len(set(row.values)) > 1
+        ],
+        history=history(reports),
     )
 
 
-def print_comparison(compared: Comparison, console: Console) -> None:
-    """Prints figures, workloads, and the history of each speculator."""
-    table = Table(
-        title="custom / base, and what it depends on", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("")
-    for name in compared.names:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in compared.figures:
-        table.add_row(row.figure, *(figure_text(value) for value in row.values))
-    console.print(table)
-    for note in compared.notes:
-        console.print(note, soft_wrap=True, highlight=False)
-    _print_workloads(compared.workloads, console)
-    for series in compared.history:
-        _print_series(series, console)
-
-
-def figure_text(value: Figure | None) -> str:
-    """A figure as text; `-` where there is none."""
-    if value is None:
-        return "-"
-    if isinstance(value, PastClustered):
-        return interval(value)
-    return str(value)
+def read_run(run: Path) -> Report:
+    """The report of a run directory, or of a report.json itself."""
+    path = run if run.suffix == ".json" else run / "report.json"
+    if not path.is_file():
+        raise OutriderError(f"--compare {run}: no {path.name} here; name evaluated run directories")
+    report = Report.read(path)
+    if report.replay is None:
+        raise OutriderError(f"{path}: without exact replay, which --compare needs")
+    return report
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
@@ -96,72 +84,61 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def _print_workloads(rows: Sequence[WorkloadRow], console: Console) -> None:
-    table = Table(
-        title="tokens/s at the lowest concurrency", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for place, name in enumerate(WORKLOAD_HEAD):
-        table.add_column(name, justify="right" if place > 1 else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*workload_cells(row))
-    console.print(table)
+def print_comparison(compared: Comparison, console: Console) -> None:
+    """Prints the history of each speculator, and the figures side by side."""
+    print_markdown(render("compare.j2", "markdown", **_contents(compared)), console)
 
 
-def _print_series(series: Series, console: Console) -> None:
-    table = Table(
-        title=f"Speculator {series.weights[:12]} on newer traffic: acceptance length, exact replay",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    for name in TITLE:
-        table.add_column(name, overflow="fold")
-    for row in drift_table(series):
-        table.add_row(*row)
-    console.print(table)
+def write_page(path: Path, compared: Comparison) -> None:
+    """Publishes the comparison as an offline page."""
+    from outrider.eval.report.charts import history_figure
+
+    charts = {
+        each.weights: [history_figure({point.run: point.replay for point in each.points})]
+        for each in compared.history
+    }
+    page = render("compare.j2", "html", **_contents(compared) | {"charts": charts})
+    with publish(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
-def _figures(run: PastRun) -> dict[str, Figure]:
+SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
+"""Figures in which runs should not differ."""
+
+
+def _figures(run: Report) -> dict[str, Figure]:
     """Figure -> its value in one run."""
-    figures: dict[str, Figure] = {}
-    if run.verdict is not None:
-        figures["verdict"] = run.verdict.verdict
-    if run.speculator is not None and run.speculator.kind is not None:
-        figures["kind of custom"] = run.speculator.kind
-    if run.k is not None:
-        figures["k, base and custom"] = str(run.k)
-    if run.replay is not None:
-        figures["held-out responses"] = run.replay.sequences
-    if run.sampling is not None:
-        temperature, top_p = run.sampling["temperature"], run.sampling["top_p"]
-        figures["temperature, top_p"] = f"{temperature:g}, {top_p:g}"
-    if run.replay is not None:
-        figures["acceptance, base"] = run.replay.base
-        figures["acceptance, custom"] = run.replay.custom
-        figures["acceptance, ratio"] = run.replay.ratio
-    if run.general is not None:
-        figures["acceptance, general, ratio"] = run.general.ratio
+    assert run.replay
+    figures: dict[str, Figure] = {
+        "verdict": run.verdict.verdict,
+        "kind of custom": run.speculator.kind,
+        "K, base and custom": k_list(run.k),
+        "temperature, top_p": f"{run.sampling.temperature:g}, {run.sampling.top_p:g}",
+        "held-out responses": run.replay.ratio.observations,
+        "acceptance, base": run.replay.base,
+        "acceptance, custom": run.replay.custom,
+        "acceptance, custom / base": run.replay.ratio,
+    }
+    if run.general:
+        figures["acceptance on general traffic, custom / base"] = run.general.ratio
     for mode, measured in run.served.items():
         for concurrency, row in measured.speed.items():
-            place = f"tokens/s {mode}, concurrency {concurrency}"
+            place = f"tokens/s, {mode}, concurrency {concurrency}"
             figures[f"{place}, custom / base"] = row.custom_over_base
             figures[f"{place}, custom / none"] = row.custom_over_none
     for dimension, slices in run.slices.items():
         for one in slices:
-            figures[f"{dimension}: {one.name}, ratio"] = one.ratio
+            figures[f"acceptance, {dimension}: {one.name}, custom / base"] = one.ratio
     return figures
 
 
-def _notes(names: Sequence[str], runs: Sequence[PastRun]) -> list[str]:
-    """Settings in which the runs differ."""
-    notes = []
-    for what, values in (
-        ("kind", [run.speculator and run.speculator.kind for run in runs]),
-        ("k", [run.k and str(run.k) for run in runs]),
-        ("sampling", [r.sampling for r in runs]),
-    ):
-        if any(value != values[0] for value in values):
-            each = (f"{name} {value}" for name, value in zip(names, values, strict=True))
-            notes.append(
-                f"The runs differ in {what} ({', '.join(each)}): compare their figures with care."
-            )
-    return notes
+def _contents(compared: Comparison) -> dict[str, Any]:
+    cells = [[row.figure, *map(_text, row.values)] for row in compared.figures]
+    return {"compared": compared, "cells": cells, "charts": {}, "date": date}
+
+
+def _text(value: Figure | None) -> str:
+    """A figure as text; `-` where there is none."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, str | int) else interval(value)

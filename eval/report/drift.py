@@ -1,6 +1,6 @@
 """Drift: does the same speculator keep its gain on newer traffic?
 
-    history(["march", "april"], runs)      # a series for each speculator of several runs
+    history({"march": report, "april": other})      # a series for each speculator of several runs
 
 A speculator is identified by the digest of its weights. Acceptance lengths are exact replay's, each
 on its run's own held-out responses, so runs are independent samples. A change is judged by the log
@@ -12,39 +12,22 @@ where custom's falls against base's, the speculator no longer fits it.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 from scipy.stats import norm
 
-from outrider.data.ingest.traffic_facts import date
-from outrider.eval.report.formatting import Interval, interval
-from outrider.eval.report.past_run import PastClustered, PastReplay, PastRun
-from outrider.eval.results.report import HeldoutTime
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.report import Replay, Report
 
 Z = float(norm.isf(0.025))
 
 LEVEL = 0.05
 """A change is significant below this p-value, shared among the later runs of a series."""
 
-TITLE = (
-    "run",
-    "held-out traffic until",
-    "k",
-    "responses / sessions",
-    "base",
-    "custom",
-    "custom / base",
-    "since the first run",
-)
-
 
 class Change(BaseModel):
-    """A figure of a later run over the first run's."""
+    """A figure of a later run over the first run's, with its 95 % interval."""
 
     value: float
     low: float
@@ -52,27 +35,21 @@ class Change(BaseModel):
     p_value: float
     beyond_chance: bool
 
-
-class Changes(BaseModel):
-    """The two figures that are followed."""
-
-    acceptance_length: Change
-    over_base: Change
+    def __str__(self) -> str:
+        return f"× {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 class Point(BaseModel):
     """One run of a series."""
 
     run: str
-    time: str
-    k: str | None
-    sequences: int
-    sessions: int
-    base: PastClustered
-    acceptance_length: PastClustered
-    over_base: PastClustered
-    change: Changes | None = None
-    """Since the first run; null for the first and for one that cannot be compared with it"""
+    until: float | None
+    """When its last held-out request was logged, Unix seconds"""
+    replay: Replay
+    acceptance_length: Change | None = None
+    """Custom's, over the first run's; null for the first and where runs are not comparable"""
+    over_base: Change | None = None
+    """custom / base, over the first run's; null as well"""
     reading: str = ""
     """The change in words"""
 
@@ -85,48 +62,27 @@ class Series(BaseModel):
     points: list[Point]
 
 
-def history(names: Sequence[str], runs: Sequence[PastRun]) -> list[Series]:
+def history(runs: Mapping[str, Report]) -> list[Series]:
     """A series for every speculator that two runs or more have evaluated.
 
     Runs are ordered by the time of their held-out traffic where every run has one, else as given.
     """
-    by_weights: dict[str, list[tuple[str, PastRun]]] = defaultdict(list)
-    for name, run in zip(names, runs, strict=True):
-        if run.speculator and run.speculator.weights_sha256 and run.replay:
+    by_weights: dict[str, list[tuple[str, Report]]] = defaultdict(list)
+    for name, run in runs.items():
+        if run.speculator.weights_sha256 and run.replay:
             by_weights[run.speculator.weights_sha256].append((name, run))
-    return [
-        Series(weights=weights, points=_points(_in_time(own)))
-        for weights, own in by_weights.items()
-        if len(own) > 1
-    ]
+    series = []
+    for weights, own in by_weights.items():
+        if len(own) > 1:
+            if all(run.heldout_until for _, run in own):
+                own.sort(key=lambda each: each[1].heldout_until or 0.0)
+            first = own[0][1]
+            points = [_point(name, run, first, len(own) - 1) for name, run in own]
+            series.append(Series(weights=weights, points=points))
+    return series
 
 
-def heldout_time(heldout: "Dataset") -> HeldoutTime | None:
-    """When the first and the last held-out request were logged; None without logged times."""
-    if "time" not in heldout.column_names:
-        return None
-    times = [time for time in heldout["time"] if time is not None]
-    return HeldoutTime(first=min(times), last=max(times)) if times else None
-
-
-def table(series: Series) -> list[list[str]]:
-    """The rows of a series, under TITLE."""
-    return [
-        [
-            point.run,
-            point.time,
-            str(point.k),
-            f"{point.sequences:,} / {point.sessions:,}",
-            interval(point.base),
-            interval(point.acceptance_length),
-            interval(point.over_base),
-            point.reading,
-        ]
-        for point in series.points
-    ]
-
-
-def change(first: PastClustered, later: PastClustered, comparisons: int) -> Change:
+def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
     """later / first with its 95 % interval and the two-sided p-value of no change.
 
     The estimates are of independent samples and above 0. `comparisons` shares LEVEL.
@@ -143,85 +99,43 @@ def change(first: PastClustered, later: PastClustered, comparisons: int) -> Chan
     )
 
 
-def _log_error(estimate: PastClustered) -> float:
+def _log_error(estimate: ClusteredEstimate) -> float:
     if estimate.low is None or estimate.high is None:
         raise ValueError("an estimate without an interval has no standard error")
     return math.log(estimate.high / estimate.low) / (2 * Z)
 
 
-def _in_time(runs: list[tuple[str, PastRun]]) -> list[tuple[str, PastRun]]:
-    lasts = [run.heldout_time.last for _, run in runs if run.heldout_time]
-    if len(lasts) < len(runs):
-        return runs
-    order = sorted(range(len(runs)), key=lambda place: lasts[place])
-    return [runs[place] for place in order]
+def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
+    assert run.replay and first.replay
+    point = Point(run=name, until=run.heldout_until, replay=run.replay)
+    if run is first:
+        return point
+    if obstacle := _obstacle(first, run):
+        return point.model_copy(update={"reading": f"not comparable, {obstacle}"})
+    length = change(first.replay.custom, run.replay.custom, comparisons)
+    over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
+    reading = _reading(length, over_base)
+    update = {"acceptance_length": length, "over_base": over_base, "reading": reading}
+    return point.model_copy(update=update)
 
 
-def _points(runs: Sequence[tuple[str, PastRun]]) -> list[Point]:
-    _, first = runs[0]
-    points = []
-    for name, run in runs:
-        found = _replay(run)
-        obstacle = _obstacle(first, run)
-        changed = None
-        if obstacle is None and run is not first:
-            changed = _changes(_replay(first), found, len(runs) - 1)
-        point = Point(
-            run=name,
-            time=date(run.heldout_time.last) if run.heldout_time else "not logged",
-            k=run.k and str(run.k),
-            sequences=found.sequences,
-            sessions=found.sessions,
-            base=found.base,
-            acceptance_length=found.custom,
-            over_base=found.ratio,
-            change=changed,
-            reading=f"not comparable, {obstacle}" if obstacle else _reading(changed),
-        )
-        points.append(point)
-    return points
-
-
-def _replay(run: PastRun) -> PastReplay:
-    if run.replay is None:
-        raise ValueError("a run without exact replay is in no series")
-    return run.replay
-
-
-def _obstacle(first: PastRun, run: PastRun) -> str | None:
+def _obstacle(first: Report, run: Report) -> str | None:
     """Why two runs cannot be compared: another setting, or too few sessions for an interval."""
-    if run.k != first.k:
-        return "another k"
-    if run.sampling != first.sampling:
-        return "another sampling"
-    if run.draft_sample_method != first.draft_sample_method:
-        return "another draft_sample_method"
-    for each in (_replay(first), _replay(run)):
-        if each.custom.low is None or each.ratio.low is None:
-            return f"{each.sessions} sessions are too few for an interval"
+    for name in ("k", "sampling", "draft_sample_method"):
+        if getattr(run, name) != getattr(first, name):
+            return f"another {name}"
+    for each in (first, run):
+        if each.replay and each.replay.ratio.low is None:
+            return f"{each.replay.ratio.clusters} sessions are too few for an interval"
     return None
 
 
-def _changes(first: PastReplay, later: PastReplay, comparisons: int) -> Changes:
-    return Changes(
-        acceptance_length=change(first.custom, later.custom, comparisons),
-        over_base=change(first.ratio, later.ratio, comparisons),
-    )
-
-
-def _reading(changed: Changes | None) -> str:
-    if changed is None:
-        return ""
-    over_base, length = changed.over_base, changed.acceptance_length
+def _reading(length: Change, over_base: Change) -> str:
     if over_base.beyond_chance:
         less = over_base.value < 1
         text = "drifts away: it gains less over base" if less else "gains more over base"
-        return f"{text} ({_times(over_base)})"
+        return f"{text} ({over_base})"
     if length.beyond_chance:
         harder = "harder" if length.value < 1 else "easier"
-        return f"the traffic is {harder} to draft, for base as well ({_times(length)})"
-    return f"no significant change ({_times(over_base)})"
-
-
-def _times(estimate: Interval) -> str:
-    return f"× {estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+        return f"the traffic is {harder} to draft, for base as well ({length})"
+    return f"no significant change ({over_base})"

@@ -1,15 +1,20 @@
-"""How every page spells figures, and the environment of its templates.
+"""Renders a template as a page or as Markdown: both come from one source.
 
-environment().get_template("report.html.j2").render(...)
+    render("report.j2", "html", r=report, ...)
+
+Templates call the macros of `form`, which is html.j2 or markdown.j2: `form.head`, `form.row` and
+`form.end` are a table in both.
 """
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from rich.console import Console
 
 TEMPLATES = Path(__file__).parent / "templates"
+WIDTH = 110
+"""Least width of a table in the terminal, in characters; narrower terminals wrap its lines."""
 
 
 class Interval(Protocol):
@@ -25,15 +30,15 @@ class Interval(Protocol):
     def high(self) -> float | None: ...
 
 
-def environment() -> "Environment":
-    """Jinja2 with the templates of this package: everything is escaped, unknown names are
-    errors."""
+def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
+    """The template's text; HTML is escaped, and unknown names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        autoescape=form == "html",
         undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -41,9 +46,19 @@ def environment() -> "Environment":
         "number": number,
         "percent": percent,
         "interval": interval,
-        "signed": signed,
+        "count": count,
     }
-    return environment
+    text = environment.get_template(template).render(layer=f"{form}.j2", **values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def print_markdown(text: str, console: Console) -> None:
+    """Prints Markdown to a terminal, tables at least WIDTH wide."""
+    from rich.markdown import Markdown
+
+    width, console.width = console.width, max(console.width, WIDTH)
+    console.print(Markdown(text), crop=False)
+    console.width = width
 
 
 def number(value: float) -> str:
@@ -51,14 +66,9 @@ def number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def percent(value: float) -> str:
-    """A share as percent with one decimal."""
-    return f"{value:.1%}"
-
-
-def signed(value: float) -> str:
-    """A difference as percent with sign and two decimals."""
-    return f"{value:+.2%}"
+def percent(value: float, digits: int = 1) -> str:
+    """A share as percent."""
+    return f"{value:.{digits}%}"
 
 
 def count(value: int) -> str:
@@ -69,8 +79,9 @@ def count(value: int) -> str:
     return str(value)
 
 
-def interval(estimate: Interval) -> str:
+def interval(estimate: Interval, digits: int = 2) -> str:
     """An estimate with its interval, if it has one."""
+    value = f"{estimate.value:.{digits}f}"
     if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+        return value
+    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"

@@ -3,35 +3,33 @@
 python -m outrider.eval.report.report runs/resume_screening      # renders results.json again
 """
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from outrider.common.files import publish, write_json
+from outrider.common.files import publish, read_json, write_json
+from outrider.common.lost_ends import LostEnds
 from outrider.data.ingest.traffic_facts import facts
+from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
-from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.report import charts
-from outrider.eval.report.formatting import Interval, environment
-from outrider.eval.report.k_section import k_reasons, k_words, schedule_words
-from outrider.eval.report.kinds_section import kinds_page
-from outrider.eval.report.markdown import markdown
-from outrider.eval.report.rates_section import rates_page
-from outrider.eval.report.results_table import print_table
-from outrider.eval.report.run_sections import (
-    export_note,
-    load,
-    privacy_line,
-    provenance_lines,
-    training_metrics,
-)
+from outrider.eval.report.formatting import Interval, interval, print_markdown, render
+from outrider.eval.results.parts import DRAFTERS, k_list
+from outrider.eval.results.prediction import Choice, KGain
 from outrider.eval.results.report import Report, Results
 
-VERDICT_CLASSES = {SHIP: "ship", DO_NOT_SHIP: "hold", UNDECIDED: "open"}
-"""Verdict -> its class in style.css."""
+CAPTURED = "summary.json"
+"""The capture's summary in features/; its module imports torch."""
+
+PROVENANCE = ("command_line", "started", "git", "hardware", "python", "versions")
+"""Keys of provenance.json that the page shows; report.json has all of them."""
+
+Metrics = Sequence[Mapping[str, Any]]
+"""Lines of the training's metrics.jsonl."""
 
 
 class Tile(NamedTuple):
@@ -45,110 +43,197 @@ class Tile(NamedTuple):
 def write_report(
     run_dir: Path, out_dir: Path, report_dir: Path, trained_dir: Path | None = None
 ) -> Path:
-    """Renders `out_dir`/results.json into `report_dir` and prints the table; returns the page.
+    """Renders `out_dir`/results.json into `report_dir` and prints its summary; returns the page.
 
     Writes report.html, report.md and report.json. `trained_dir` has the training's metrics.jsonl;
     None: `run_dir`.
     """
     run_dir, report_dir = Path(run_dir), Path(report_dir)
+    trained_dir = trained_dir or run_dir
     report = load(run_dir, Results.read(Path(out_dir) / "results.json"), trained_dir)
-    page = report_dir / "report.html"
+    values = contents(report, training_metrics(trained_dir))
     private = report.samples is not None  # customer text
+    page = report_dir / "report.html"
     for path, text in (
-        (page, render_html(report, training_metrics(trained_dir or run_dir))),
-        (report_dir / "report.md", markdown(report)),
+        (page, render("report.j2", "html", **values)),
+        (report_dir / "report.md", render("report.j2", "markdown", **values)),
     ):
         with publish(path) as temporary:
             temporary.touch(mode=0o600 if private else 0o666)
             temporary.write_text(text, encoding="utf-8")
-    print_table(report, Console(stderr=True))
+    print_markdown(render("summary.j2", "markdown", **values), Console(stderr=True))
     # Last: its presence marks the stage as complete.
     write_json(report_dir / "report.json", report.model_dump(mode="json"), private)
     return page
 
 
-def render_html(report: Report, metrics: list[dict[str, Any]]) -> str:
-    """The page; `metrics` are the training's."""
-    replay, traffic, privacy = report.replay, report.traffic, report.privacy
-    speeds = {mode: charts.speed_chart(served.speed) for mode, served in report.served.items()}
-    page = (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            r=report,
-            k_words=k_words(report.k),
-            k_reasons=[*k_reasons(report.choice), *schedule_words(report.choice)],
-            verdict_class=VERDICT_CLASSES[report.verdict.verdict],
-            headline=headline(report),
-            acceptance=charts.acceptance_chart(report),
-            lengths=charts.length_chart(replay.by_k, report.k) if replay else None,
-            speeds=speeds,
-            rates=rates_page(report),
-            kinds=kinds_page(report),
-            slices=charts.slice_chart(report.slices) if report.slices else None,
-            samples=report.samples,
-            training=charts.training_chart(metrics),
-            export_note=export_note(metrics),
-            story=provenance_lines(report.provenance),
-            slower=slower_than_none(report),
-            privacy=privacy,
-            privacy_line=privacy_line(privacy) if privacy else "",
-            on_policy=on_policy_section(report.on_policy) if report.on_policy else None,
-            facts=[
-                *(facts(traffic) if traffic else []),
-                *(("lost ends", text) for text in report.lost_ends),
-            ],
-            rejects=traffic["rejects"] if traffic else {},
-            token_lengths=length_figures(traffic) if traffic else [],
-        )
+def load(run_dir: Path, results: Results, trained_dir: Path) -> Report:
+    """The results with what the run's other stages left; absent files give null sections."""
+    traffic = _read(run_dir / "traffic" / "summary.json")
+    return Report(
+        **dict(results) | {"lost_ends": (*lost_ends(run_dir, trained_dir), *results.lost_ends)},
+        traffic=traffic if traffic and "lengths" in traffic else None,
+        privacy=_read(run_dir / "traffic" / "privacy.json"),
+        on_policy=_read(run_dir / "features" / ON_POLICY),
+        provenance=_read(run_dir / "provenance.json") or {},
     )
-    return str(page)
+
+
+def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
+    """What the template shows besides the report's own figures."""
+    replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
+    acceptance = [charts.acceptance_figure(report)]
+    if replay:
+        acceptance.append(charts.length_figure(replay, report.k))
+    if report.slices:
+        acceptance.append(charts.slice_figure(report.slices))
+    if training := charts.training_figure(metrics, published(metrics)):
+        acceptance.append(training)
+    rates = [
+        (f"{scenario.replace('_', ' ')}, {mode}", rows)
+        for mode, scenarios in report.rates.items()
+        for scenario, rows in scenarios.items()
+    ]
+    arrivals = {row.arrivals for _, rows in rates for row in rows.values()}
+    return {
+        "r": report,
+        "k_list": k_list(report.k),
+        "tiles": headline(report),
+        "slower": slower_than_none(report),
+        "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
+        "rate_figures": [charts.rate_figure(*each) for each in rates],
+        "arrivals": "those of the log, scaled to the rate"
+        if arrivals == {"log"}
+        else "a Poisson process where the log has no times",
+        "acceptance_figures": acceptance,
+        "k_reasons": k_reasons(report.choice),
+        "drafts_head": [
+            f"k = {k}" for k in range(1, 1 + (len(replay.by_k.custom) if replay else 0))
+        ],
+        "served_head": [f"served / none, {mode}" for mode in report.served],
+        "facts": facts(traffic) if traffic else [],
+        "on_policy_lines": two_lines(on_policy) if on_policy else [],
+        "on_policy_groups": groups_of(on_policy) if on_policy else [],
+        "privacy_line": privacy_line(report.privacy) if report.privacy else "",
+        "provenance": provenance_lines(report.provenance),
+    }
 
 
 def headline(results: Results) -> list[Tile]:
     """The figures at the top of the page."""
-    label = f"acceptance length, custom / base, {results.at_k}"
-    tiles = [_tile(label, results.acceptance_ratio)]
+    tiles = [_tile(f"acceptance, custom / base, {results.at_k}", results.acceptance_ratio)]
     own_k = "" if results.k.base == results.k.custom else ", each at its own K"
+    main = str(results.main_concurrency)
     for mode, measured in results.served.items():
-        main = str(results.main_concurrency)
         row = measured.speed[main]
-        for versus, speedup in (
-            ("base", row.custom_over_base),
-            ("no speculation", row.custom_over_none),
-        ):
+        for versus, ratio in (("base", row.custom_over_base), ("none", row.custom_over_none)):
             label = f"tokens/s, custom / {versus}, {mode}, concurrency {main}{own_k}"
-            tiles.append(_tile(label, speedup))
+            tiles.append(_tile(label, ratio))
     return tiles
 
 
 def slower_than_none(results: Results) -> list[str]:
     """Where custom is slower than no speculation."""
-    slower = []
-    for mode, measured in results.served.items():
-        for concurrency, row in measured.speed.items():
-            ratio = row.custom_over_none.value
-            if ratio < 1:
-                slower.append(f"{mode} at concurrency {concurrency} ({ratio:.2f}×)")
-    return slower
-
-
-def on_policy_section(on_policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The capture's on-policy check: two lines, groups of sequences, the chart of z."""
-    return {
-        "lines": two_lines(on_policy),
-        "groups": groups_of(on_policy),
-        "z": charts.z_chart(on_policy),
-    }
-
-
-def length_figures(traffic: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], str]]:
-    """Name, quantiles and histogram of each kind of length."""
     return [
-        (name, lengths, charts.histogram_chart(lengths["bins"]))
-        for name, lengths in traffic["lengths"].items()
-        if lengths["n"]
+        f"{mode} at concurrency {concurrency} ({interval(row.custom_over_none)})"
+        for mode, measured in results.served.items()
+        for concurrency, row in measured.speed.items()
+        if row.custom_over_none.value < 1
     ]
+
+
+def k_reasons(choice: Choice) -> list[str]:
+    """Why each speculator drafts its K, and K by batch size; empty where K was not chosen."""
+    lines = []
+    for drafter in DRAFTERS:
+        reason = choice.reason.of(drafter) if choice.reason else None
+        if reason:
+            parts = []
+            if reason.smaller:
+                parts.append(f"{_gain(reason.smaller)} faster than {reason.smaller.over}")
+            if reason.larger:
+                parts.append(f"{reason.larger.k} gains {_gain(reason.larger)}")
+            others = " and ".join(map(str, reason.undecided))
+            parts.append(f"not decided against {others}" if others else "decided")
+            lines.append(f"{drafter}: K = {reason.k}: {'; '.join(parts)}")
+        rows = choice.k_per_batch_size.of(drafter) if choice.k_per_batch_size else None
+        if rows:
+            ranges = (f"{first}-{last}: {k}" for first, last, k in rows)
+            lines.append(f"{drafter}, K by batch size: {', '.join(ranges)}")
+    return lines
+
+
+def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
+    """What capture and training have cut, in words."""
+    captured = (_read(run_dir / "features" / CAPTURED) or {}).get("too_long")
+    trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
+    return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]
+
+
+def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The training's metrics.jsonl: the run's, or that of the last attempt that trained."""
+    attempts = sorted(
+        run_dir.glob("logs/attempt_*/metrics.jsonl"),
+        key=lambda path: int(path.parent.name.split("_")[-1]),
+        reverse=True,
+    )
+    for path in (run_dir / "metrics.jsonl", *attempts):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.endswith("}")]
+    return []
+
+
+def published(metrics: Metrics) -> str:
+    """Acceptance of the published weights next to the trained ones; FP8 blocks, for one, round."""
+
+    def lengths(name: str) -> list[float]:
+        return [line[name][-1] for line in metrics if name in line]
+
+    exported = lengths("exported_acceptance_length")
+    if not exported:
+        return ""
+    trained = max(lengths("validation_acceptance_length"))
+    return (
+        f" Published, in the target's own precision: {exported[-1]:.3f}, "
+        f"{exported[-1] / trained - 1:+.2%} from the best above, {trained:.3f}."
+    )
+
+
+def privacy_line(privacy: Mapping[str, Any]) -> str:
+    """What was done about personal data, in one or two sentences."""
+    text = f"{privacy['with_any']:,} of {privacy['exchanges']:,} exchanges contain personal data. "
+    if privacy["mode"] == "report":
+        return text + "Nothing was changed."
+    text += (
+        f"Surrogates replace it in {privacy['replaced']:,} prompts; "
+        f"{sum(privacy['left_out'].values()):,} exchanges were left out, most because their "
+        "response contains some."
+    )
+    if privacy["to_regenerate"]:
+        text += (
+            f" The target wrote {privacy['to_regenerate']:,} responses again, because the logged "
+            "ones contained some."
+        )
+    return text
+
+
+def provenance_lines(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """The page's part of the provenance, name -> text."""
+    lines = {}
+    for name in PROVENANCE:
+        value = provenance.get(name)
+        if isinstance(value, Mapping):
+            items = (f"{key} {item}" for key, item in value.items() if item not in (None, [], ""))
+            lines[name.replace("_", " ")] = ", ".join(items)
+        elif value:
+            text = value if isinstance(value, str) else " ".join(map(str, value))
+            lines[name.replace("_", " ")] = text
+    return lines
+
+
+def _gain(gain: KGain) -> str:
+    return f"{gain.value:.1%} [{gain.low:.1%}, {gain.high:.1%}]"
 
 
 def _tile(label: str, estimate: Interval) -> Tile:
@@ -156,6 +241,10 @@ def _tile(label: str, estimate: Interval) -> Tile:
     if estimate.low is not None and estimate.high is not None:
         note = f"{estimate.low:.2f} to {estimate.high:.2f}"
     return Tile(label, f"{estimate.value:.2f}×", note)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.is_file() else None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""Models of what is derived from step times and speeds: k and cost."""
+"""Models of the choice of K, from step times and replay."""
 
-from typing import Literal
-
-from outrider.eval.results.parts import Drafter, Drafters, Part, Variants
+from outrider.eval.results.parts import Drafter, Drafters, Part
 
 
 class KGain(Part):
@@ -50,38 +48,7 @@ class Choice(Part):
     alone. Of custom, and of base where it has an engine of its own. Null where nothing was timed"""
     rounds: dict[str, int] | None = None
     """Batch size -> number of timed rounds; null where nothing was timed"""
-    tokens_per_s: Drafters[dict[str, list[float]] | None] | None = None
-    """Batch size -> predicted tokens/s for k = 1..depth"""
     source: str
     """Where the times come from"""
-    requested: int | Literal["auto"]
-    """The recipe's eval.k"""
     sequences: int
     """Number of validation responses replayed"""
-
-
-class Saved(Part):
-    """What custom saves."""
-
-    base: float
-    """Against base"""
-    none: float
-    """Against no speculation"""
-
-
-class Cost(Part):
-    """Money at one engine mode and concurrency, in the currency of eval.cost."""
-
-    per_million_tokens: Variants[float]
-    """Price of a million output tokens"""
-    saved_share: Saved
-    """1 - custom's price over the other's"""
-    gpu_hours_a_month: Variants[float] | None = None
-    """At eval.cost.tokens_per_s; null without it"""
-    saved_gpu_hours_a_month: Saved | None = None
-    """At eval.cost.tokens_per_s; null without it"""
-    break_even_tokens: float | None = None
-    """Tokens after which training has paid off against base; null: never, or without
-    eval.cost.training_gpu_hours"""
-    break_even_days: float | None = None
-    """The same in days at eval.cost.tokens_per_s"""

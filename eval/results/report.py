@@ -17,11 +17,11 @@ from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.kinds import Kinds
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
-from outrider.eval.results.prediction import Choice, Cost
-from outrider.eval.results.speed import RateRow, Scenario, Served
+from outrider.eval.results.prediction import Choice
+from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
-VERSION = 10
+VERSION = 11
 """Version of the measurements and of results.json. Raise it when the same settings measure
 something else, or when the shape of results.json changes."""
 
@@ -52,12 +52,8 @@ class Verdict(Part):
     else `ship`"""
     reason: str
     """The first check that failed or is undecided, or what was gained"""
-    exit_code: int
-    """Exit status of the command: 0 or 2"""
     checks: list[Check]
     """Every condition"""
-    unchecked: dict[str, str]
-    """What could not be checked, and why; empty where exact replay is measured"""
 
 
 class SpeculatorIdentity(Part):
@@ -71,15 +67,6 @@ class SpeculatorIdentity(Part):
     """Digest of its weights, equal for the same speculator in other runs; null where it has none"""
 
 
-class HeldoutTime(Part):
-    """When the held-out requests were logged."""
-
-    first: float
-    """Unix seconds"""
-    last: float
-    """Unix seconds"""
-
-
 class RequestSampling(Part):
     """How most of the customer's requests were sampled."""
 
@@ -89,84 +76,25 @@ class RequestSampling(Part):
     """Nucleus"""
 
 
-class Token(Part):
-    """A token of an example."""
-
-    text: str
-    """Its text; a character of several tokens is at the last one"""
-    step: int
-    """The step that delivered it; 0 is the prefill"""
-    kind: Literal["first", "accepted", "own", "extra"]
-    """The prefill's, an accepted draft, the target's after a wrong draft, or the target's after all
-    drafts were right"""
-    instead: str | None = None
-    """The wrong draft"""
-
-
 class Walk(Part):
     """A response, step by step, with one speculator."""
 
     steps: int
     """Number of engine steps"""
-    acceptance_length: float
-    """Delivered tokens over steps of this response"""
-    shown: list[Token]
-    """Its beginning and its end"""
+    shown: list[tuple[str, str]]
+    """Its beginning: of the prefill and of each step, the text of the accepted drafts and of the
+    target's own token"""
 
 
 class Example(Drafters[Walk]):
-    """An example response."""
+    """An example response: customer text, only with report.samples."""
 
     model_config = DOCUMENTED
 
     place: str
-    """Why this one was chosen"""
+    """Why this one was chosen: custom gains least, a median amount, or most"""
     tokens: int
     """Number of tokens that steps delivered"""
-    left_out: int
-    """Number of tokens between beginning and end that are not shown"""
-
-
-class Samples(Part):
-    """Example responses: customer text, only with report.samples."""
-
-    k: int
-    """Drafts per step"""
-    head: int
-    """Number of tokens shown of the beginning"""
-    examples: list[Example]
-    """Where custom gains least, a median amount, and most"""
-
-
-class Privacy(Part):
-    """Counts of personal data in the traffic (docs/traffic.md)."""
-
-    mode: Literal["report", "surrogate"]
-    """privacy.mode"""
-    min_score: float
-    """Least score of a finding that counts"""
-    looked_for: list[str]
-    """Kinds of personal data"""
-    exchanges: int
-    """Number of exchanges searched"""
-    characters: int
-    """Number of characters searched"""
-    with_any: int
-    """Number of exchanges with findings"""
-    in_completion: int
-    """Number of exchanges with findings in the response"""
-    replaced: int
-    """Number of exchanges with surrogates"""
-    to_regenerate: int = 0
-    """Number of exchanges whose response the target wrote again"""
-    ids_dropped: int
-    """Number of exchanges whose logged prompt ids are no longer valid"""
-    without_text: int
-    """Number of exchanges that have token ids only"""
-    left_out: dict[str, int]
-    """Reason -> number of exchanges"""
-    found: dict[str, dict[str, int]]
-    """Kind -> field -> occurrences"""
 
 
 class Findings(Part):
@@ -182,10 +110,8 @@ class Findings(Part):
     """target.model"""
     speculator: SpeculatorIdentity
     """The custom speculator"""
-    heldout_time: HeldoutTime | None
-    """Null where the log has no times"""
-    k: Drafters[int]
-    """Drafted tokens per step of base and of custom"""
+    heldout_until: float | None
+    """When the last held-out request was logged, Unix seconds; null where the log has no times"""
     current_k: int | None = None
     """eval.current_k, what the endpoint drafts today"""
     main_concurrency: int
@@ -226,10 +152,15 @@ class Findings(Part):
     """Scenario -> its requests"""
     verification: Verification
     """Lossless checks, replay against the engine, draft parity"""
-    samples: Samples | None
+    samples: list[Example] | None
     """Null without report.samples"""
     settings: dict[str, Any]
     """The recipe's `eval` section (docs/recipes.md)"""
+
+    @property
+    def k(self) -> Drafters[int]:
+        """Drafted tokens per step of base and of custom."""
+        return self.choice.k
 
     @property
     def acceptance_ratio(self) -> ClusteredEstimate:
@@ -289,8 +220,8 @@ class Report(Results):
 
     traffic: dict[str, Any] | None
     """The ingest's counts (docs/traffic.md); null where the run has none"""
-    privacy: Privacy | None
-    """Counts of personal data; null with privacy.mode off"""
+    privacy: dict[str, Any] | None
+    """Counts of personal data (docs/traffic.md); null with privacy.mode off"""
     on_policy: dict[str, Any] | None
     """The capture's on-policy check (docs/traffic.md); null where nothing was captured"""
     provenance: dict[str, Any]

@@ -1,8 +1,7 @@
-"""Models of speed: the closed loop's blocks, and the open loop's rates and scenarios."""
+"""Models of speed: the closed loop's blocks, the open loop's rates and scenarios, and the cost."""
 
 from typing import Literal
 
-from outrider.eval.results.acceptance import Counted
 from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Ratios, Variants
 
 
@@ -17,30 +16,11 @@ class Quantiles(Part):
     """99th percentile"""
 
 
-class Delivered(Part):
-    """Tokens per delivery, without a request's first."""
-
-    value: float
-    """All tokens over all deliveries"""
-    p10: float
-    """10th percentile of the requests' means"""
-    p50: float
-    """Median of the requests' means"""
-    p90: float
-    """90th percentile of the requests' means"""
-
-
 class Block(Part):
     """A variant at one concurrency, its timed blocks pooled."""
 
     tokens_per_s: float
     """Output tokens of all requests over the blocks' wall time"""
-    requests_per_s: float
-    """Completed requests over the blocks' wall time"""
-    output_tokens: int
-    """Sum over the blocks"""
-    seconds: float
-    """Wall time of the blocks"""
     requests: int
     """Number of requests"""
     ttft_ms: Quantiles
@@ -49,10 +29,6 @@ class Block(Part):
     """Time per output token after the first"""
     itl_ms: Quantiles
     """Time between deliveries, each of one or more tokens"""
-    token_gap_ms: Quantiles
-    """Time between tokens; the tokens of one delivery are 0 ms apart"""
-    tokens_per_delivery: Delivered
-    """Tokens that arrive together"""
 
 
 class OtherBase(Part):
@@ -94,34 +70,20 @@ class Served(Part):
     """Concurrency -> tokens/s and latencies"""
     repeats: int | None = None
     """Number of repeats measured"""
-    acceptance: Counted
-    """vLLM's counters over the timed blocks"""
 
 
 class RateBlock(Block):
     """A variant at one rate, its timed blocks pooled."""
 
-    offered: float
-    """Requests sent per second"""
     achieved: float
     """Requests completed per second"""
     saturated: bool
-    """Whether most of the blocks overran the server"""
+    """Whether the rate overran the server in most blocks: it completed fewer than 90 % of the
+    requests that arrived, and the time to first token at least doubled"""
     request_tokens_per_s: float
     """Tokens of a request over the time from sending it to its last token, sums over requests"""
     acceptance_length: float
     """1 + accepted / drafts from vLLM's counters; 1 without drafts"""
-    late_ms: float
-    """Longest delay between a request's planned and actual sending"""
-
-
-class Arrivals(Part):
-    """How requests arrived."""
-
-    source: Literal["log", "poisson"]
-    """`log`: the customer's times, scaled; `poisson`: drawn, because the log has no times"""
-    spread: float
-    """Standard deviation over mean of the gaps: about 1 for a Poisson process, more in bursts"""
 
 
 class RateRow(Ratios, Variants[RateBlock]):
@@ -129,8 +91,8 @@ class RateRow(Ratios, Variants[RateBlock]):
 
     model_config = DOCUMENTED
 
-    arrivals: Arrivals
-    """How requests arrived"""
+    arrivals: Literal["log", "poisson"]
+    """`log`: the customer's times, scaled; `poisson`: drawn, because the log has no times"""
 
 
 class Lengths(Part):
@@ -149,11 +111,21 @@ class Scenario(Part):
 
     requests: int
     """Number of held-out requests in its ranges"""
-    heldout: int
-    """Number of held-out requests in all"""
     prompt_tokens: Lengths
     """Lengths of the prompts"""
     response_tokens: Lengths
     """Lengths of the logged responses"""
     max_tokens: int
     """Longest measured response; longer ones are cut"""
+
+
+class Cost(Part):
+    """Money at one engine mode and concurrency, in the currency of eval.cost."""
+
+    per_million_tokens: Variants[float]
+    """Price of a million output tokens"""
+    gpu_hours_a_month: Variants[float] | None = None
+    """At eval.cost.tokens_per_s; null without it"""
+    break_even_tokens: float | None = None
+    """Tokens after which training has paid off against base; null: never, or without
+    eval.cost.training_gpu_hours"""

@@ -10,12 +10,6 @@ class DepthParity(Part):
     """Number of drafts compared"""
     agreement: float
     """Share of equal tokens"""
-    near_ties: float
-    """Share of tokens that differ within speculator.parity.near_tie_nats"""
-    difference: float
-    """Mean absolute difference of log-probabilities, nats"""
-    gap: float | None
-    """Largest distance between two tokens that differ, nats"""
 
 
 class ParityControl(Part):
@@ -51,8 +45,6 @@ class Difference(Part):
 
     response: int
     """Index of the prompt"""
-    token: int
-    """Index in the response"""
     gap_nats: float | None
     """Distance of the two tokens' log-probabilities under the target; null where one response
     ended"""
@@ -67,8 +59,6 @@ class Greedy(Part):
     """Number of responses compared"""
     equal: int
     """Number of responses equal token for token"""
-    equal_ci95: tuple[float, float]
-    """Wilson interval of the share of equal responses"""
     near_ties: int
     """Number of responses whose first difference is a near tie"""
     unexplained: int
@@ -100,18 +90,10 @@ class GreedyControl(Part):
 class SampledText(Part):
     """Sampled tokens under the target."""
 
-    responses: int
-    """Number of responses"""
     tokens: int
     """Number of tokens"""
-    mean_logprob: float
-    """Mean log-probability, nats"""
-    mean_logprob_standard_error: float
-    """Its standard error over responses"""
     tail_share: float
     """Share of tokens below probability 1e-4"""
-    tail_share_ci95: tuple[float, float]
-    """Wilson interval of the share"""
 
 
 class SameText(Part):
@@ -121,12 +103,8 @@ class SameText(Part):
     """Number of prompts"""
     tokens: int
     """Number of tokens, both sides together"""
-    bins: int
-    """Number of bins: one per common token, one for all rare ones"""
-    distance: float
-    """Chi-square distance"""
     p_value: float
-    """Share of relabelings at least as far apart"""
+    """Share of relabelings at least as far apart, by the chi-square distance"""
 
 
 class TaskAccuracy(Part):
@@ -136,33 +114,21 @@ class TaskAccuracy(Part):
     """Number of solved tasks"""
     responses: int
     """Number of responses"""
-    accuracy: float
-    """Share of solved tasks"""
-    ci95: tuple[float, float]
-    """Wilson interval of the share"""
 
 
 class Equivalence(Part):
-    """Custom minus none, paired by prompt, and two one-sided tests (TOST) against the margin."""
+    """Custom minus none, paired by prompt, for two one-sided tests (TOST) against a margin."""
 
     value: float
     """Difference of the shares of solved tasks"""
     low: float
-    """Low end of its interval"""
+    """Low end of its 90 % interval, each test at 5 %"""
     high: float
-    """High end of its interval"""
-    confidence: float
-    """Level of the interval: 0.9, each test at 5 %"""
-    margin: float
-    """gate.max_task_loss"""
-    p_value: float
-    """The larger p-value of the two tests"""
+    """High end of the interval"""
     equivalent: bool
-    """Whether the interval lies within the margin on both sides"""
+    """Whether the interval lies within gate.max_task_loss on both sides"""
     variance: float
     """Variance of one response's difference"""
-    responses_needed: int
-    """Number of responses that would suffice if there were no difference"""
     observations: int
     """Number of responses"""
     clusters: int
@@ -182,68 +148,21 @@ class Task(Variants[TaskAccuracy]):
     """The first of these errors"""
 
 
-class BothLengths(Part):
-    """An acceptance length from replay and from the engine."""
-
-    replay: float
-    """Predicted"""
-    engine: float
-    """Counted"""
-
-
-class BothCurves(Part):
-    """Acceptance by position from replay and from the engine."""
-
-    replay: list[float]
-    """Predicted"""
-    engine: list[float]
-    """Counted"""
-
-
-class StepsCompared(Part):
-    """Predicted and counted steps for the same responses."""
-
-    predicted_steps: float
-    """By exact replay"""
-    counted_drafts: float
-    """By the engine"""
-    relative_difference: float
-    """predicted / counted - 1"""
-    delivered_tokens: float
-    """Tokens without each response's first"""
-    acceptance_length_delivered: BothLengths
-    """Delivered tokens over steps"""
-    acceptance_length_counters: float
-    """1 + accepted / drafts"""
-    cumulative: BothCurves
-    """By position"""
-
-
-class Regimes(Part):
-    """Greedy, and at the customer's sampling."""
-
-    greedy: Drafters[StepsCompared]
-    """Temperature 0"""
-    sampled: Drafters[StepsCompared]
-    """The customer's sampling"""
-
-
 class ReplayAgainstEngine(Drafters[float]):
-    """Predicted / counted steps - 1, both regimes together."""
+    """Predicted / counted steps - 1, of the same responses: greedy and at the customer's sampling.
+
+    Steps are predicted by exact replay, and counted by the engine.
+    """
 
     model_config = DOCUMENTED
 
     control: float
     """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses"""
-    details: Regimes
-    """By regime"""
 
 
 class EngineFindings(Part):
     """What the verification pass found in the engine's outputs."""
 
-    requests: int
-    """Number of prompts"""
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
     control: GreedyControl

@@ -26,16 +26,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         record = run.read_record(f"train_{kind}") or {}
         facts[kind] = KindFacts(
             parameters=sum(header.floats for header in headers),
-            megabytes=sum(file.stat().st_size for file in speculator.glob("*.safetensors")) / 1e6,
             training_minutes=record["seconds"] / 60,
         )
     choice = choose_kind(contexts, facts)
     write_json(run.kind_choice, choice.model_dump(mode="json"))
-    speeds = {each.kind: each.tokens_per_s for each in choice.kinds}
     main = str(choice.main_concurrency)
     return {
         "finalists": choice.finalists,
-        "predicted_tokens_per_s": {kind: rows[main].value for kind, rows in speeds.items()},
+        "predicted_tokens_per_s": {each.kind: each.tokens_per_s(main) for each in choice.kinds},
     }
 
 

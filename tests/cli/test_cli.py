@@ -236,8 +236,7 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
     for name, whole in (("march", report(0, 2.0, 3.0)), ("june", report(90, 2.0, 2.4))):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(json.dumps(whole))
+        whole.write(tmp_path / name / "report.json")
     finished = run(
         "evaluate-speculator",
         "--compare",

@@ -1,50 +1,36 @@
-"""Reports of one speculator on newer and newer traffic, and their comparison.
+"""Reports of one speculator on newer and newer traffic.
 
-page, terminal = write_sample_history(tmp_path)
+runs = {"march": report(0, 2.0, 3.0), "april": report(30, 2.0, 2.4)}
 """
 
-import json
+from typing import Any
 
-from rich.console import Console
-
-from outrider.eval.report.compare import compare, print_comparison
-from outrider.eval.report.compare_page import write_page
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.report import Report
 from tests.eval.sample_results import sample_results
 
 SPREAD = 0.02
 
 
-def estimate(value, spread=SPREAD):
+def estimate(value: float, spread: float = SPREAD) -> ClusteredEstimate:
     """With an interval of 2 % to either side."""
-    return {"value": value, "low": value / (1 + spread), "high": value * (1 + spread)}
+    return ClusteredEstimate(
+        value=value,
+        low=value / (1 + spread),
+        high=value * (1 + spread),
+        observations=120,
+        clusters=60,
+    )
 
 
-def report(time, base, custom, **other):
-    """A report of one evaluation, as far as history reads it, `time` in days."""
-    whole = sample_results().model_dump(mode="json") | {
-        "heldout_time": {"first": 0.0, "last": 1.76e9 + 86400 * time}
-    }
-    whole["replay"] |= {
-        "base": estimate(base),
-        "custom": estimate(custom),
-        "ratio": estimate(custom / base),
-    }
-    return whole | other
-
-
-def write_sample_history(folder):
-    """The page of three runs, the last of another speculator, and the terminal's output."""
-    runs, other = [], {"speculator": {"weights_sha256": "cd" * 32}}
-    reports = {
-        "march": report(0, 2, 3),
-        "<i>june<|i>": report(9, 2, 2.4),
-        "july": report(99, 2, 2, **other),
-    }
-    for name, whole in reports.items():
-        runs.append(folder / name)
-        runs[-1].mkdir()
-        (runs[-1] / "report.json").write_text(json.dumps(whole))
-    compared, console = compare(runs), Console(record=True, width=200)
-    print_comparison(compared, console)
-    write_page(folder / "compared.html", compared)
-    return folder / "compared.html", console.export_text()
+def report(day: float, base: float, custom: float, **other: Any) -> Report:
+    """A report of one evaluation, whose held-out traffic ends on that day."""
+    results = sample_results()
+    assert results.replay
+    lengths = {"base": base, "custom": custom, "ratio": custom / base}
+    replay = results.replay.model_copy(
+        update={name: estimate(value) for name, value in lengths.items()}
+    )
+    update = {"heldout_until": 1.76e9 + 86400 * day, "replay": replay} | other
+    whole = Report(**dict(results), traffic=None, privacy=None, on_policy=None, provenance={})
+    return whole.model_copy(update=update)

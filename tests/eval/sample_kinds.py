@@ -26,7 +26,7 @@ PLAIN_MS = 10.0
 NUMBERS = {"mtp": [1, 2, 3, 4], "eagle3": [1, 2, 3, 4], "p_eagle": [4]}
 ACCEPTANCE = {"mtp": 0.8, "eagle3": 0.8, "p_eagle": 0.6}
 ROUNDS = 24
-FACTS = KindFacts(parameters=1_910_000, megabytes=3.8, training_minutes=4.2)
+FACTS = KindFacts(parameters=1_910_000, training_minutes=4.2)
 
 
 def sample_step_times(
@@ -55,7 +55,6 @@ def sample_choice(
 ) -> KindChoice:
     """The forecast for these kinds."""
     return choice_of(
-        {kind: f"a drafter of kind {kind}" for kind in acceptance},
         {kind: sample_replay(share) for kind, share in acceptance.items()},
         sample_step_times(acceptance),
         settings,

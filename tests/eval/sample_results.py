@@ -30,25 +30,21 @@ from outrider.eval.results.acceptance import OnPolicy
 from outrider.eval.results.parts import DRAFTERS, SAME_K, VARIANTS, Drafters, Variants
 from outrider.eval.results.report import (
     VERSION,
+    Example,
     Findings,
-    HeldoutTime,
     RequestSampling,
     Results,
-    Samples,
     SpeculatorIdentity,
+    Walk,
 )
 from outrider.eval.results.speed import Lengths, RateRow, Scenario, Served
 from outrider.eval.results.verification import (
-    BothCurves,
-    BothLengths,
     DepthParity,
     EngineFindings,
     GreedyControl,
     Parity,
-    Regimes,
     ReplayAgainstEngine,
     SameText,
-    StepsCompared,
     Verification,
 )
 from outrider.serving.client import Sampling
@@ -174,7 +170,6 @@ def queued_block(
         "arrivals_s": arrivals,
         "request_start_s": [arrival + 0.001 for arrival in arrivals],
         "source": "log",
-        "spread": float(gaps.std() / gaps.mean()),
     }
 
 
@@ -207,35 +202,11 @@ def sample_replay(acceptance: float) -> ReplaySums:
     return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
 
 
-def sample_examples(text: str = "word") -> Samples:
-    """One response of eight tokens, in three steps for base and two for custom.
-
-    `text` is its first token.
-    """
-    kinds = {
-        "base": ["first", "accepted", "own", "accepted", "accepted", "own", "accepted", "accepted"],
-        "custom": [
-            "first",
-            "accepted",
-            "accepted",
-            "accepted",
-            "extra",
-            "accepted",
-            "accepted",
-            "own",
-        ],
-    }
-    steps = {"base": [0, 1, 1, 2, 2, 2, 3, 3], "custom": [0, 1, 1, 1, 1, 2, 2, 2]}
-    example: dict[str, Any] = {"place": "gains as usual", "tokens": 7, "left_out": 0}
-    for variant, kinds_T in kinds.items():
-        shown = [
-            {"text": text if place == 0 else f" token\n{place}", "step": step, "kind": kind}
-            | ({"instead": "<i>"} if kind == "own" else {})
-            for place, (kind, step) in enumerate(zip(kinds_T, steps[variant], strict=True))
-        ]
-        count = steps[variant][-1]
-        example[variant] = {"steps": count, "acceptance_length": 7 / count, "shown": shown}
-    return Samples.model_validate({"k": K, "head": 4, "examples": [example]})
+def sample_examples(text: str = "word") -> list[Example]:
+    """A response of seven tokens after `text`: three steps for base, two for custom."""
+    base = Walk(steps=3, shown=[("", text), ("`a", " b"), (" c d", " e\n"), ("f", "g")])
+    custom = Walk(steps=2, shown=[("", text), ("`a b c", " d"), ("e", " f")])
+    return [Example(place="gains as usual", tokens=7, base=base, custom=custom)]
 
 
 SLICES = {
@@ -250,7 +221,7 @@ SLICES = {
 
 def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> Parity:
     """Draft parity of one speculator."""
-    depth = DepthParity(n=200, agreement=agreement, near_ties=0.002, difference=difference, gap=0.1)
+    depth = DepthParity(n=200, agreement=agreement)
     return Parity(
         steps=200,
         agreement=agreement,
@@ -264,22 +235,11 @@ def sample_engine_findings() -> EngineFindings:
     """What the engine's outputs showed: lossless, and replay agrees."""
     random = np.random.default_rng(2)
     random.random(48)
-    detail = StepsCompared(
-        predicted_steps=1503.2,
-        counted_drafts=1500,
-        relative_difference=0.0021,
-        delivered_tokens=4000.0,
-        acceptance_length_delivered=BothLengths(replay=4000 / 1503.2, engine=4000 / 1500),
-        acceptance_length_counters=2.69,
-        cumulative=BothCurves(replay=[0.8, 0.6, 0.4], engine=[0.8, 0.6, 0.4]),
-    )
-    details = Drafters[StepsCompared](base=detail, custom=detail)
     greedy = compare_greedy(
         [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.125
     )
     added = excess(greedy, greedy)
     return EngineFindings(
-        requests=24,
         greedy=Drafters(base=greedy, custom=greedy),
         control=GreedyControl(greedy=greedy, excess=Drafters(base=added, custom=added)),
         greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
@@ -290,12 +250,7 @@ def sample_engine_findings() -> EngineFindings:
             }
         ),
         parity=Drafters(base=sample_parity(), custom=sample_parity()),
-        replay_vs_engine=ReplayAgainstEngine(
-            base=0.0021,
-            custom=-0.003,
-            control=0.0,
-            details=Regimes(greedy=details, sampled=details),
-        ),
+        replay_vs_engine=ReplayAgainstEngine(base=0.0021, custom=-0.003, control=0.0),
     )
 
 
@@ -337,7 +292,7 @@ def served_measurements(
 def sample_verification() -> Verification:
     """The whole verification pass."""
     marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
-    same = SameText(prompts=24, tokens=5000, bins=40, distance=31.5, p_value=0.4)
+    same = SameText(prompts=24, tokens=5000, p_value=0.4)
     sessions = [str(i) for i in range(48)]
     return Verification(
         **dict(sample_engine_findings()),
@@ -375,13 +330,11 @@ def _findings(custom_speed: float) -> Findings:
         mode: Served(
             speed=summarise(measured, EVALUATION, noise_of(blocks)),
             repeats=EVALUATION.repeats,
-            acceptance=counted_acceptance(passes[mode], SPECULATORS, BOTH_K),
         )
         for mode, measured in blocks.items()
     }
     scenario = Scenario(
         requests=40,
-        heldout=200,
         prompt_tokens=Lengths(p10=180, p50=205, p90=220),
         response_tokens=Lengths(p10=170, p50=200, p90=250),
         max_tokens=256,
@@ -395,9 +348,8 @@ def _findings(custom_speed: float) -> Findings:
             kind="mtp", in_words="an MTP layer", weights_sha256="ab" * 32
         ),
         not_measured={},
-        own_text=OnPolicy(own=True, cause="own", text="on-policy", sequences=120),
-        heldout_time=HeldoutTime(first=1.76e9, last=1.7601e9),
-        k=BOTH_K,
+        own_text=OnPolicy(cause="own", text="on-policy", sequences=120),
+        heldout_until=1.7601e9,
         main_concurrency=1,
         choice=choose_k(
             {name: sums.acceptance_length() for name, sums in replays.items()},
@@ -406,7 +358,6 @@ def _findings(custom_speed: float) -> Findings:
             0,
             {},
             source="steps of the eager engine",
-            requested="auto",
             sequences=120,
             acceptance_length=Drafters[list[float] | None](
                 **{name: sums.acceptance_length() for name, sums in replays.items()}

@@ -226,7 +226,7 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     results = bench.judged(published(nano_r1, bench.home / "slow"), weakened)
     assert results.replay.ratio == gains.replay.ratio  # the same weights
     assert results.counted.ratio.value > 1.2
-    assert results.verdict.verdict == "do not ship" and results.verdict.exit_code == 2
+    assert results.verdict.verdict == "do not ship"
     assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
     assert results.verdict.reason.startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 

@@ -97,7 +97,7 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store, parity)
     assert found.greedy.base.equal == 3 and found.parity == parity
     (difference,) = found.greedy.custom.differences
-    assert (difference.response, difference.token) == (1, 4)
+    assert difference.response == 1
     # The control's second response has the same difference, so speculation adds none.
     assert found.control.greedy.differences == [difference]
     assert found.control.greedy.responses == 2
@@ -125,9 +125,6 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     assert difference.base == pytest.approx(0.0)
     # Of the repeated responses only the first is equal; it took a quarter more steps.
     assert difference.control == pytest.approx(0.25)
-    details = difference.details.sampled.custom
-    assert details.relative_difference == pytest.approx(details.predicted_steps / 40 - 1)
-    assert details.delivered_tokens == 3 * 11
 
 
 class Largest(TorchDispatchMode):

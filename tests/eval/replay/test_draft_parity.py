@@ -58,14 +58,12 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         assert complaint(found, parity) is None, found
         # The engine against itself, in batches of four and of one.
         assert found["control"]["drafts"] > 300 and found["control"]["missing"] <= 0.02, found
-        for depth in found["per_depth"]:
-            # The rest are near ties that bf16 and float32 break differently. One draft in some
-            # hundreds may differ by several nats, where bf16 routes it to another expert. So the
-            # largest gap and single drafts are not bounded.
-            assert depth["agreement"] >= 0.97 and depth["agreement"] + depth["near_ties"] >= 0.98, (
-                found
-            )
-            assert depth["difference"] < 0.05, found
+        # The rest are near ties that bf16 and float32 break differently. One draft in some hundreds
+        # may differ by several nats, where bf16 routes it to another expert. So single drafts are
+        # not bounded.
+        assert all(depth["agreement"] >= 0.97 for depth in found["per_depth"]), found
+        assert found["agreement"] + found["near_ties"] >= 0.98, found
+        assert found["difference"] < 0.05, found
     # The other's weights do not pass for it.
     crossed = draft_parity(recordings["custom"], short_r1, short_r1, 4, parity)
     assert "usual causes" in complaint(crossed, parity)
@@ -252,11 +250,10 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         DEPTH,
         ParityConfig(near_tie_nats=bound),
     )
-    last = found["per_depth"][-1]
-    assert last["agreement"] == 0 and last["near_ties"] == pytest.approx(
-        sum(gap <= bound for gap in gaps) / len(gaps)
-    )
-    assert 11 / 30 <= last["near_ties"] < 1 and last["gap"] == pytest.approx(max(gaps), abs=1e-4)
+    near_ties = found["near_ties"] * DEPTH  # all at the last depth
+    assert found["per_depth"][-1]["agreement"] == 0
+    assert near_ties == pytest.approx(sum(gap <= bound for gap in gaps) / len(gaps))
+    assert 11 / 30 <= near_ties < 1
 
 
 def test_long_prompts_share_no_batch_that_would_not_fit():

@@ -7,12 +7,11 @@ import torch
 from tokenizers import Tokenizer
 
 from outrider.eval.replay.example_traces import (
-    HEAD,
-    TAIL,
+    SHOWN_STEPS,
     choose,
-    marked,
     pieces,
     sample_responses,
+    step_texts,
     walk,
     walks,
 )
@@ -73,21 +72,12 @@ def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
     assert accepted == pytest.approx(sums.accepted_RKK[:, DEPTH - 1].sum()) and accepted > 5
 
 
-def test_tokens_are_told_apart_by_who_wrote_them(tokenizer):
-    ids = [tokenizer.token_to_id(letter) for letter in "abcdefg"]
-    drafts = {0: [ids[1], ids[0]], 2: [ids[3], ids[4]], 5: [ids[6], ids[0]]}
-    tokens = marked(tokenizer, pieces(tokenizer, ids), walk(ids, lambda anchor: drafts[anchor]))
-    assert [(token["kind"], token["step"]) for token in tokens] == [
-        ("first", 0),
-        ("accepted", 1),
-        ("own", 1),
-        ("accepted", 2),
-        ("accepted", 2),
-        ("extra", 2),
-        ("accepted", 3),
-    ]
-    assert [token.get("instead") for token in tokens] == [None, None, "a", None, None, None, None]
-    assert "".join(token["text"] for token in tokens) == "abcdefg"
+def test_the_text_of_a_step_is_told_apart_by_who_wrote_it():
+    drafts = {0: [1, 9], 2: [3, 4], 5: [6, 9]}
+    steps = walk(list(range(7)), lambda anchor: drafts[anchor])
+    # A wrong draft, two right ones, and the end of the response after a right one.
+    shown = step_texts(list("abcdefg"), steps)
+    assert shown == [("", "a"), ("b", "c"), ("de", "f"), ("g", "")]
 
 
 def test_a_character_of_several_tokens_stands_at_its_last(tokenizer):
@@ -114,7 +104,7 @@ def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r
     for path in (*case.target.iterdir(), nano_r1 / "tokenizer.json"):
         (target / path.name).symlink_to(path)
     long = case.store["r0"]
-    repeats = -(-(HEAD + TAIL + 20) // len(long.token_ids))
+    repeats = -(-SHOWN_STEPS * (DEPTH + 1) // len(long.token_ids))
     store = {
         **case.store,
         "r0": SimpleNamespace(
@@ -128,16 +118,15 @@ def test_examples_say_what_replay_says_of_their_responses(case, tmp_path, nano_r
     speculators = {"base": case.target, "custom": case.target}
     found = sample_responses(sums, sums, 2, speculators, target, reader)
     chosen = choose(sums, sums, 2)
-    assert found["k"] == 2 and [example["place"] for example in found["examples"]] == list(chosen)
+    assert [example["place"] for example in found["examples"]] == list(chosen)
     assert "r0" in chosen.values()
     for example, name in zip(found["examples"], chosen.values(), strict=True):
         row = sums.sequence_ids.index(name)
-        assert example["base"] == example["custom"]
-        assert example["base"]["steps"] == pytest.approx(sums.steps_RK[row, 1])
-        assert example["tokens"] / example["base"]["steps"] == example["base"]["acceptance_length"]
-        shown = len(example["base"]["shown"])
-        assert shown + example["left_out"] == example["tokens"] + 1
-        assert shown == min(HEAD + TAIL, example["tokens"] + 1)
+        walked = example["base"]
+        assert walked == example["custom"]
+        assert walked["steps"] == pytest.approx(sums.steps_RK[row, 1])
+        assert example["tokens"] == sums.tokens_R[row]
+        assert len(walked["shown"]) == 1 + min(walked["steps"], SHOWN_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +147,7 @@ def test_the_page_shows_them_escaped_and_only_where_they_are(pages):
     page, plain = ((pages[shown] / "report.html").read_text() for shown in (True, False))
     assert "Kanarienvogel" not in plain and "Step by step" not in plain
     assert "&lt;b&gt;Kanarienvogel&lt;/b&gt;" in page and SECRET not in page
-    assert "acceptance length 3.50" in page and 'title="drafted: &lt;i&gt;"' in page
+    assert "acceptance length 3.50" in page
     markdown = (pages[True] / "report.md").read_text()
     assert "Kanarienvogel" in markdown and "## Step by step" in markdown
     assert "Step by step" not in (pages[False] / "report.md").read_text()

@@ -41,7 +41,7 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
         }
     }
     gains, loses = sliced(base, custom, 2, slices)["tenant"]
-    assert gains.tokens == 10 + 11 + 12 + 13 and gains.sequences == 4
+    assert gains.ratio.observations == 4
     assert gains.base.value == pytest.approx(46 / 24) and gains.custom.value == pytest.approx(
         46 / 12
     )
@@ -60,8 +60,11 @@ def test_an_interval_needs_sessions_and_is_over_them():
         }
     }
     one, five = sliced(base, custom, 2, slices)["route"]
-    assert one.sessions == 1 and one.ratio.low is None
-    assert five.sessions == LEAST_CLUSTERS and five.ratio.low < five.ratio.value < five.ratio.high
+    assert one.ratio.clusters == 1 and one.ratio.low is None
+    assert (
+        five.ratio.clusters == LEAST_CLUSTERS
+        and five.ratio.low < five.ratio.value < five.ratio.high
+    )
 
 
 def test_regions_within_responses_and_those_without_a_step():
@@ -74,7 +77,7 @@ def test_regions_within_responses_and_those_without_a_step():
     table = sliced(base, custom, 2, {})
     assert set(table) == {"part"}  # `place` has a single part with steps
     reasoning, answer = table["part"]
-    assert reasoning.sequences == 2 and answer.sequences == 1
+    assert reasoning.ratio.observations == 2 and answer.ratio.observations == 1
     assert reasoning.ratio.value == pytest.approx(8 / 4) and answer.ratio.value == pytest.approx(1)
 
 

@@ -33,8 +33,9 @@ def test_only_the_best_share_of_validation_is_measured_on_other_parts(custom, ch
     others = [(chosen, "heldout"), (chosen, "general")] if chosen else []
     assert replayed == [(share, "validation") for share in (0.25, 0.5, 0.75)] + others
     assert {share for share, row in mixtures.items() if row.heldout} == ({chosen} - {None})
-    expected = sample_replay(0.75).acceptance_length()[K - 1]
-    assert mixtures[0.75].validation.acceptance_length.value == pytest.approx(expected)
+    base = sample_replay(0.6).acceptance_length()[K - 1]
+    expected = sample_replay(0.75).acceptance_length()[K - 1] / base
+    assert mixtures[0.75].validation.value == pytest.approx(expected)
     if chosen:
-        expected = sample_replay(0.65).acceptance_length()[K - 1]
-        assert mixtures[chosen].heldout.acceptance_length.value == pytest.approx(expected)
+        expected = sample_replay(0.65).acceptance_length()[K - 1] / base
+        assert mixtures[chosen].heldout.value == pytest.approx(expected)

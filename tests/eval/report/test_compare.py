@@ -1,99 +1,124 @@
-"""Runs side by side, from whole reports."""
+"""Runs side by side, and the same speculator on newer traffic: changes, and chance."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.eval.report.compare import compare, print_comparison
-from outrider.eval.report.report import write_report
+from outrider.eval.report.compare import compare, print_comparison, write_page
+from outrider.eval.report.drift import change, history
+from outrider.eval.results.parts import ClusteredEstimate, Drafters
+from outrider.eval.results.report import SpeculatorIdentity
+from outrider.eval.stats.clusters import clustered
+from tests.eval.sample_history import SPREAD, estimate, report
 from tests.eval.sample_results import sample_results
 
+OTHER = SpeculatorIdentity(kind="eagle3", in_words="", weights_sha256="cd" * 32)
 
-@pytest.fixture
-def runs(tmp_path):
-    """Two evaluations; the second has other slices and another k."""
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three evaluations, the last of another speculator with fewer slices."""
+    folder = tmp_path_factory.mktemp("runs")
+    slices = sample_results().slices
+    fewer = slices | {"tenant": slices["tenant"][:1]}
     made = []
-    for name, results in (("march", sample_results()), ("april", sample_results(custom_speed=0.5))):
-        results = results.model_dump(mode="json")
-        if name == "april":
-            results["k"] = {"base": 2, "custom": 2}
-            del results["slices"]["tenant"][1]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(json.dumps(results))
-        made.append(tmp_path / name)
+    for name, whole in (
+        ("march", report(0, 2, 3)),
+        ("<i>june<|i>", report(9, 2, 2.4)),
+        ("july", report(99, 2, 2, speculator=OTHER, slices=fewer)),
+    ):
+        whole.write(folder / name / "report.json")
+        made.append(folder / name)
     return made
-
-
-def printed(compared):
-    console = Console(record=True, width=160)
-    print_comparison(compared, console)
-    return console.export_text()
 
 
 def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     compared = compare(runs)
     by_name = {row.figure: row.values for row in compared.figures}
-    assert by_name["verdict"] == ["ship", "do not ship"] and by_name["k, base and custom"] == [
-        "2 / 3",
-        "2",
-    ]
-    ratios = by_name["tokens/s eager, concurrency 1, custom / base"]
-    assert ratios[0].value > 1.2 > 0.7 > ratios[1].value
-    assert by_name["tenant: <b>small</b>, ratio"][1] is None
-    assert not any("tokens_per_s" in name for name in by_name)
+    assert by_name["verdict"] == ["ship"] * 3 and by_name["K, base and custom"] == ["2 / 3"] * 3
+    assert by_name["kind of custom"] == ["mtp", "mtp", "eagle3"]
+    assert by_name["acceptance, tenant: <b>small</b>, custom / base"][2] is None
+    assert "tokens/s, eager, concurrency 1, custom / none" in by_name
     (note,) = compared.notes
-    assert "differ in k (march 2 / 3, april 2)" in note
-    text = printed(compared)
-    assert "march" in text and "ship" in text
-    assert f"[{ratios[0].low:.2f}, {ratios[0].high:.2f}]" in text
+    assert "differ in kind of custom" in note
     assert json.loads(compared.model_dump_json())["runs"] == [str(run) for run in runs]
 
 
-def test_kinds_of_one_run_are_compared(tmp_path):
-    """A run of several kinds has an evaluation in a folder for each that was served."""
-    runs = []
-    for kind, speed in (("mtp", 1.2), ("eagle3", 1.5)):
-        results = sample_results(custom_speed=speed)
-        identity = results.speculator.model_copy(update={"kind": kind})
-        folder = tmp_path / "evaluation" / kind
-        results.model_copy(update={"speculator": identity}).write(folder / "results.json")
-        write_report(tmp_path, folder, folder)
-        runs.append(folder)
-    compared = compare(runs)
-    by_name = {row.figure: row.values for row in compared.figures}
-    assert compared.names == ["mtp", "eagle3"] == by_name["kind of custom"]
-    ratios = by_name["tokens/s eager, concurrency 1, custom / none"]
-    assert ratios[1].value > 1.15 * ratios[0].value
-    assert any("differ in kind (mtp mtp, eagle3 eagle3)" in note for note in compared.notes)
-    assert "kind of custom" in printed(compared) and len(compared.workloads) == 4
-
-
-def test_workloads_are_rows_with_what_custom_saves(runs):
-    compared = compare(runs)
-    rows = compared.workloads
-    assert [(row.workload, row.mode) for row in rows] == [
-        (name, mode) for name in ("march", "april") for mode in ("eager", "compiled")
-    ]
-    for row in rows:
-        assert row.saved_share.value == pytest.approx(1 - 1 / row.custom_over_none.value)
-    text = printed(compared)
-    assert "base / none" in text and f"{rows[0].saved_share.value:.0%} [" in text
-    assert "eager, concurrency 1" in text
+def test_page_and_terminal_say_what_changed(runs, tmp_path):
+    compared, console = compare(runs), Console(record=True, width=200)
+    print_comparison(compared, console)
+    write_page(tmp_path / "compared.html", compared)
+    page = (tmp_path / "compared.html").read_text()
+    for form in (page, console.export_text()):
+        assert "drifts away: it gains less over base" in form and "1.50 [1.47, 1.53]" in form
+        assert "abababababab" in form and "cdcdcd" not in form
+    assert "&lt;i&gt;june" in page and "<i>june" not in page and page.count("<svg") == 1
 
 
 def test_what_is_no_evaluated_run_is_named(runs, tmp_path):
     with pytest.raises(OutriderError, match=r"--compare .*nowhere: no report.json"):
         compare([runs[0], tmp_path / "nowhere"])
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "report.json").write_text("{}")
-    with pytest.raises(OutriderError, match="no verdict, replay, served, k in it"):
-        compare([tmp_path / "empty"])
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(OutriderError, match=r"report.json: version None, but"):
+        compare([tmp_path])
+    report(0, 2, 3, replay=None).write(tmp_path / "report.json")
+    with pytest.raises(OutriderError, match="without exact replay"):
+        compare([tmp_path])
 
 
-def test_a_report_of_another_version_is_refused(runs):
-    path = runs[0] / "report.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 9}))
-    with pytest.raises(OutriderError, match=r"march/report.json: version 9, but version 1"):
-        compare(runs)
+def test_a_speculator_is_followed_in_time_whatever_the_order():
+    (series,) = history(
+        {
+            "june": report(90, 2.0, 2.4),
+            "march": report(0, 2.0, 3.0),
+            "april": report(30, 2.0, 3.01),
+            "may": report(60, 1.7, 2.55),
+            "other": report(60, 2.0, 3.0, speculator=OTHER),
+        }
+    )
+    assert series.weights == "ab" * 32
+    assert [point.run for point in series.points] == ["march", "april", "may", "june"]
+    readings = [point.reading for point in series.points]
+    assert readings[0] == "" and series.points[0].over_base is None
+    assert readings[1].startswith("no significant change (× 1.003")
+    assert readings[2].startswith("the traffic is harder to draft, for base as well (× 0.850")
+    assert readings[3].startswith("drifts away: it gains less over base (× 0.800")
+
+
+def test_what_was_measured_otherwise_is_not_compared():
+    first = report(5, 2.0, 3.0, heldout_until=None)
+    choice = first.choice.model_copy(update={"k": Drafters[int](base=2, custom=2)})
+    (series,) = history({"b": first, "a": report(1, 2.0, 2.0, choice=choice)})
+    assert [point.run for point in series.points] == ["b", "a"]  # as given: one has no time
+    assert series.points[1].over_base is None
+    assert series.points[1].reading == "not comparable, another k"
+
+
+def test_chance_is_shared_among_the_runs():
+    # z of about 2.1: beyond chance as the only comparison, not as one of three.
+    error = math.log1p(SPREAD) / 1.959964 * math.sqrt(2)
+    one, later = estimate(1.0), estimate(math.exp(2.1 * error))
+    assert change(one, later, 1).p_value == pytest.approx(0.0357, abs=2e-4)
+    assert change(one, later, 1).beyond_chance and not change(one, later, 3).beyond_chance
+    fixed = estimate(1.0, spread=0.0)
+    assert not change(fixed, fixed, 1).beyond_chance
+    assert change(fixed, estimate(2.0, spread=0.0), 1).beyond_chance
+
+
+def test_an_unchanged_speculator_seldom_changes():
+    """Runs from one population, with intervals over sessions: five in a hundred are significant."""
+    random = np.random.default_rng(0)
+
+    def run():
+        tokens = random.integers(50, 400, 80)
+        steps = tokens / random.normal(2.5, 0.4, 80).clip(1)
+        sums = np.stack([tokens, steps], axis=1)
+        drawn = clustered(sums, [*range(80)], lambda s: s[..., 0] / s[..., 1])
+        return ClusteredEstimate.of(drawn)
+
+    found = [change(run(), run(), 1).beyond_chance for _ in range(200)]
+    assert 2 <= sum(found) <= 24

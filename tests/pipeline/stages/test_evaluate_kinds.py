@@ -14,7 +14,6 @@ from datasets import Dataset
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.quarantine import write_quarantine
-from outrider.eval.report.past_run import PastRun
 from outrider.eval.results.kinds import KindChoice
 from outrider.eval.results.report import Report, Results
 from outrider.pipeline.recipe.load import load_recipe
@@ -117,12 +116,11 @@ def test_two_kinds_are_chosen_evaluated_and_the_best_is_published(run) -> None:
     keep_blocks(directory, recipe, {"mtp": 1.2, "eagle3": 1.6})
     CHOOSE_KIND.perform(directory, recipe, {})
     choice = KindChoice.model_validate(read_json(directory.kind_choice))
-    assert set(choice.finalists) == set(KINDS) and choice.sequences == 6
+    assert set(choice.finalists) == set(KINDS)
     assert directory.result_of("choose_kind")["finalists"] == choice.finalists
     facts = {each.kind: each.facts for each in choice.kinds}
     for kind in KINDS:
         (weights,) = directory.of_kind(kind).speculator.glob("*.safetensors")
-        assert facts[kind].megabytes == pytest.approx(weights.stat().st_size / 1e6)
         assert facts[kind].training_minutes == 1.5
         # The bytes are bf16, up to headers and the vocabulary's maps.
         assert facts[kind].parameters == pytest.approx(weights.stat().st_size / 2, rel=0.1)
@@ -138,7 +136,6 @@ def test_two_kinds_are_chosen_evaluated_and_the_best_is_published(run) -> None:
         assert found.speculator.kind == kind and found.kinds is None
         assert found.k.custom == choice.of(kind).k  # as forecast, from the same steps
         assert results.kinds.served[kind].verdict == found.verdict.verdict
-        assert PastRun.read(own).speculator.kind == kind
         assert "Acceptance length during training" in (own / "report.html").read_text()
         # Nothing was started: only what was kept, and replays.
         names = {path.stem for path in (own / "steps").iterdir()}
