@@ -117,8 +117,7 @@ def parity(random: np.random.Generator, trials: int) -> None:
             agreement_S = 1 - pairs * random.binomial(drafts // pairs, share, trials) / drafts
             before.append(float(np.mean(1 - agreement_S > 1 - config.min_agreement + 1e-9)))
             rows = (
-                found | {"agreement": a, "per_depth": [{"n": drafts, "agreement": a}]}
-                for a in agreement_S
+                found | {"agreement": a, "steps": drafts, "per_depth": [a]} for a in agreement_S
             )
             now.append(float(np.mean([complaint(each, config) is not None for each in rows])))
         name = f"{drafts}{', in pairs' if pairs == 2 else ''}"

@@ -14,7 +14,7 @@ speculators of two kinds have a server and times each.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from outrider.eval.bench.server_pool import DraftPlan, ServerPool
 from outrider.eval.bench.step_times import StepFit, StepTimes
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import CURRENT, DRAFTERS, SAME_K, Drafter, Drafters
-from outrider.eval.results.prediction import Choice, KGain, KReason
 from outrider.eval.stats.intervals import percentile_interval
 from outrider.serving.load_generator import LoadGenerator
 
@@ -32,6 +32,14 @@ MIN_GAIN = 0.01
 
 RESAMPLES = 2000
 """Of the rounds of timed steps."""
+
+
+class BestK(NamedTuple):
+    """A speculator's k, and others that the timed steps could not tell from it."""
+
+    k: int
+    undecided: tuple[int, ...]
+
 
 Lengths = Mapping[Drafter, Sequence[float]]
 """Acceptance length with k = 1, 2, ... drafts."""
@@ -89,10 +97,10 @@ def choose_k(
     `given` are further fields of the choice.
     """
     fits = {name: fits_of(own, seed) for name, own in times.items()}
-    reasons = {
+    found = {
         name: best_k(lengths[name], times[name].numbers, fits[name][main], least=1) for name in fits
     }
-    k = dict(fixed) | {name: reason.k for name, reason in reasons.items()}
+    k = dict(fixed) | {name: best.k for name, best in found.items()}
     if len(times) < len(DRAFTERS):
         return Choice(k=Drafters[int](**k), **given)
     ranges, step_ms = {}, {}
@@ -114,7 +122,9 @@ def choose_k(
         del step_ms["base"]
     return Choice(
         k=Drafters[int](**k),
-        reason=Drafters[KReason](**reasons),
+        undecided=Drafters[tuple[int, ...]](
+            **{name: best.undecided for name, best in found.items()}
+        ),
         k_per_batch_size=Drafters[list[tuple[int, int, int]] | None](**ranges),
         step_ms=step_ms,
         rounds={str(size): len(rows) for size, rows in times["custom"].rounds.items()},
@@ -127,9 +137,7 @@ def fits_of(times: StepTimes, seed: int) -> dict[int, StepFit]:
     return {size: times.fit(size, RESAMPLES, seed) for size in times.rounds}
 
 
-def best_k(
-    lengths: Sequence[float], numbers: Sequence[int], fit: StepFit, least: int = 0
-) -> KReason:
+def best_k(lengths: Sequence[float], numbers: Sequence[int], fit: StepFit, least: int = 0) -> BestK:
     """The smallest k, from `least`, over which no larger one is estimated to gain MIN_GAIN.
 
     `lengths[k - 1]` is the acceptance length of k drafts. It is decided when the intervals say the
@@ -142,29 +150,21 @@ def best_k(
     log_K = np.log(tokens_K / np.array(fit.step_s)[columns])
     log_SK = np.log(tokens_K / fit.draws_SK[:, columns])
 
-    def gain(over: int, under: int) -> KGain:
-        """Of index `over` over index `under`."""
-        low, high = percentile_interval(np.expm1(log_SK[:, over] - log_SK[:, under]))
-        value = float(np.expm1(log_K[over] - log_K[under]))
-        return KGain(k=k_of[over], over=k_of[under], value=value, low=low, high=high)
+    def interval(over: int, under: int) -> tuple[float, float]:
+        """Of the gain of index `over` over index `under`."""
+        return percentile_interval(np.expm1(log_SK[:, over] - log_SK[:, under]))
 
-    def gains(index: int) -> list[KGain]:
-        return [gain(larger, index) for larger in range(index + 1, len(log_K))]
-
+    indices = range(len(log_K))
     chosen = next(
-        index for index in range(len(log_K)) if all(each.value <= MIN_GAIN for each in gains(index))
+        index for index in indices if (np.expm1(log_K[index:] - log_K[index]) <= MIN_GAIN).all()
     )
-    smaller, larger = log_K[:chosen], log_K[chosen + 1 :]
     undecided = [
-        k_of[index] for index in range(chosen) if all(each.low <= MIN_GAIN for each in gains(index))
+        k_of[index]
+        for index in indices[:chosen]
+        if all(interval(larger, index)[0] <= MIN_GAIN for larger in indices[index + 1 :])
     ]
-    undecided += [each.k for each in gains(chosen) if each.high > MIN_GAIN]
-    return KReason(
-        k=k_of[chosen],
-        smaller=gain(chosen, int(smaller.argmax())) if len(smaller) else None,
-        larger=gain(chosen + 1 + int(larger.argmax()), chosen) if len(larger) else None,
-        undecided=tuple(undecided),
-    )
+    undecided += [k_of[i] for i in indices[chosen + 1 :] if interval(i, chosen)[1] > MIN_GAIN]
+    return BestK(k_of[chosen], tuple(undecided))
 
 
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:

@@ -25,7 +25,7 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums
-from outrider.eval.results.kinds import KindChoice, KindFacts, KindForecast
+from outrider.eval.results.choice import KindChoice, KindFacts, KindForecast
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
 
@@ -49,7 +49,7 @@ def choose_kind(contexts: Contexts, facts: Mapping[str, KindFacts]) -> KindChoic
     with first.alone_on_node():
         times = step_times_of_kinds(contexts)
     choice = choice_of(replays, times, first.settings, facts)
-    main = str(choice.main_concurrency)
+    main = str(first.settings.gated_concurrency)
     for each in choice.kinds:
         first.say(
             f"{each.kind}: K = {each.k}, acceptance length {each.acceptance_length.value:.2f},"
@@ -76,8 +76,6 @@ def choice_of(
     main = str(settings.gated_concurrency)
     kinds.sort(key=lambda each: -each.tokens_per_s(main))
     return KindChoice(
-        main_concurrency=settings.gated_concurrency,
-        none_step_ms={str(size): 1000 * seconds for size, seconds in plain_s.items()},
         kinds=kinds,
     )
 

@@ -109,11 +109,9 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         target=context.target.model,
         speculator=SpeculatorIdentity(
             kind=custom.kind,
-            in_words=custom.in_words,
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
         heldout_until=heldout_until(heldout),
-        current_k=current_k,
         main_concurrency=context.settings.gated_concurrency,
         by_batch_size=context.by_batch_size,
         choice=choice,

@@ -184,7 +184,7 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
     enough = needed <= difference.observations
     return Check(
         name="task accuracy with and without speculation",
-        outcome=_outcome(-margin < difference.low and difference.high < margin),
+        outcome=_outcome(difference.within(margin)),
         seen=f"custom minus none {difference.value:+.3f}, 90 % interval "
         f"[{difference.low:+.3f}, {difference.high:+.3f}] over {difference.observations} responses"
         + ("" if enough else f" (with this variance about {needed} are needed)"),
@@ -214,7 +214,7 @@ def _parities(found: Drafters[Parity], parity: ParityConfig) -> list[Check]:
 
 def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
     missing, difference = tolerances(found.model_dump(), parity)
-    drafts = sum(depth.n for depth in found.per_depth)
+    drafts = found.steps * len(found.per_depth)
     return Check(
         name=f"drafts of trainer and engine, {name}",
         outcome=_outcome(complaint(found.model_dump(), parity) is None),

@@ -13,7 +13,7 @@ the higher forecast is taken: the forecast is from servers that took turns, on t
 from collections.abc import Mapping
 
 from outrider.eval.config import SHIP, UNDECIDED
-from outrider.eval.results.kinds import KindChoice, Kinds, KindServed
+from outrider.eval.results.choice import KindChoice, Kinds, KindServed
 from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Results
 
@@ -32,7 +32,8 @@ def shipped_kind(choice: KindChoice, evaluated: Mapping[str, Results]) -> Kinds:
     ]
     chosen, reason = level[0], _alone(level[0], served)
     for other in level[1:]:
-        chosen, reason = _better(chosen, other, choice, served)
+        main = str(evaluated[chosen].main_concurrency)
+        chosen, reason = _better(chosen, other, choice, served, main)
     return Kinds(choice=choice, served=served, chosen=chosen, reason=reason)
 
 
@@ -48,10 +49,13 @@ def _alone(kind: str, served: Mapping[str, KindServed]) -> str:
 
 
 def _better(
-    first: str, second: str, choice: KindChoice, served: Mapping[str, KindServed]
+    first: str,
+    second: str,
+    choice: KindChoice,
+    served: Mapping[str, KindServed],
+    main: str,
 ) -> tuple[str, str]:
     """The better of two kinds with the same verdict, `first` having the higher forecast."""
-    main = str(choice.main_concurrency)
     ratios = {kind: served[kind].over_none for kind in (first, second)}
     found = {
         kind: " and ".join(f"{_interval(row[main])} ({mode})" for mode, row in ratios[kind].items())
@@ -78,13 +82,8 @@ def _served(results: Results) -> KindServed:
     modes = results.served.items()
     return KindServed(
         verdict=results.verdict.verdict,
-        k=results.k.custom,
         over_none={
             mode: {size: row.custom_over_none for size, row in one.speed.items()}
-            for mode, one in modes
-        },
-        over_base={
-            mode: {size: row.custom_over_base for size, row in one.speed.items()}
             for mode, one in modes
         },
     )

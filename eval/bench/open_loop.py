@@ -124,7 +124,7 @@ def rate_row(
 def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of one variant's blocks at a rate, pooled.
 
-    In addition to `pooled`: `achieved` requests/s; `saturated`, of most of its blocks;
+    In addition to `pooled`: `saturated`, of most of its blocks;
     `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
     without drafts.
     """
@@ -133,7 +133,6 @@ def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     return {
         **pooled(blocks).model_dump(),
-        "achieved": float(np.mean([offered_and_achieved(block)[1] for block in blocks])),
         "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,
         "request_tokens_per_s": sum(map(sum, (b["request_tokens"] for b in blocks)))
         / sum(map(sum, (b["request_seconds"] for b in blocks))),

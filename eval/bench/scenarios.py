@@ -82,7 +82,6 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
             requests=len(rows),
             prompt_tokens=_quantiles(lengths.prompt_N[rows]),
             response_tokens=_quantiles(lengths.response_N[rows]),
-            max_tokens=max_tokens,
         )
         chosen_texts, chosen_times = [texts[row] for row in rows], [times[row] for row in rows]
         traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))

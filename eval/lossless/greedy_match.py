@@ -26,7 +26,6 @@ from outrider.eval.results.verification import (
     Greedy,
     SampledText,
     Task,
-    TaskAccuracy,
 )
 
 TAIL_PROBABILITY = 1e-4
@@ -114,13 +113,8 @@ def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:
     return SampledText(tokens=len(pooled), tail_share=float(tail.mean()))
 
 
-def task_accuracy(
-    solved: Mapping[Variant, list[bool]], sessions: Sequence[str], margin: float
-) -> Task:
-    """Share of solved tasks per variant, and TOST of custom minus none, paired by prompt."""
-    accuracies = {
-        variant: TaskAccuracy(solved=sum(marks), responses=len(marks))
-        for variant, marks in solved.items()
-    }
+def task_accuracy(solved: Mapping[Variant, list[bool]], sessions: Sequence[str]) -> Task:
+    """Solved tasks per variant, and TOST of custom minus none, paired by prompt."""
+    counts = {variant: sum(marks) for variant, marks in solved.items()}
     differences = np.array(solved["custom"], float) - np.array(solved["none"], float)
-    return Task(**accuracies, custom_minus_none=equivalence(differences.tolist(), sessions, margin))
+    return Task(**counts, custom_minus_none=equivalence(differences.tolist(), sessions))

@@ -1,6 +1,6 @@
 """TOST: are as many tasks solved with speculation as without?
 
-    equivalence(differences, sessions, margin=0.1).equivalent
+    equivalence(differences, sessions).within(0.1)
 
 A test that finds no difference is no evidence of equality: with few responses it never finds one.
 So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
@@ -26,10 +26,8 @@ LEVEL = 0.05
 Z = float(norm.isf(LEVEL))
 
 
-def equivalence(
-    differences: Sequence[float], clusters: Sequence[str], margin: float
-) -> Equivalence:
-    """The mean difference with its 90 % interval, and the outcome of both tests."""
+def equivalence(differences: Sequence[float], clusters: Sequence[str]) -> Equivalence:
+    """The mean difference with its 90 % interval."""
     difference_N, n = np.asarray(differences, np.float64), len(differences)
     value = float(difference_N.mean())
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
@@ -41,7 +39,6 @@ def equivalence(
         value=value,
         low=low,
         high=high,
-        equivalent=low > -margin and high < margin,
         variance=spread / n,
         observations=n,
         clusters=len(residual_G),

@@ -289,7 +289,7 @@ def judge_tasks(
         )
     if not sessions:
         return None
-    found = task_accuracy(solved, sessions, settings.gate.max_task_loss)
+    found = task_accuracy(solved, sessions)
     first = errors[0] if errors else None
     return found.model_copy(update={"errors": len(errors), "first_error": first})
 

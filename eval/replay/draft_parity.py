@@ -202,9 +202,9 @@ def draft_parity(
 
     At most `parity.anchors` steps are compared, drawn by seed. Over all depths: `agreement` (share
     of equal draft tokens), `near_ties` (share of unequal ones within `parity.near_tie_nats`) and
-    `difference` (mean absolute difference of the draft's log-probability, nats). `per_depth[s]` has
-    `n` and `agreement`. `control` is the engine against itself, over the compared steps whose text
-    it wrote twice; None where there is none.
+    `difference` (mean absolute difference of the draft's log-probability, nats). `per_depth` are
+    the agreements at each depth. `control` is the engine against itself, over the compared steps
+    whose text it wrote twice; None where there is none.
     """
     import torch
 
@@ -242,7 +242,7 @@ def draft_parity(
         "agreement": sum(agreed) / (k * n),
         "near_ties": near / (k * n),
         "difference": difference / (k * n),
-        "per_depth": [{"n": n, "agreement": a / n} for a in agreed],
+        "per_depth": [count / n for count in agreed],
         "control": control.found(),
     }
 
@@ -302,7 +302,7 @@ def _log_probabilities(
 def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
     """Why parity fails, in one sentence; None where it holds."""
     missing, difference = tolerances(found, parity)
-    drafts = sum(row["n"] for row in found["per_depth"])
+    drafts = found["steps"] * len(found["per_depth"])
     most = most_missing(drafts, missing.allowed)
     # Written so that a NaN fails too; sums of shares are rounded.
     if (
@@ -311,7 +311,7 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
     ):
         return None
     depths = ", ".join(
-        f"{row['agreement']:.1%} at depth {s}" for s, row in enumerate(found["per_depth"], start=1)
+        f"{share:.1%} at depth {s}" for s, share in enumerate(found["per_depth"], start=1)
     )
     return (
         f"the trainer's unroll and the engine agree on {found['agreement']:.2%} of"

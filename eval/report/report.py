@@ -18,8 +18,8 @@ from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import Interval, interval, print_markdown, render
+from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import DRAFTERS, k_list
-from outrider.eval.results.prediction import Choice, KGain
 from outrider.eval.results.report import Report, Results
 
 CAPTURED = "summary.json"
@@ -146,16 +146,10 @@ def k_reasons(choice: Choice) -> list[str]:
     """Why each speculator drafts its K, and K by batch size; empty where K was not chosen."""
     lines = []
     for drafter in DRAFTERS:
-        reason = choice.reason.of(drafter) if choice.reason else None
-        if reason:
-            parts = []
-            if reason.smaller:
-                parts.append(f"{_gain(reason.smaller)} faster than {reason.smaller.over}")
-            if reason.larger:
-                parts.append(f"{reason.larger.k} gains {_gain(reason.larger)}")
-            others = " and ".join(map(str, reason.undecided))
-            parts.append(f"not decided against {others}" if others else "decided")
-            lines.append(f"{drafter}: K = {reason.k}: {'; '.join(parts)}")
+        if choice.undecided:
+            others = " and ".join(map(str, choice.undecided.of(drafter)))
+            decided = f"not decided against {others}" if others else "decided"
+            lines.append(f"{drafter}: K = {choice.k.of(drafter)}, {decided}")
         rows = choice.k_per_batch_size.of(drafter) if choice.k_per_batch_size else None
         if rows:
             ranges = (f"{first}-{last}: {k}" for first, last, k in rows)
@@ -230,10 +224,6 @@ def provenance_lines(provenance: Mapping[str, Any]) -> dict[str, str]:
             text = value if isinstance(value, str) else " ".join(map(str, value))
             lines[name.replace("_", " ")] = text
     return lines
-
-
-def _gain(gain: KGain) -> str:
-    return f"{gain.value:.1%} [{gain.low:.1%}, {gain.high:.1%}]"
 
 
 def _tile(label: str, estimate: Interval) -> Tile:

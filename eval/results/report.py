@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.kinds import Kinds
+from outrider.eval.results.choice import Choice, Kinds
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
-from outrider.eval.results.prediction import Choice
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
@@ -61,8 +60,6 @@ class SpeculatorIdentity(Part):
 
     kind: str
     """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
-    in_words: str
-    """Its kind in words"""
     weights_sha256: str | None
     """Digest of its weights, equal for the same speculator in other runs; null where it has none"""
 
@@ -112,8 +109,6 @@ class Findings(Part):
     """The custom speculator"""
     heldout_until: float | None
     """When the last held-out request was logged, Unix seconds; null where the log has no times"""
-    current_k: int | None = None
-    """eval.current_k, what the endpoint drafts today"""
     main_concurrency: int
     """Concurrency at which K is chosen and custom must be faster than base"""
     by_batch_size: bool = False
@@ -161,6 +156,12 @@ class Findings(Part):
     def k(self) -> Drafters[int]:
         """Drafted tokens per step of base and of custom."""
         return self.choice.k
+
+    @property
+    def current_k(self) -> int | None:
+        """eval.current_k, what the endpoint drafts today."""
+        found: int | None = self.settings["current_k"]
+        return found
 
     @property
     def acceptance_ratio(self) -> ClusteredEstimate:

@@ -75,8 +75,6 @@ class Served(Part):
 class RateBlock(Block):
     """A variant at one rate, its timed blocks pooled."""
 
-    achieved: float
-    """Requests completed per second"""
     saturated: bool
     """Whether the rate overran the server in most blocks: it completed fewer than 90 % of the
     requests that arrived, and the time to first token at least doubled"""
@@ -115,8 +113,6 @@ class Scenario(Part):
     """Lengths of the prompts"""
     response_tokens: Lengths
     """Lengths of the logged responses"""
-    max_tokens: int
-    """Longest measured response; longer ones are cut"""
 
 
 class Cost(Part):

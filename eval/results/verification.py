@@ -3,15 +3,6 @@
 from outrider.eval.results.parts import DOCUMENTED, Drafters, Part, Variants
 
 
-class DepthParity(Part):
-    """Drafts of trainer and engine at one position."""
-
-    n: int
-    """Number of drafts compared"""
-    agreement: float
-    """Share of equal tokens"""
-
-
 class ParityControl(Part):
     """Drafts of the engine and its own for the same text, one request at a time."""
 
@@ -34,8 +25,8 @@ class Parity(Part):
     """Share of tokens that differ within speculator.parity.near_tie_nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
-    per_depth: list[DepthParity]
-    """By position"""
+    per_depth: list[float]
+    """Share of equal tokens by position"""
     control: ParityControl | None = None
     """The engine against itself; null where no text was the same"""
 
@@ -107,15 +98,6 @@ class SameText(Part):
     """Share of relabelings at least as far apart, by the chi-square distance"""
 
 
-class TaskAccuracy(Part):
-    """Tasks that one variant solved."""
-
-    solved: int
-    """Number of solved tasks"""
-    responses: int
-    """Number of responses"""
-
-
 class Equivalence(Part):
     """Custom minus none, paired by prompt, for two one-sided tests (TOST) against a margin."""
 
@@ -125,8 +107,6 @@ class Equivalence(Part):
     """Low end of its 90 % interval, each test at 5 %"""
     high: float
     """High end of the interval"""
-    equivalent: bool
-    """Whether the interval lies within gate.max_task_loss on both sides"""
     variance: float
     """Variance of one response's difference"""
     observations: int
@@ -134,9 +114,13 @@ class Equivalence(Part):
     clusters: int
     """Number of sessions"""
 
+    def within(self, margin: float) -> bool:
+        """Whether both tests reject a difference as large as the margin."""
+        return self.low > -margin and self.high < margin
 
-class Task(Variants[TaskAccuracy]):
-    """Tasks solved, greedy and sampled responses together."""
+
+class Task(Variants[int]):
+    """Number of tasks solved, greedy and sampled responses together."""
 
     model_config = DOCUMENTED
 

@@ -15,7 +15,7 @@ from outrider.pipeline.stages.sources import target_and_base_digests
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.eval.choose_kind import choose_kind
-    from outrider.eval.results.kinds import KindFacts
+    from outrider.eval.results.choice import KindFacts
     from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 
     contexts, facts = {}, {}
@@ -30,7 +30,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         )
     choice = choose_kind(contexts, facts)
     write_json(run.kind_choice, choice.model_dump(mode="json"))
-    main = str(choice.main_concurrency)
+    main = str(recipe.eval.gated_concurrency)
     return {
         "finalists": choice.finalists,
         "predicted_tokens_per_s": {each.kind: each.tokens_per_s(main) for each in choice.kinds},

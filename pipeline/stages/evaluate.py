@@ -43,7 +43,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     """Evaluates the kinds that choose_kind has named; the results are those of the shipped one."""
     from outrider.eval.evaluate import evaluate
     from outrider.eval.report.report import write_report
-    from outrider.eval.results.kinds import KindChoice
+    from outrider.eval.results.choice import KindChoice
     from outrider.eval.results.report import Results
     from outrider.eval.shipped_kind import shipped_kind
     from outrider.eval.summary import summary

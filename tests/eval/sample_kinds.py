@@ -11,7 +11,7 @@ import numpy as np
 from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_kind import choice_of
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.kinds import KindChoice, KindFacts, Kinds
+from outrider.eval.results.choice import KindChoice, KindFacts, Kinds
 from outrider.eval.results.report import Results
 from outrider.eval.shipped_kind import shipped_kind
 from tests.eval.sample_results import EVALUATION, sample_replay

@@ -39,7 +39,6 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.speed import Lengths, RateRow, Scenario, Served
 from outrider.eval.results.verification import (
-    DepthParity,
     EngineFindings,
     GreedyControl,
     Parity,
@@ -221,13 +220,12 @@ SLICES = {
 
 def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> Parity:
     """Draft parity of one speculator."""
-    depth = DepthParity(n=200, agreement=agreement)
     return Parity(
         steps=200,
         agreement=agreement,
         near_ties=0.002,
         difference=difference,
-        per_depth=[depth] * DEPTH,
+        per_depth=[agreement] * DEPTH,
     )
 
 
@@ -297,7 +295,7 @@ def sample_verification() -> Verification:
     return Verification(
         **dict(sample_engine_findings()),
         same_text=Drafters(base=same, custom=same),
-        task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions, margin=0.1),
+        task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions),
     )
 
 
@@ -337,16 +335,13 @@ def _findings(custom_speed: float) -> Findings:
         requests=40,
         prompt_tokens=Lengths(p10=180, p50=205, p90=220),
         response_tokens=Lengths(p10=170, p50=200, p90=250),
-        max_tokens=256,
     )
     return Findings(
         version=VERSION,
         recipe="resume_screening",
         run_dir="runs/resume_screening",
         target="nano_r1",
-        speculator=SpeculatorIdentity(
-            kind="mtp", in_words="an MTP layer", weights_sha256="ab" * 32
-        ),
+        speculator=SpeculatorIdentity(kind="mtp", weights_sha256="ab" * 32),
         not_measured={},
         own_text=OnPolicy(cause="own", text="on-policy", sequences=120),
         heldout_until=1.7601e9,

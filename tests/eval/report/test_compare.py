@@ -16,7 +16,7 @@ from outrider.eval.stats.clusters import clustered
 from tests.eval.sample_history import SPREAD, estimate, report
 from tests.eval.sample_results import sample_results
 
-OTHER = SpeculatorIdentity(kind="eagle3", in_words="", weights_sha256="cd" * 32)
+OTHER = SpeculatorIdentity(kind="eagle3", weights_sha256="cd" * 32)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,32 @@
-"""Models of the choice among several kinds of drafter: forecast, served speed, and why."""
+"""Models of what is chosen on the validation part: K, and the kind of drafter."""
 
-from outrider.eval.results.parts import ClusteredEstimate, Estimate, Part
+from outrider.eval.results.parts import ClusteredEstimate, Drafter, Drafters, Estimate, Part
 
 FINALISTS = 2
 """Kinds that are served."""
+
+
+class Choice(Part):
+    """How the k of base and of custom were chosen, on the validation part."""
+
+    k: Drafters[int]
+    """Drafted tokens per step"""
+    undecided: Drafters[tuple[int, ...]] | None = None
+    """Other k that the timed steps could not tell from it: smaller ones over which none is shown to
+    gain 1 %, larger ones that are not shown not to. Null where k was not chosen"""
+    k_per_batch_size: Drafters[list[tuple[int, int, int]] | None] | None = None
+    """[first batch size, last, best k]; null where the recipe sets k"""
+    acceptance_length: Drafters[list[float] | None] | None = None
+    """On the validation part, for k = 1..depth; null where exact replay is not measured"""
+    step_ms: dict[Drafter, dict[str, list[float]]] | None = None
+    """Whose engine -> batch size -> milliseconds per step for k = 0..depth; k = 0 is the target
+    alone. Of custom, and of base where it has an engine of its own. Null where nothing was timed"""
+    rounds: dict[str, int] | None = None
+    """Batch size -> number of timed rounds; null where nothing was timed"""
+    source: str
+    """Where the times come from"""
+    sequences: int
+    """Number of validation responses replayed"""
 
 
 class KindFacts(Part):
@@ -37,10 +60,6 @@ class KindForecast(Part):
 class KindChoice(Part):
     """Result of the stage choose_kind: which kinds are served, chosen on the validation part."""
 
-    main_concurrency: int
-    """Concurrency at which the kinds are ranked"""
-    none_step_ms: dict[str, float]
-    """Concurrency -> milliseconds of a step without speculation"""
     kinds: list[KindForecast]
     """Every trained kind, the fastest by forecast first"""
 
@@ -59,12 +78,8 @@ class KindServed(Part):
 
     verdict: str
     """Verdict of that evaluation"""
-    k: int
-    """Its K there"""
     over_none: dict[str, dict[str, Estimate]]
     """Engine mode -> concurrency -> its ratio of tokens/s to no speculation"""
-    over_base: dict[str, dict[str, Estimate]]
-    """Engine mode -> concurrency -> its ratio of tokens/s to base"""
 
 
 class Kinds(Part):
