@@ -352,7 +352,8 @@ def test_other_concurrencies_need_not_be_decided_and_say_what_would_decide_them(
 
 
 def test_custom_must_beat_what_runs_today_too():
-    findings = good() | {"current_k": 1}
+    findings = good()
+    findings["settings"]["current_k"] = 1
     row = findings["served"]["eager"]["speed"]["1"]
     row["current"] = {"base": row["base"], "custom_over_base": BETTER}
     assert verdict_of(findings).verdict == "ship"

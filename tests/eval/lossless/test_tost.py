@@ -36,9 +36,7 @@ def test_a_gain_beyond_the_margin_is_no_equivalence_either():
 def test_responses_of_one_session_count_as_little_as_they_are_worth():
     differences = [1] * 20 + [-1] * 20 + [0] * 160
     apart = equivalence(differences, range(200))
-    together = equivalence(
-        differences, [i // 10 for i in range(200)], margin=0.1
-    )  # two sessions +1, two -1
+    together = equivalence(differences, [i // 10 for i in range(200)])  # two sessions +1, two -1
     assert apart.within(0.1) and not together.within(0.1)
     assert together.clusters == 20
     needed = [responses_needed(each.variance, 0.1) for each in (together, apart)]

@@ -215,7 +215,7 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
     )
     target = SimpleNamespace(directory=lambda: "nowhere")
     result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
-    assert (result.none.solved, result.custom.solved, result.none.responses) == (2, 1, 2)
+    assert (result.none, result.custom, result.custom_minus_none.observations) == (2, 1, 2)
     assert judge_tasks(outputs, prompts, target, EvalConfig()) is None
 
 
@@ -239,7 +239,7 @@ def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_
     check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731
     monkeypatch.setattr(verification, "task_of", lambda _: check)
     result = judge_tasks(outputs, prompts, target, settings)
-    assert (result.none.solved, result.none.responses) == (2, 2)
+    assert (result.none, result.custom_minus_none.observations) == (2, 2)
     assert result.errors == 2 * 3 and result.first_error.startswith("ValueError at ")
     assert "five" not in result.first_error
     with pytest.raises(OutriderError, match=r"raised on all responses, first ValueError at .*kept"):
