@@ -174,16 +174,6 @@ def test_a_named_folder_keeps_precedence(checkout: Checkout, variable: str) -> N
     assert checkout.origin("torch") == "wheels"
 
 
-@pytest.mark.parametrize("variable", ["PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL"])
-def test_a_named_index_keeps_precedence(checkout: Checkout, variable: str) -> None:
-    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"))
-    named = write_index(checkout.folder / "named", ("torch", "1.0+cpu"))
-    done = checkout.set_up(pytorch, **{variable: named})
-    assert done.returncode == 0, done.stderr
-    assert pytorch not in done.stdout
-    assert checkout.origin("torch") == "named"
-
-
 def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> None:
     pytorch = write_index(checkout.folder / "pytorch", ("extra", "2.0"))
     done = checkout.set_up(pytorch)
@@ -202,12 +192,6 @@ def test_another_missing_package_does_not_turn_to_pytorch(checkout: Checkout) ->
     assert pytorch not in done.stdout + done.stderr
 
 
-def test_the_pytorch_index_is_the_public_one() -> None:
-    text = (ROOT / "requirements" / "setup.sh").read_text()
-    assert "PYTORCH_CPU_INDEX:-https://" in text
-    assert f"UV_VERSION={UV_VERSION}\n" in text
-
-
 @pytest.mark.parametrize(
     ("version", "code"), [("550.163.01", 1), ("580.65.06", 0), ("610.12", 0), ("", 1)]
 )
@@ -224,13 +208,6 @@ def test_a_driver_that_torch_cannot_use_is_refused(
     else:
         assert "set-up: gpu packages" in done.stdout
         assert checkout.origin("torch") == "general"
-
-
-def test_the_needed_driver_is_the_one_of_the_pinned_cuda() -> None:
-    """NVIDIA's CUDA 13 runs on drivers from R580 on, CUDA 12 from R525 on."""
-    pins = (ROOT / "requirements" / "gpu.txt").read_text()
-    assert "\ncuda-toolkit==13." in pins
-    assert "NEEDED_DRIVER=580\n" in (ROOT / "requirements" / "setup.sh").read_text()
 
 
 def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:
