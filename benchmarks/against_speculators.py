@@ -383,7 +383,7 @@ def judge(args: argparse.Namespace, head_dir: Path) -> list[float]:
     store = FeatureStore.open(args.run / "states")
     held = {row["id"] for row in store.manifest["sequences"]}
     heldout = read_json(args.run / "split" / "parts.json")["heldout"]
-    columns = ["sequence_id", "session", "temperature", "top_p"]
+    columns = ["sequence_id", "session", "temperature", "top_p", "top_k"]
     ids = [name for name in heldout if name in held]
     table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(columns)
     target_dir = TargetConfig().directory()

@@ -168,10 +168,13 @@ class StepBench:
         target = TargetConfig().directory()
         self.store = FeatureStore.open(args.run / "states")
         rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
-            ["sequence_id", "temperature", "top_p"]
+            ["sequence_id", "temperature", "top_p", "top_k"]
         )
         self.sampling = {
-            r["sequence_id"]: Sampling(temperature=r["temperature"], top_p=r["top_p"]) for r in rows
+            r["sequence_id"]: Sampling(
+                temperature=r["temperature"], top_p=r["top_p"], top_k=r["top_k"]
+            )
+            for r in rows
         }
         table = {row["id"]: row for row in self.store.manifest["sequences"]}
         chosen = [

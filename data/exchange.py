@@ -84,6 +84,13 @@ class Exchange:
     """Unix seconds."""
     temperature: float | None = None
     top_p: float | None = None
+    top_k: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    constraint: str | None = None
+    """What else decided the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
     weight: float = 1.0
     regenerate: bool = False
     """Whether the response held personal data. It then has surrogates, and the target must generate
@@ -112,7 +119,17 @@ BEYOND_FIRST = "beyond_first"
 """Replaces these reasons where only the first rows of each file were read: the other half may
 follow."""
 
-ASIDE = frozenset({"other_model", "not_a_generation", "cache_hit", "weighted_out", BEYOND_FIRST})
-"""Reasons that do not count towards `traffic.max_reject_fraction`: another model, calls that are
-not generations, answers from a cache, rows with a training weight of 0, and rows cut by a quick
-look. They are counted in the summary."""
+SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
+"""Reasons of responses whose tokens come from another distribution than temperature, top_k and
+top_p give."""
+
+ASIDE = SAMPLED_OTHERWISE | {
+    "other_model",
+    "not_a_generation",
+    "cache_hit",
+    "weighted_out",
+    BEYOND_FIRST,
+}
+"""Reasons that do not count towards `traffic.max_reject_fraction`: sampled otherwise, another
+model, calls that are not generations, answers from a cache, rows with a training weight of 0, and
+rows cut by a quick look. They are counted in the summary."""

@@ -115,7 +115,9 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         main_concurrency=context.settings.gated_concurrency,
         by_batch_size=context.by_batch_size,
         choice=choice,
-        sampling=RequestSampling(temperature=sampling.temperature, top_p=sampling.top_p),
+        sampling=RequestSampling(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+        ),
         draft_sample_method=context.serving.draft_sample_method,
         not_measured=not_measured(context),
         lost_ends=(requests.unsent,) if requests.unsent else (),

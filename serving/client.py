@@ -25,9 +25,27 @@ class Sampling:
 
     temperature: float = 0.6
     top_p: float = 0.95
+    top_k: int = 0
+    """0: no limit."""
     seed: int | None = None
     """Seed of the first request; the i-th has seed + i. None: unseeded. Must be None on a CPU,
     where a seeded request ends vLLM 0.32's worker ("CPU Generator does not use offset")."""
+
+    def request(self) -> dict[str, Any]:
+        """The parameters as fields of a request, those that are off too.
+
+        The server would replace missing ones by the defaults of the target's
+        generation_config.json.
+        """
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+        }
 
 
 @dataclass(frozen=True)
@@ -67,8 +85,7 @@ def complete(
             "model": model,
             "prompt": list(prompts[index]),
             "max_tokens": max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            **sampling.request(),
             "return_token_ids": True,
         }
         if sampling.seed is not None:

@@ -208,6 +208,7 @@ class LoggedRow(NamedTuple):
     completion_start: int
     temperature: float
     top_p: float
+    top_k: int = 0
 
 
 class AskedRow(NamedTuple):
@@ -218,6 +219,7 @@ class AskedRow(NamedTuple):
     temperature: float
     top_p: float
     max_tokens: int
+    top_k: int = 0
 
 
 class Engine:
@@ -380,6 +382,7 @@ class Engine:
             SamplingParams(
                 temperature=row.temperature,
                 top_p=row.top_p,
+                top_k=row.top_k,
                 max_tokens=row.max_tokens,
                 detokenize=False,
             )
@@ -488,8 +491,14 @@ def _claimed(
     from outrider.serving.logged_text import Claim
 
     return (
-        (row_id, token_ids, Claim(start, temperature, top_p, positions).as_request_argument())
-        for row_id, token_ids, start, temperature, top_p in rows
+        (
+            row.row_id,
+            row.token_ids,
+            Claim(
+                row.completion_start, row.temperature, row.top_p, positions, row.top_k
+            ).as_request_argument(),
+        )
+        for row in rows
     )
 
 

@@ -197,7 +197,7 @@ class LoadGenerator:
         dataset = self._folder / "prompts.jsonl"
         lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
         dataset.write_text("".join(lines), encoding="utf-8")
-        body: dict[str, Any] = {"add_special_tokens": False}
+        body: dict[str, Any] = {"add_special_tokens": False, **sampling.request()}
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         options = {
@@ -211,7 +211,6 @@ class LoadGenerator:
             "custom-output-len": max_tokens,
             "num-prompts": len(prompts),
             "temperature": sampling.temperature,
-            "top-p": sampling.top_p,
             "extra-body": json.dumps(body),
             "ready-check-timeout-sec": 0,  # the check would send a request, which would be counted
         }

@@ -43,6 +43,7 @@ class Claim(NamedTuple):
     top_p: float
     positions: int
     """Maximum number of tokens of the completion that are scored, roughly."""
+    top_k: int = 0
 
     def as_request_argument(self) -> dict[str, Any]:
         """The claim as `SamplingParams.extra_args`."""
@@ -112,13 +113,14 @@ def score_step(
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
         tokens.append(text.token_ids[position_N])
-        settings = np.array([text.claim.temperature, text.claim.top_p], np.float32)
+        claim = text.claim
+        settings = np.array([claim.temperature, claim.top_p, claim.top_k], np.float32)
         sampling.append(np.tile(settings, (len(position_N), 1)))
         owners.append(2 * index + (position_N >= max(text.claim.completion_start, 1) + HEAD))
     if not sum(map(len, rows)):
         return
     device = hidden_NH.device
-    row_N, token_N, sampling_N2, owner_N = (
+    row_N, token_N, sampling_N3, owner_N = (
         torch.from_numpy(np.concatenate(part)).to(device)
         for part in (rows, tokens, sampling, owners)
     )
@@ -128,7 +130,7 @@ def score_step(
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:
-            scores_NC = token_scores(logits_NV, token_N[part], *sampling_N2[part].unbind(-1))
+            scores_NC = token_scores(logits_NV, token_N[part], *sampling_N3[part].unbind(-1))
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):
         text.sums_PC += text_sums_PC

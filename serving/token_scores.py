@@ -1,11 +1,12 @@
 """Scores of logged tokens under the target, and their expectation for text that it sampled itself.
 
-    scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N)   # columns: COLUMNS
+    # top_k 0: no limit; columns: COLUMNS
+    scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N, top_k_N)
 
-Let p be the target's distribution at the request's temperature, and q the same cut to its top_p. An
-on-policy token x is a sample of q. Then log p(x) - E_q[log p] has mean zero and a known variance
-given all tokens before it. Summed over a text, these differences are a martingale and their
-variances add up; from a few dozen tokens on, the sum over the root of the summed variances is
+Let p be the target's distribution at the request's temperature, and q the same cut to its top_k and
+top_p. An on-policy token x is a sample of q. Then log p(x) - E_q[log p] has mean zero and a known
+variance given all tokens before it. Summed over a text, these differences are a martingale and
+their variances add up; from a few dozen tokens on, the sum over the root of the summed variances is
 standard normal (Hall and Heyde, Martingale Limit Theory and Its Application, 1980, corollary 3.1).
 p is taken before the cut, so that a token outside it has a finite value; inside, the cut adds the
 same constant to both terms. The scores measure only whether a text is as likely as the target's own
@@ -44,12 +45,12 @@ TEMPERATURES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35
 """Grid of the fit of a temperature."""
 
 STRAY = 0.01
-"""Share of tokens that the fit allows outside top_p. With 0, one such token would exclude a
-temperature."""
+"""Share of tokens that the fit allows outside top_k and top_p. With 0, one such token would exclude
+a temperature."""
 
 CANDIDATES = 256
-"""Number of most likely tokens in which the nucleus is searched first. Only larger nuclei need a
-full sort."""
+"""Number of most likely tokens in which the nucleus is searched first, or the largest top_k. Only
+larger nuclei need a full sort."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
@@ -60,7 +61,7 @@ COLUMNS = (
     "top",  # 1 where x is the most likely token
     "rare",  # 1 where the probability at temperature 1 is below RARE
     "rare_difference",  # log p(x) - E_q[log p] of those
-    "outside",  # 1 where x is impossible under top_p (or greedy decoding)
+    "outside",  # 1 where x is impossible under top_k and top_p (or greedy decoding)
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
     "unlikely_expected",  # its expectation for on-policy text
     "sure",  # 1 where the target is SURE
@@ -69,17 +70,24 @@ COLUMNS = (
     "fitted",  # 1 where the position counts in the fit of a temperature
     "logged_fit",  # log-likelihood of those at the request's temperature
     *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at each of the grid
-    *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without top_p
-    # 1 where top_p at that temperature excludes x
+    *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without the cut
+    # 1 where the cut at that temperature excludes x
     *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
 )
 
 
 @torch.no_grad()
 def token_scores(
-    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
+    logits_NV: Tensor,
+    token_N: Tensor,
+    temperature_N: Tensor,
+    top_p_N: Tensor,
+    top_k_N: Tensor | None = None,
 ) -> Tensor:
     """float32 [N, C]: a row for each position, a column for each name in COLUMNS."""
+    vocabulary = logits_NV.shape[-1]
+    top_k_N = torch.zeros_like(token_N) if top_k_N is None else top_k_N.long()
+    top_k_N = torch.where(top_k_N > 0, top_k_N, vocabulary).clamp(max=vocabulary)
     best_N1 = logits_NV.amax(-1, keepdim=True).float()
     logits_NV = logits_NV.float() - best_N1  # at most 0, so that no exponential overflows
     x_N = logits_NV.gather(-1, token_N[:, None])[:, 0]
@@ -106,6 +114,7 @@ def token_scores(
             log_z_N[open_M],
             x_N[open_M] / tau_N[open_M],
             top_p_N[open_M],
+            top_k_N[open_M],
         )
         columns = (expected_N, variance_N, outside_N, unlikely_N, unlikely_expected_N, best_drawn_N)
         for column_N, answer_M in zip(columns, answers, strict=True):
@@ -117,7 +126,11 @@ def token_scores(
     fits_NF = torch.zeros(len(x_N), 1 + 3 * len(TEMPERATURES), device=x_N.device)
     if fitted_N.any():
         fits_NF[fitted_N] = _fit(
-            logits_NV[fitted_N], x_N[fitted_N], temperature_N[fitted_N], top_p_N[fitted_N]
+            logits_NV[fitted_N],
+            x_N[fitted_N],
+            temperature_N[fitted_N],
+            top_p_N[fitted_N],
+            top_k_N[fitted_N],
         )
     return torch.stack(
         [
@@ -143,18 +156,31 @@ def token_scores(
 
 
 def _open_positions(
-    scaled_MV: Tensor, log_z_M: Tensor, x_M: Tensor, top_p_M: Tensor, candidates: int = CANDIDATES
+    scaled_MV: Tensor,
+    log_z_M: Tensor,
+    x_M: Tensor,
+    top_p_M: Tensor,
+    top_k_M: Tensor,
+    candidates: int = CANDIDATES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The columns expected to unlikely_expected, and the best token's probability, at open
     positions."""
-    values_MK = scaled_MV.topk(min(candidates, scaled_MV.shape[-1])).values
+    vocabulary = scaled_MV.shape[-1]
+    candidates = _candidates(top_k_M, vocabulary, candidates)
+    values_MK = scaled_MV.topk(candidates).values
     logp_MK = values_MK - log_z_M[:, None]
     p_MK = logp_MK.exp()
     above_MK = p_MK.cumsum(-1) - p_MK
-    uncut_M, likely_M = top_p_M >= 1, top_p_M.clamp(max=LIKELY_MASS)
+    limited_M = top_k_M < vocabulary
+    uncut_M = (top_p_M >= 1) & ~limited_M
     # Tokens are kept from the most likely on until their mass is reached: vLLM's rule
     # (acceptance.target_distribution).
-    kept_MK, likely_MK = above_MK < top_p_M[:, None], above_MK < likely_M[:, None]
+    among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
+    among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
+    nucleus_M, likely_M = top_p_M * among_M, top_p_M.clamp(max=LIKELY_MASS) * among_M
+    # Without top_p all of them: rounding would drop the last.
+    kept_MK = among_MK & ((above_MK < nucleus_M[:, None]) | (top_p_M >= 1)[:, None])
+    likely_MK = kept_MK & (above_MK < likely_M[:, None])
     mass_M = torch.where(uncut_M, 1.0, (p_MK * kept_MK).sum(-1))
     q_MK = p_MK * kept_MK / mass_M[:, None]
     expected_M = (q_MK * logp_MK).sum(-1)
@@ -176,27 +202,46 @@ def _open_positions(
         unlikely_expected_M,
         best_drawn_M,
     )
-    larger_M = p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M)
-    if candidates < scaled_MV.shape[-1] and larger_M.any():
+    larger_M = ~limited_M & (p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M))
+    if candidates < vocabulary and larger_M.any():
         again = _open_positions(
             scaled_MV[larger_M],
             log_z_M[larger_M],
             x_M[larger_M],
             top_p_M[larger_M],
-            scaled_MV.shape[-1],
+            top_k_M[larger_M],
+            vocabulary,
         )
         for answer_M, full in zip(answers, again, strict=True):
             answer_M[larger_M] = full
     return answers
 
 
-def _fit(logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor) -> Tensor:
+def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> int:
+    """Number of most likely tokens that holds every top_k, and one more to see its ties."""
+    largest = int(torch.where(top_k_M < vocabulary, top_k_M, 0).amax())
+    return min(max(least, largest + 1), vocabulary)
+
+
+def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
+    """Which of the K most likely tokens top_k keeps, those as likely as the last too (vLLM)."""
+    last_M = top_k_M.clamp(max=values_MK.shape[-1]) - 1
+    least_M = values_MK.gather(-1, last_M[:, None])[:, 0]
+    return values_MK >= torch.where(top_k_M < vocabulary, least_M, -math.inf)[:, None]
+
+
+def _fit(
+    logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor, top_k_M: Tensor
+) -> Tensor:
     """[M, 1 + 3 x temperatures]: the columns of the fit of a temperature.
 
-    The log-likelihood of x, cut to top_p, at the logged temperature and at each of the grid; the
-    same without the cut; whether the cut excludes x.
+    The log-likelihood of x, cut to top_k and top_p, at the logged temperature and at each of the
+    grid; the same without the cut; whether the cut excludes x.
     """
-    best_MK = logits_MV.topk(min(CANDIDATES, logits_MV.shape[-1])).values
+    vocabulary = logits_MV.shape[-1]
+    best_MK = logits_MV.topk(_candidates(top_k_M, vocabulary)).values
+    limited_M, among_MK = top_k_M < vocabulary, _among_top_k(best_MK, top_k_M, vocabulary)
+    least_M = best_MK.masked_fill(~among_MK, math.inf).amin(-1)
     above_MV = logits_MV > x_M[:, None]
     log_z1_M = logits_MV.exp().sum(-1).log()
     greedy_M = torch.where(x_M < 0, math.log(STRAY) + x_M - log_z1_M, 0.0)
@@ -205,11 +250,14 @@ def _fit(logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor)
     def at(tau_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p_MV = (logits_MV / tau_M[:, None]).exp_()
         z_M = p_MV.sum(-1)
-        inside_M = ((p_MV * above_MV).sum(-1) / z_M < top_p_M) | (top_p_M >= 1)
         p_MK = (best_MK / tau_M[:, None]).exp() / z_M[:, None]
-        kept_MK = p_MK.cumsum(-1) - p_MK < top_p_M[:, None]
+        nucleus_M = top_p_M * torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
+        inside_M = ((p_MV * above_MV).sum(-1) / z_M < nucleus_M) | (top_p_M >= 1)
+        inside_M &= ~limited_M | (x_M >= least_M)
+        kept_MK = among_MK & (p_MK.cumsum(-1) - p_MK < nucleus_M[:, None])
         # A nucleus larger than the candidates has a mass barely above top_p.
-        mass_M = torch.where(p_MK.sum(-1) < top_p_M, top_p_M, (p_MK * kept_MK).sum(-1))
+        larger_M = ~limited_M & (p_MK.sum(-1) < top_p_M)
+        mass_M = torch.where(larger_M, top_p_M, (p_MK * kept_MK).sum(-1))
         share_M = torch.where(inside_M, (1 - STRAY) / mass_M + STRAY, STRAY)
         uncut_M = x_M / tau_M - z_M.log()
         return uncut_M + share_M.log(), uncut_M, 1 - inside_M.float()

@@ -34,17 +34,25 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this decode greedily, as in vLLM's sampler (`_SAMPLING_EPS`)."""
 
 
-def target_distribution(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor) -> Tensor:
-    """The distribution that vLLM samples from: temperature, then the nucleus, renormalized.
+def target_distribution(
+    logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: Tensor | None = None
+) -> Tensor:
+    """The distribution that vLLM samples from: temperature, then top_k, then top_p, renormalized.
 
-    The nucleus is that of vLLM's `apply_top_k_top_p_pytorch`: tokens in ascending order are dropped
-    while their cumulated probability is at most 1 - top_p; the last is always kept. Temperature 0
-    is one-hot on the argmax.
+    The cuts are those of vLLM's `apply_top_k_top_p_pytorch`. Tokens less likely than the top_k-th
+    are dropped (0: none). Of the rest, renormalized, tokens in ascending order are dropped while
+    their cumulated probability is at most 1 - top_p; the last is always kept. Temperature 0 is
+    one-hot on the argmax.
     """
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
     scaled_NV = logits_NV / torch.where(greedy_N, 1.0, temperature_N)[:, None]
     ordered_NV, order_NV = scaled_NV.sort(dim=-1)
+    if top_k_N is not None:
+        vocabulary = logits_NV.shape[-1]
+        kept_N = torch.where(top_k_N < 1, vocabulary, top_k_N).clamp(max=vocabulary).long()
+        least_N1 = ordered_NV.gather(-1, (vocabulary - kept_N)[:, None])
+        ordered_NV = ordered_NV.masked_fill(ordered_NV < least_N1, float("-inf"))
     dropped_NV = ordered_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p_N[:, None]
     dropped_NV[:, -1] = False
     kept_NV = torch.empty_like(scaled_NV).scatter_(
@@ -55,14 +63,19 @@ def target_distribution(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tenso
 
 
 def logged_token_probability(
-    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor
+    logits_NV: Tensor,
+    token_N: Tensor,
+    temperature_N: Tensor,
+    top_p_N: Tensor,
+    top_k_N: Tensor | None = None,
 ) -> Tensor:
     """p(x) of the logged tokens.
 
-    A logged token was inside the nucleus. Where rounding puts it just outside, its probability
+    A logged token was inside top_k and top_p. Where rounding puts it just outside, its probability
     before the cut is taken.
     """
-    p_N = target_distribution(logits_NV, temperature_N, top_p_N).gather(-1, token_N[:, None])[:, 0]
+    p_NV = target_distribution(logits_NV, temperature_N, top_p_N, top_k_N)
+    p_N = p_NV.gather(-1, token_N[:, None])[:, 0]
     scaled_NV = (
         logits_NV.float() / torch.where(temperature_N < GREEDY_BELOW, 1.0, temperature_N)[:, None]
     )
@@ -118,6 +131,7 @@ def accept_matrix(
     temperature_N: Tensor,
     top_p_N: Tensor,
     *,
+    top_k_N: Tensor | None = None,
     probabilistic: bool = False,
     chunk: int = 1024,
 ) -> Tensor:
@@ -139,7 +153,8 @@ def accept_matrix(
             token, temperature, p = token_ids_BT[row, index].long(), temperature_N[part], None
             if probabilistic:
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
-                p = logged_token_probability(logits, token, temperature, top_p_N[part])
+                top_k = None if top_k_N is None else top_k_N[part]
+                p = logged_token_probability(logits, token, temperature, top_p_N[part], top_k)
             draft_token, known = head.from_target(token)
             a_NK[part, j - 1] = accept_probability(
                 head.logits(u_NH[part]),

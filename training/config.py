@@ -41,8 +41,8 @@ class TrainingConfig(BaseModel):
 
     loss: Loss = "kl"
     """Loss between a draft's distribution q and the target's distribution p, both as served (with
-    the request's temperature and top_p). `kl`: KL(p||q); `ce`: cross-entropy against p's most
-    likely token; with alpha the probability that the draft is accepted, `tv`: 1 - alpha,
+    the request's temperature, top_k and top_p). `kl`: KL(p||q); `ce`: cross-entropy against p's
+    most likely token; with alpha the probability that the draft is accepted, `tv`: 1 - alpha,
     `lk_alpha`: -log alpha, `lk_hybrid`: moves from kl to tv as alpha grows. docs/training.md
     compares them."""
 

@@ -161,9 +161,10 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
             continue
         room = whole.cut(chunk.stop - start)
         token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
+        top_k_C = None if served.top_k_N is None else served.top_k_N[chunk]
         z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
         teacher = served_distribution(
-            z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk]
+            z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk], top_k_C
         )
         taught = draft_teacher(teacher, head, token_C)
         draft_temperature_C = served.draft_temperature(chunk)

@@ -145,9 +145,10 @@ class Objective:
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
-        sampled_R2 = torch.tensor([[request.temperature, request.top_p] for request in requests])
-        sampled_N2 = sampled_R2.repeat_interleave(anchors_R, dim=0).to(device)
-        return Served(sampled_N2[:, 0], sampled_N2[:, 1], self.probabilistic)
+        sampled_R3 = torch.tensor([[one.temperature, one.top_p, one.top_k] for one in requests])
+        sampled_N3 = sampled_R3.repeat_interleave(anchors_R, dim=0).to(device)
+        temperature_N, top_p_N, top_k_N = sampled_N3.unbind(-1)
+        return Served(temperature_N, top_p_N, self.probabilistic, top_k_N)
 
 
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:

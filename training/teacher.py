@@ -1,10 +1,10 @@
-"""The target's distribution as served: with the request's temperature and top_p.
+"""The target's distribution as served: with the request's temperature, top_k and top_p.
 
     # z: logits, overwritten; p: output
-    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C)
+    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
-temperature), cut to its nucleus and renormalized; one-hot at temperature 0. It equals
+temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
 `speculators.acceptance.target_distribution`, which the tests compare it with, but does not sort the
 vocabulary: the nucleus is nearly always within the 256 most likely tokens, and only the other rows
 are sorted in full.
@@ -12,6 +12,7 @@ are sorted in full.
 Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens searched.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,8 +31,10 @@ class Served(NamedTuple):
     temperature_N: Tensor
     top_p_N: Tensor
     probabilistic: bool
-    """True: drafts are sampled from q at the request's temperature, without top_p, as in vLLM.
-    False: they are q's argmax."""
+    """True: drafts are sampled from q at the request's temperature, without top_k and top_p, as in
+    vLLM. False: they are q's argmax."""
+    top_k_N: Tensor | None = None
+    """0, or None for all: no limit."""
 
     def draft_temperature(self, chunk: slice) -> Tensor | None:
         """The temperature [C] of sampling from q; None for argmax drafts, which use raw logits."""
@@ -50,26 +53,32 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token. Where the nucleus excludes it, p before the cut: the token was
+    """p of the logged token. Where the cut excludes it, p before the cut: the token was
     sampled, so rounding excluded it."""
 
 
 def served_distribution(
-    z_CV: Tensor, p_CV: Tensor, token_C: Tensor, temperature_C: Tensor, top_p_C: Tensor
+    z_CV: Tensor,
+    p_CV: Tensor,
+    token_C: Tensor,
+    temperature_C: Tensor,
+    top_p_C: Tensor,
+    top_k_C: Tensor | None = None,
 ) -> Teacher:
     """Writes p of the logits z (float32 or float64) to `p_CV`; divides z by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
+    top_k_C = torch.zeros_like(token_C) if top_k_C is None else top_k_C
     z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
     top_C, best_C = z_CV.max(-1)
     torch.softmax(z_CV, -1, out=p_CV)
     log_sum_exp_C = top_C - p_CV.gather(-1, best_C[:, None])[:, 0].log()
     negative_entropy_C = torch.linalg.vecdot(p_CV, z_CV) - log_sum_exp_C
     uncut_C = p_CV.gather(-1, token_C[:, None])[:, 0]
-    rows = ((top_p_C < 1) & ~greedy_C).nonzero()[:, 0]
+    rows = (((top_p_C < 1) | (top_k_C > 0)) & ~greedy_C).nonzero()[:, 0]
     for within in (NUCLEUS_WITHIN, p_CV.shape[1]):
         if len(rows):
-            rows = _cut_to_nucleus(
-                p_CV, negative_entropy_C, top_p_C, rows, min(within, p_CV.shape[1])
+            rows = _cut(
+                p_CV, negative_entropy_C, top_p_C, top_k_C, rows, min(within, p_CV.shape[1])
             )
     if greedy_C.any():
         p_CV[greedy_C] = 0.0
@@ -79,19 +88,33 @@ def served_distribution(
     return Teacher(p_CV, best_C, negative_entropy_C, torch.where(logged_C > 0, logged_C, uncut_C))
 
 
-def _cut_to_nucleus(
-    p_CV: Tensor, negative_entropy_C: Tensor, top_p_C: Tensor, rows: Tensor, within: int
+def _cut(
+    p_CV: Tensor,
+    negative_entropy_C: Tensor,
+    top_p_C: Tensor,
+    top_k_C: Tensor,
+    rows: Tensor,
+    within: int,
 ) -> Tensor:
-    """Cuts and renormalizes rows whose nucleus is within the most likely tokens; returns the rest.
+    """Cuts and renormalizes rows whose kept tokens are among the most likely; returns the rest.
 
-    A token is kept while the mass of more likely tokens is below top_p. This is vLLM's rule in
-    descending order (vLLM: ascending, dropped while the mass up to and including it is at most
-    1 - top_p).
+    First all tokens less likely than the top_k-th are dropped. Of the rest, a token is kept while
+    the mass of more likely tokens is below top_p of their mass. This is vLLM's rule in descending
+    order (vLLM: ascending, dropped while the mass up to and including it is at most 1 - top_p).
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
-    kept_RM = share_RM.cumsum(-1) - share_RM < top_p_C[rows, None]
-    ends_R = ~kept_RM[:, -1] | (within == p_CV.shape[1])
+    limited_R, last_R = top_k_C[rows] > 0, top_k_C[rows].clamp(1, within).long() - 1
+    limited_R = limited_R & (top_k_C[rows] <= within)
+    least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
+    among_RM = share_RM >= least_R[:, None]
+    mass_R = torch.where(limited_R, (share_RM * among_RM).sum(-1), 1.0)
+    # Without top_p all of them: rounding would drop the last.
+    nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
+    kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
+    # A larger top_k has a mass that is not known within these tokens.
+    known_R = ~among_RM[:, -1] | (~kept_RM[:, -1] & (top_k_C[rows] < 1))
+    ends_R = known_R | (within == p_CV.shape[1])
     done = rows[ends_R]
     cut_RM = (share_RM * kept_RM)[ends_R]
     cut_RM = cut_RM / cut_RM.sum(-1, keepdim=True)

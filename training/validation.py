@@ -82,6 +82,7 @@ class Validation:
         sampling = [self.sampling[sample.sequence_id] for sample in samples]
         temperature_R = torch.tensor([each.temperature for each in sampling])
         top_p_R = torch.tensor([each.top_p for each in sampling])
+        top_k_R = torch.tensor([each.top_k for each in sampling])
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one after the state that the chain reads.
         anchor_N = batch.anchor_BT[0].nonzero().squeeze(1) + 1
@@ -100,6 +101,7 @@ class Validation:
             of_anchor(start_R + length_R - 1),
             of_anchor(temperature_R),
             of_anchor(top_p_R),
+            top_k_N=of_anchor(top_k_R),
             probabilistic=self.probabilistic,
         )
         chain = replay_chain(pad_anchors(a_NK.cpu(), anchors_R), anchors_R)

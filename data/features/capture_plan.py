@@ -64,7 +64,7 @@ def rows_of(
     table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
 ) -> Iterator[LoggedRow]:
     """The table's rows up to `limit` tokens, logged responses replaced by those in `answers`."""
-    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
+    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
         if answers and (answer := answers.get(logged.row_id)) is not None:

@@ -6,9 +6,9 @@ Together and Fireworks fine-tune on such rows, and the Hugging Face Hub holds ma
                   {"role": "assistant", "reasoning_content": "...", "content": "..."}],
      "weight": 0.5}
 
-The last message, an assistant's, is the completion. Sampling settings are known only if the row has
-them (`temperature`, `top_p`, `finish_reason`). A weight of 0 or less, of the row or the last
-message, excludes it from training.
+The last message, an assistant's, is the completion. Sampling settings are known only if the row
+has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A weight of 0 or less,
+of the row or the last message, excludes it from training.
 """
 
 from typing import Any
@@ -18,10 +18,11 @@ from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.openai import exchanges, gateway_fields
 from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 
 NAME = "messages"
 
-REQUEST = ("model", "temperature", "top_p", "chat_template_kwargs", "documents", "user")
+REQUEST = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
 """Keys of a chat completion request that a row may have next to its messages."""
 
 records = row_records

@@ -25,6 +25,7 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 
 NAME = "langfuse"
 
@@ -80,10 +81,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
     used = _output_tokens(row)
     model = take_text(row, "provided_model_name", "row") or None
     request = {
+        **{key: unpacked_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},
         **_asked(row),
         "model": model,
-        "temperature": number(parameters, "temperature"),
-        "top_p": number(parameters, "top_p"),
+        **{name: number(parameters, name) for name in NUMBERS},
     }
     response = {
         "choices": [],
@@ -114,6 +115,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Reject("prompt_not_messages", "row.input is not a list of messages")
     return {
+        **{key: request[key] for key in CONSTRAINTS if request.get(key) is not None},
         "messages": openai_messages(messages, "row.input"),
         "tools": first(take(request, "tools", list, "row.input"), _tool_definitions(row)),
     }

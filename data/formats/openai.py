@@ -17,6 +17,7 @@ from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.rows import kind_of, parse_row
+from outrider.data.formats.sampling import sampling_of
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
@@ -90,8 +91,7 @@ def exchanges(
         "tenant": take_text(metadata, "tenant", "metadata") or tenant,
         "route": take_text(metadata, "route", "metadata") or route,
         "time": first(time, take_time(response, "created", "response")),
-        "temperature": take_number(request, "temperature", "request"),
-        "top_p": take_number(request, "top_p", "request"),
+        **sampling_of(request, "request"),
         "weight": first(weight, 1.0),
     }
     prompts = _prompts_of(request, len(choices)) if shared["messages"] is None else []

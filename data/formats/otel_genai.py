@@ -36,6 +36,7 @@ from outrider.data.formats.otel_events import (
     older_messages,
 )
 from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.sampling import NUMBERS
 
 NAME = "otel_genai"
 
@@ -146,8 +147,8 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     request = {
         "model": said.get("gen_ai.request.model"),
         "messages": messages,
-        "temperature": number(said, "gen_ai.request.temperature"),
-        "top_p": number(said, "gen_ai.request.top_p"),
+        **{name: number(said, f"gen_ai.request.{name}") for name in NUMBERS},
+        "response_format": said.get("gen_ai.output.type"),
         "stop": unpacked_or_text(said, "gen_ai.request.stop_sequences", "attributes"),
         "tools": _tools(said),
     }

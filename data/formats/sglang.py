@@ -21,6 +21,7 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai import finish_reason, stop_strings
 from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row, row_record
+from outrider.data.formats.sampling import sampling_of
 from outrider.data.ingest.sources import LogFile
 
 NAME = "sglang"
@@ -140,8 +141,7 @@ def exchange(
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
         time=_began(about, finished),
-        temperature=take_number(sampling, "temperature", "sampling_params"),
-        top_p=take_number(sampling, "top_p", "sampling_params"),
+        **sampling_of(sampling, "sampling_params"),
     )
 
 

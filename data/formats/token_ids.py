@@ -7,9 +7,10 @@ The ids are used unchanged.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.fields import first, take, take_ids, take_number, take_text
+from outrider.data.formats.fields import first, take, take_ids, take_text
 from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
 from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.sampling import sampling_of
 
 NAME = "token_ids"
 
@@ -42,8 +43,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             finish_reason=finish_reason(first(take(row, "finish_reason", str, "row"), "stop")),
             stop_reason=take(row, "stop_reason", (int, str), "row"),
             model=take_text(row, "model", "row"),
-            temperature=take_number(row, "temperature", "row"),
-            top_p=take_number(row, "top_p", "row"),
+            **sampling_of(row, "row"),
             **{**logged, "weight": first(logged["weight"], 1.0)},
         )
     ]

@@ -27,6 +27,7 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import finish_reason
 from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row
+from outrider.data.formats.sampling import NUMBERS, constraint_of
 from outrider.data.ingest.sources import LONGEST_LINE, LogFile, Meter
 
 NAME = "vllm_log"
@@ -68,7 +69,11 @@ _LITERAL = re.compile(rf"""'(?:[^'\\\n]|{_ESCAPE})*+'|"(?:[^"\\\n]|{_ESCAPE})*+\
 """A text as `%r` writes it."""
 
 _IDS = re.compile(r"(?:prompt|output)_token_ids: (?:\[([\d, ]*+)\]|\(([\d, ]*+)\))")
-_NUMBER = re.compile(r"\b(n|temperature|top_p)=(-?\d{1,18}(?:\.\d{0,30})?(?:e-?\d{1,3})?)[,)]")
+_NUMBER = re.compile(
+    rf"\b(n|{'|'.join(NUMBERS)})=(-?\d{{1,18}}(?:\.\d{{0,30}})?(?:e-?\d{{1,3}})?)[,)]"
+)
+_GRAMMAR = re.compile(r"\b(?:structured_outputs|guided_decoding)=(?!None)")
+_OTHER = re.compile(r"\b(?:bad_words=\[[^\]]|thinking_token_budget=\d|min_tokens=[1-9])")
 _STOP = re.compile(r"\bstop=(\[[^\n]{0,10000}?\]), stop_token_ids=")
 _FINISH = re.compile(r", finish_reason: (\w+)\s*\Z")
 
@@ -293,8 +298,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "tenant": take_text(metadata, "tenant", "metadata"),
         "route": take_text(metadata, "route", "metadata"),
         "time": take_time(said, "time", "line"),
-        "temperature": sampling.get("temperature"),
-        "top_p": sampling.get("top_p"),
+        **{name: sampling.get(name) for name in NUMBERS},
+        "constraint": sampling.get("constraint") or constraint_of(body),
     }
     outcomes: list[Exchange | Reject] = []
     for number, output in enumerate(said["outputs"]):
@@ -401,12 +406,15 @@ def _output_of(rest: str) -> tuple[str | None, list[int] | None, str]:
 
 
 def _sampling_of(rest: str) -> dict[str, Any]:
-    """n, temperature, top_p and the stop strings of a `received` line."""
+    """n, the sampling parameters and the stop strings of a `received` line."""
     # After the prompt, which may hold anything.
     begin = _literal(rest, len("prompt: "))[1] if rest.startswith("prompt: ") else 0
     said: dict[str, Any] = {}
     for name, number in _NUMBER.findall(rest[begin : begin + 2000]):
         said.setdefault(name, int(number) if name == "n" and number.isdigit() else float(number))
+    for constraint, shown in (("other_sampling", _OTHER), ("grammar", _GRAMMAR)):
+        if shown.search(rest, begin):
+            said["constraint"] = constraint
     stop = _STOP.search(rest, begin)
     if stop:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.common.sample_size import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import SplitConfig
+from outrider.data.exchange import SAMPLED_OTHERWISE
 from outrider.data.ingest.chunks import CONVERSATION
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN
 
@@ -34,6 +35,7 @@ def advise(
         *sessions_advice(ingested),
         *(split_advice(divided, split) if divided else []),
         *fidelity_advice(ingested),
+        *sampling_advice(ingested),
     ]
 
 
@@ -129,6 +131,23 @@ def fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
         " response"
     )
     return advice
+
+
+def sampling_advice(summary: Mapping[str, Any]) -> list[str]:
+    """Advice on an ingest's summary: responses that a grammar or another parameter shaped."""
+    counts = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
+    total = sum(counts.values())
+    if not total:
+        return []
+    named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    text = (
+        f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
+        f" sampled ({named}): they are neither trained on nor measured, and every figure of the"
+        " report is for the others (docs/traffic.md)"
+    )
+    if counts.keys() & {"min_p", "other_sampling"}:
+        text += ". vLLM refuses requests with min_p or logit_bias while it speculates"
+    return [text]
 
 
 def sessions_advice(summary: Mapping[str, Any]) -> list[str]:

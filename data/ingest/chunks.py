@@ -56,6 +56,7 @@ SCHEMA = pa.schema(
         "finish_reason": pa.string(),
         "temperature": pa.float32(),
         "top_p": pa.float32(),
+        "top_k": pa.int32(),
         "weight": pa.float32(),
         "prompt_text": pa.string(),
     }
@@ -209,6 +210,7 @@ class ChunkWork:
             "finish_reason": exchange.finish_reason,
             "temperature": sequence.temperature,
             "top_p": sequence.top_p,
+            "top_k": sequence.top_k,
             "weight": exchange.weight,
             "prompt_text": sequence.prompt_text,
         }

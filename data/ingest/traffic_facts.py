@@ -39,6 +39,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("temperature", _counts(sampling["temperature"])),
         ("top_p", _counts(sampling["top_p"])),
+        ("top_k", _counts(sampling["top_k"])),
         ("time", _time(summary)),
         (
             "sessions",

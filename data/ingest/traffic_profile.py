@@ -36,8 +36,8 @@ every log, so that logs can be compared."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 MOST_NAMED = 20
-"""Maximum number of tenants, or values of temperature and top_p, that are counted separately; the
-rest are `others`."""
+"""Maximum number of tenants, or values of temperature, top_p and top_k, that are counted
+separately; the rest are `others`."""
 
 NOT_LOGGED, OTHERS = "not logged", "others"
 
@@ -61,6 +61,7 @@ class _Profile:
         self.routes: Counter[str] = Counter()
         self.temperatures: Counter[float] = Counter()
         self.top_ps: Counter[float] = Counter()
+        self.top_ks: Counter[int] = Counter()
         self.lengths: dict[str, list[np.ndarray]] = {
             "prompt": [],
             "completion": [],
@@ -87,6 +88,7 @@ class _Profile:
         self.routes.update(batch.column("route").to_pylist())
         self.temperatures.update(batch.column("temperature").to_pylist())
         self.top_ps.update(batch.column("top_p").to_pylist())
+        self.top_ks.update(batch.column("top_k").to_pylist())
         self.times.append(batch.column("time").drop_null().to_numpy().copy())
         self.session_kinds.update(batch.column("session_kind").to_pylist())
         self.sessions.append(_hashes(batch.column("session").to_pylist()))
@@ -123,6 +125,9 @@ class _Profile:
                     {f"{value:g}": count for value, count in self.temperatures.items()}
                 ),
                 "top_p": _largest({f"{value:g}": count for value, count in self.top_ps.items()}),
+                "top_k": _largest(
+                    {str(value or "off"): count for value, count in self.top_ks.items()}
+                ),
             },
             "sessions": {
                 "distinct": len(sessions),

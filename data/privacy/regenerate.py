@@ -45,7 +45,7 @@ def asked_rows(table: "Dataset") -> "list[AskedRow]":
     from outrider.serving.engine import AskedRow
 
     marked = [index for index, fidelity in enumerate(table["fidelity"]) if fidelity == REGENERATE]
-    columns = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p"]
+    columns = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     return [
         AskedRow(
             row["sequence_id"],
@@ -53,6 +53,7 @@ def asked_rows(table: "Dataset") -> "list[AskedRow]":
             round(row["temperature"], 4),  # the table holds float32
             round(row["top_p"], 4),
             len(row["token_ids"]) - row["completion_start"],
+            row["top_k"],
         )
         for row in table.select(marked).select_columns(columns)
     ]

@@ -50,8 +50,13 @@ def name_slices(table: Dataset) -> Slices:
     named: dict[str, list[str]] = {}
     for field in FIELDS:
         named[field] = [value or "not logged" for value in table[field]]
-    sampling = zip(_rounded(table["temperature"]), _rounded(table["top_p"]), strict=True)
-    named["sampling"] = [f"temperature {one:g}, top_p {other:g}" for one, other in sampling]
+    sampling = zip(
+        _rounded(table["temperature"]), _rounded(table["top_p"]), table["top_k"], strict=True
+    )
+    named["sampling"] = [
+        f"temperature {temperature:g}, top_p {top_p:g}" + (f", top_k {top_k}" if top_k else "")
+        for temperature, top_p, top_k in sampling
+    ]
     named["template"] = name_templates(table["prompt_text"][:])
     return {dimension: _grouped(ids, names) for dimension, names in named.items()}
 

@@ -21,6 +21,17 @@ from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, openi
 OPENED = f"{THINK}\n"
 """What R1's template ends with, so that the response begins with reasoning."""
 
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling parameters that neither the request nor the target's generation_config.json sets."""
+
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
 
@@ -39,6 +50,8 @@ class TokenSequence:
     """What the engine read, special tokens as text."""
     temperature: float
     top_p: float
+    top_k: int
+    """0: no limit."""
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None where not logged."""
     prompt_agrees_with_usage: bool | None = None
@@ -76,8 +89,10 @@ class SequenceBuilder:
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
         # Requests without these are sampled with the target's defaults, as in vLLM.
-        self.temperature = defaults.get("temperature", 1.0)
-        self.top_p = defaults.get("top_p", 1.0)
+        self.defaults = {
+            name: neutral if defaults.get(name) is None else defaults[name]
+            for name, neutral in NEUTRAL.items()
+        }
 
     def build(self, exchange: Exchange) -> TokenSequence:
         """Builds a sequence.
@@ -105,10 +120,7 @@ class SequenceBuilder:
         length = len(prompt_ids) + len(completion_ids)
         if length > self.longest:
             raise Reject("longer_than_target", f"{length} tokens, the target takes {self.longest}")
-        temperature = self.temperature if exchange.temperature is None else exchange.temperature
-        top_p = self.top_p if exchange.top_p is None else exchange.top_p
-        if temperature < 0 or not 0 < top_p <= 1:
-            raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
+        temperature, top_p, top_k = self._sampling(exchange)
         counted, counted_before = exchange.completion_tokens, exchange.prompt_tokens
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
@@ -117,11 +129,35 @@ class SequenceBuilder:
             prompt_text=prompt_text,
             temperature=temperature,
             top_p=top_p,
+            top_k=top_k,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
             prompt_agrees_with_usage=(
                 None if counted_before is None else counted_before == len(prompt_ids)
             ),
         )
+
+    def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
+        """Temperature, top_p and top_k of the request.
+
+        Exact replay, the on-policy check and the teacher compute these. What else changes the
+        distribution is set aside, including what vLLM refuses under speculation (min_p,
+        logit_bias).
+        """
+        if exchange.constraint is not None:
+            raise Reject(exchange.constraint)
+        values = {
+            name: default if getattr(exchange, name) is None else getattr(exchange, name)
+            for name, default in self.defaults.items()
+        }
+        for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            if values[name] != NEUTRAL[name]:
+                reason = "min_p" if name == "min_p" else "penalties"
+                raise Reject(reason, f"{name} {values[name]:g}")
+        temperature, top_p = values["temperature"], values["top_p"]
+        if temperature < 0 or not 0 < top_p <= 1:
+            raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
+        top_k = int(values["top_k"])
+        return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Ids and text of a prompt without logged ids.

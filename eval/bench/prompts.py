@@ -27,12 +27,13 @@ class Prompt:
 
 def customers_sampling(heldout: Any) -> Sampling:
     """The most frequent sampling parameters of the held-out requests."""
-    pairs = collections.Counter(
-        (round(float(t), 4), round(float(p), 4))
-        for t, p in zip(heldout["temperature"], heldout["top_p"], strict=True)
+    counts = collections.Counter(
+        Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)
+        for temperature, top_p, top_k in zip(
+            heldout["temperature"], heldout["top_p"], heldout["top_k"], strict=True
+        )
     )
-    ((temperature, top_p), _), *_ = pairs.most_common()
-    return Sampling(temperature, top_p)
+    return counts.most_common(1)[0][0]
 
 
 def prompt_room(evaluation: EvalSection, serving: ServingSection) -> int:

@@ -32,7 +32,7 @@ from outrider.speculators.checkpoints.interpolate import interpolate
 
 Replays = dict[Drafter, ReplaySums]
 
-COLUMNS = ["sequence_id", "session", "temperature", "top_p"]
+COLUMNS = ["sequence_id", "session", "temperature", "top_p", "top_k"]
 """Columns of the table of sequences that replay reads."""
 
 

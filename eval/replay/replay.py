@@ -133,7 +133,7 @@ def replay(
     dtype: str = "float32",
     by_region: bool = False,
 ) -> ReplaySums:
-    """Replays `rows` (sequence_id, session, temperature, top_p); `sampling` overrides theirs.
+    """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
 
     Responses of one token have no speculative step and are left out. Runs on a GPU if there is one.
     """
@@ -265,7 +265,7 @@ def batches(
         if begins_a_batch(tokens, length):
             yield batch
             batch, tokens = [], 0
-        own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]))
+        own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]), row["top_k"])
         batch.append(
             Response(
                 row["sequence_id"],
@@ -371,9 +371,10 @@ def acceptances(
 
     drafted = unroll_responses(model, batch, depth)
     per_response = torch.tensor(
-        [[r.sampling.temperature, r.sampling.top_p] for r in batch], device=model.device
+        [[r.sampling.temperature, r.sampling.top_p, r.sampling.top_k] for r in batch],
+        device=model.device,
     )
-    temperature_N, top_p_N = per_response[drafted.response_N].unbind(dim=1)
+    temperature_N, top_p_N, top_k_N = per_response[drafted.response_N].unbind(dim=1)
     a_NK = accept_matrix(
         drafted.states,
         model.drafter.head(model.ends),
@@ -385,6 +386,7 @@ def acceptances(
         drafted.last_N,
         temperature_N,
         top_p_N,
+        top_k_N=top_k_N,
         probabilistic=probabilistic,
     )
     return a_NK, drafted.anchors_R

@@ -71,6 +71,8 @@ class RequestSampling(Part):
     """Temperature"""
     top_p: float
     """Nucleus"""
+    top_k: int = 0
+    """Number of most likely tokens; 0: no limit"""
 
 
 class Walk(Part):

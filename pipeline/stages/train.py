@@ -55,12 +55,15 @@ def train_on(
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
 
-    rows = load_sequences(run.tables).select_columns(["sequence_id", "temperature", "top_p"])
+    names = ["sequence_id", "temperature", "top_p", "top_k"]
+    rows = load_sequences(run.tables).select_columns(names)
     features_dir, feature_store = source or (run.features, FEATURE_STORE)
     return train(
         target_dir=recipe.target.training_directory(),
         features_dir=features_dir,
-        sampling={row["sequence_id"]: (row["temperature"], row["top_p"]) for row in rows},
+        sampling={
+            row["sequence_id"]: (row["temperature"], row["top_p"], row["top_k"]) for row in rows
+        },
         parts=parts,
         speculator=recipe.speculator,
         training=recipe.training,

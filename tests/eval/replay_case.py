@@ -13,7 +13,7 @@ from outrider.speculators.unroll import unroll
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 DEPTH = 3
-TEMPERATURE, TOP_P = 0.7, 0.9
+TEMPERATURE, TOP_P, TOP_K = 0.7, 0.9, 8
 
 
 class Store(dict):
@@ -63,12 +63,19 @@ def replay_case(folder):
                 "session": f"s{number // 2}",
                 "temperature": TEMPERATURE,
                 "top_p": TOP_P,
+                "top_k": TOP_K,
             }
         )
     store["short"] = SimpleNamespace(
         token_ids=torch.tensor([1, 2, 3]), hidden=torch.randn(3, HIDDEN), completion_start=2
     )
     rows.append(
-        {"sequence_id": "short", "session": "s9", "temperature": TEMPERATURE, "top_p": TOP_P}
+        {
+            "sequence_id": "short",
+            "session": "s9",
+            "temperature": TEMPERATURE,
+            "top_p": TOP_P,
+            "top_k": TOP_K,
+        }
     )
     return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)

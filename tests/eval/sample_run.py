@@ -57,7 +57,7 @@ def sample_traffic() -> dict[str, Any]:
             "round_trips": {"equal": 4, "different": 1},
             "completion_tokens_against_usage": {},
         },
-        "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}},
+        "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}, "top_k": {"off": 5}},
         "sessions": {"distinct": 2, "most_exchanges": 3},
         "duplicates": {"prompts": 5, "distinct": 5, "identical": 0, "most_copies": 1},
         "time": None,

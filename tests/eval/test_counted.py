@@ -115,6 +115,7 @@ def case(tmp_path):
             "completion_start": 6 + n,
             "temperature": 0.6,
             "top_p": 0.95,
+            "top_k": 0,
             "prompt_text": f"prompt {n}",
         }
         for n in range(6)
@@ -215,7 +216,14 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
         ids = tokenizer.encode(text, add_special_tokens=False)
         row = {"token_ids": ids + ids[:4], "completion_start": len(ids), "prompt_text": text}
         rows.append(
-            {"sequence_id": f"q{n}", "session": f"s{n}", "temperature": 0.6, "top_p": 0.95, **row}
+            {
+                "sequence_id": f"q{n}",
+                "session": f"s{n}",
+                "temperature": 0.6,
+                "top_p": 0.95,
+                "top_k": 0,
+                **row,
+            }
         )
     Dataset.from_list(rows).save_to_disk(tmp_path / "asked")
     head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None

@@ -85,6 +85,7 @@ def _case(target, run, prompt, completion, depth):
                 "completion_start": len(prompt_ids),
                 "temperature": 0.6,
                 "top_p": 0.95,
+                "top_k": 0,
                 "prompt_text": text,
             }
         )

@@ -305,7 +305,7 @@ def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(
     other = captured(bench.engine, nano_r1, tmp_path / "other", logged("document_extraction", 24))
     head = trained_on(other, nano_r1, bench.home / "other-tenant")
     rows = other.table.select(range(5, 24, 2)).select_columns(
-        ["sequence_id", "session", "temperature", "top_p"]
+        ["sequence_id", "session", "temperature", "top_p", "top_k"]
     )
     there = {
         name: replay(directory, nano_r1, other.store, rows, K)

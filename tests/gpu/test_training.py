@@ -65,7 +65,7 @@ def trained(
     train(
         NANO.directory(),
         folder / "states",
-        dict.fromkeys(names, (0.6, 0.95)),
+        dict.fromkeys(names, (0.6, 0.95, 0)),
         parts,
         SpeculatorConfig(depth=K),
         TrainingConfig(

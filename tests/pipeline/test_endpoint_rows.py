@@ -29,6 +29,7 @@ def run(tmp_path) -> RunDirectory:
             # Most of those that are put aside are sampled in another way.
             "temperature": 1.0 if f"q{number}" in ASIDE else 0.6,
             "top_p": 0.95,
+            "top_k": 0,
             "prompt_text": f"prompt {number}",
         }
         for number in range(20)

@@ -215,6 +215,7 @@ def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
             "completion_start": store.read(name).completion_start,
             "temperature": 0.6,
             "top_p": 0.95,
+            "top_k": 0,
         }
         for name in store.sequence_ids
     ]

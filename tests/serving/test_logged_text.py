@@ -22,7 +22,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=GENERATOR)
 STATES = [torch.randn(LENGTH, HIDDEN, generator=GENERATOR) for _ in range(2)]
 TOKENS = [torch.randint(0, VOCAB, (LENGTH,), generator=GENERATOR).tolist() for _ in range(2)]
-CLAIMS = [Claim(11, 0.6, 0.95, 1000), Claim(40, 1.0, 1.0, 1000)]
+CLAIMS = [Claim(11, 0.6, 0.95, 1000), Claim(40, 1.0, 1.0, 1000, top_k=7)]
 
 
 def head(hidden_NH):
@@ -33,7 +33,7 @@ def literal(which):
     """Position by position."""
     claim, sums_PC = CLAIMS[which], torch.zeros(2, len(COLUMNS), dtype=torch.float64)
     for position in range(claim.completion_start, LENGTH):
-        sampling = torch.tensor([claim.temperature]), torch.tensor([claim.top_p])
+        sampling = torch.tensor([[claim.temperature], [claim.top_p], [claim.top_k]])
         logits_1V, token_1 = (
             head(STATES[which][None, position - 1]),
             torch.tensor([TOKENS[which][position]]),

@@ -10,7 +10,12 @@ from outrider.serving.token_scores import COLUMNS, TEMPERATURES, token_scores
 from outrider.speculators.acceptance import target_distribution
 
 VOCAB = 300  # more than CANDIDATES: the flattest distributions need the full sort
-SAMPLINGS = [(0.6, 0.95), (1.0, 1.0), (0.0, 1.0), (0.3, 0.9), (1.5, 0.999), (0.6, 0.05), (0.7, 1.0)]
+SAMPLINGS = [
+    *((0.6, 0.95, 0), (1.0, 1.0, 0), (0.0, 1.0, 0), (0.3, 0.9, 0), (1.5, 0.999, 0)),
+    *((0.6, 0.05, 0), (0.7, 1.0, 0), (0.6, 0.95, 20), (1.0, 1.0, 5), (1.5, 0.9, 280)),
+    *((1.0, 0.8, 1), (0.6, 0.95, 400), (0.0, 0.5, 3)),
+]
+"""temperature, top_p, top_k"""
 
 
 def random_logits(positions: int, seed: int = 0) -> torch.Tensor:
@@ -26,27 +31,31 @@ def by_name(scores_NC: torch.Tensor) -> dict[str, torch.Tensor]:
     return dict(zip(COLUMNS, scores_NC.unbind(-1), strict=True))
 
 
-def drawn(logits_NV, temperature, top_p, seed=0):
-    q_NV = target_distribution(
-        logits_NV, torch.full((len(logits_NV),), temperature), torch.tensor([top_p])
+def target(logits_NV, temperature_N, top_p, top_k):
+    return target_distribution(
+        logits_NV, temperature_N, torch.tensor([top_p]), torch.full_like(temperature_N, top_k)
     )
+
+
+def drawn(logits_NV, temperature, top_p, top_k=0, seed=0):
+    q_NV = target(logits_NV, torch.full((len(logits_NV),), temperature), top_p, top_k)
     return torch.multinomial(q_NV, 1, generator=torch.Generator().manual_seed(seed))[:, 0]
 
 
-def scored(logits_NV, token_N, temperature, top_p):
-    sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p))
+def scored(logits_NV, token_N, temperature, top_p, top_k=0):
+    sampling = (torch.full((len(token_N),), float(v)) for v in (temperature, top_p, top_k))
     return by_name(token_scores(logits_NV, token_N, *sampling))
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), SAMPLINGS)
-def test_every_column_is_the_literal_one(temperature, top_p):
+@pytest.mark.parametrize(("temperature", "top_p", "top_k"), SAMPLINGS)
+def test_every_column_is_the_literal_one(temperature, top_p, top_k):
     logits_NV = random_logits(200)
     token_N = torch.randint(0, VOCAB, (200,), generator=torch.Generator().manual_seed(1))
     token_N[::3] = logits_NV.argmax(-1)[::3]
-    scores = scored(logits_NV, token_N, temperature, top_p)
+    scores = scored(logits_NV, token_N, temperature, top_p, top_k)
     temperature_N = torch.full((200,), temperature)
-    q_NV = target_distribution(logits_NV, temperature_N, torch.tensor([top_p])).double()
-    likely_NV = target_distribution(logits_NV, temperature_N, torch.tensor([min(top_p, 0.95)])) > 0
+    q_NV = target(logits_NV, temperature_N, top_p, top_k).double()
+    likely_NV = target(logits_NV, temperature_N, min(top_p, 0.95), top_k) > 0
     logp_NV = (logits_NV / (temperature or 1.0)).double().log_softmax(-1)
     logp1_NV = logits_NV.double().log_softmax(-1)
 
@@ -64,7 +73,7 @@ def test_every_column_is_the_literal_one(temperature, top_p):
         "top": top_N,
         "rare": of_x(logp1_NV) < math.log(1e-4),
         "rare_difference": (of_x(logp_NV) - expected_N) * (of_x(logp1_NV) < math.log(1e-4)),
-        "outside": of_x(q_NV) == 0 if top_p < 1 or not temperature else torch.zeros(200),
+        "outside": of_x(q_NV) == 0 if top_p < 1 or top_k or not temperature else torch.zeros(200),
         "unlikely": ~of_x(likely_NV),
         "unlikely_expected": (q_NV * ~likely_NV).sum(-1),
         "sure": logp1_NV.amax(-1) >= math.log(0.999),
@@ -78,22 +87,22 @@ def test_every_column_is_the_literal_one(temperature, top_p):
         )
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), SAMPLINGS)
-def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(temperature, top_p):
+@pytest.mark.parametrize(("temperature", "top_p", "top_k"), SAMPLINGS)
+def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(temperature, top_p, top_k):
     logits_NV = random_logits(200)
-    token_N = drawn(logits_NV, max(temperature, 0.3), top_p)
-    scores = scored(logits_NV, token_N, temperature, top_p)
+    token_N = drawn(logits_NV, max(temperature, 0.3), top_p, top_k)
+    scores = scored(logits_NV, token_N, temperature, top_p, top_k)
     for name, tau in [
         ("logged_fit", temperature),
         *((f"fit_{tau:g}", tau) for tau in TEMPERATURES),
     ]:
         tau_N = torch.full((200,), tau)
         cut, whole = (
-            target_distribution(logits_NV, tau_N, torch.tensor([p])).double() for p in (top_p, 1.0)
+            target(logits_NV, tau_N, *each).double() for each in ((top_p, top_k), (1.0, 0))
         )
         if not tau:
             whole = logits_NV.double().softmax(-1)
-            cut = target_distribution(logits_NV, tau_N, torch.tensor([1.0])).double()
+            cut = target(logits_NV, tau_N, 1.0, 0).double()
             of_x = torch.where(
                 cut.gather(-1, token_N[:, None]) > 0, 1.0, 0.01 * whole.gather(-1, token_N[:, None])
             )
@@ -106,20 +115,25 @@ def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(tempera
             uncut_N = (uncut_N * scores["fitted"]).clamp(min=-80)
             found_N = scores[name.replace("fit", "uncut")].double().clamp(min=-80)
             torch.testing.assert_close(found_N, uncut_N, atol=0.02, rtol=1e-3, msg=name)
-            stray_N = (cut.gather(-1, token_N[:, None])[:, 0] == 0) & (top_p < 1 or not tau)
+            stray_N = (cut.gather(-1, token_N[:, None])[:, 0] == 0) & (
+                top_p < 1 or top_k > 0 or not tau
+            )
             differs_N = (scores[name.replace("fit", "stray")] > 0) != stray_N * scores[
                 "fitted"
             ].bool()
             assert differs_N.sum() <= 1, name
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (1.0, 1.0), (0.8, 0.99)])
-def test_what_the_target_draws_is_as_likely_as_expected(temperature, top_p):
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"),
+    [(0.6, 0.95, 0), (1.0, 1.0, 0), (0.8, 0.99, 0), (1.0, 1.0, 8), (0.8, 0.9, 20)],
+)
+def test_what_the_target_draws_is_as_likely_as_expected(temperature, top_p, top_k):
     logits_NV = random_logits(3000, seed=2)
-    token_N = drawn(logits_NV, temperature, top_p, seed=3)
+    token_N = drawn(logits_NV, temperature, top_p, top_k, seed=3)
     sums = {
         name: column.double().sum().item()
-        for name, column in scored(logits_NV, token_N, temperature, top_p).items()
+        for name, column in scored(logits_NV, token_N, temperature, top_p, top_k).items()
     }
     z = (sums["sampled_logprob"] - sums["expected"]) / sums["variance"] ** 0.5
     assert abs(z) < 4

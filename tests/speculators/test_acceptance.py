@@ -178,6 +178,10 @@ def test_the_target_distribution_is_vllms():
     temperature, top_p = torch.full((64,), 0.6), torch.linspace(0.05, 1.0, 64)
     expected = sampler.apply_top_k_top_p_pytorch(logits / 0.6, None, top_p).softmax(-1)
     torch.testing.assert_close(target_distribution(logits, temperature, top_p), expected)
+    top_k = torch.arange(64) % 60
+    in_engine = torch.where(top_k < 1, 50, top_k).clamp(max=50)  # its off is the vocabulary
+    expected = sampler.apply_top_k_top_p_pytorch(logits / 0.6, in_engine, top_p).softmax(-1)
+    torch.testing.assert_close(target_distribution(logits, temperature, top_p, top_k), expected)
     greedy = target_distribution(logits, torch.zeros(64), top_p)
     assert torch.equal(greedy.argmax(-1), logits.argmax(-1)) and torch.equal(
         greedy.sum(-1), torch.ones(64)

@@ -51,7 +51,7 @@ class Corpus:
         return train(
             self.target_dir,
             self.features_dir,
-            {sequence_id: (0.6, 0.95) for part in self.parts.values() for sequence_id in part},
+            {sequence_id: (0.6, 0.95, 0) for part in self.parts.values() for sequence_id in part},
             self.parts,
             speculator or SpeculatorConfig(depth=depth),
             TrainingConfig(**(defaults | settings)),

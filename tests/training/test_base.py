@@ -33,7 +33,7 @@ def base(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def accepted(corpus: Corpus, directory: Path) -> list[float]:
     """Acceptance length on the validation part by exact replay."""
     rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for name in corpus.parts["validation"]
     ]
     store = FeatureStore.open(corpus.features_dir)

@@ -96,7 +96,7 @@ def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, 
     assert kind_of(tmp_path / "speculator").name == kind
     check_speculator(tmp_path / "speculator", corpus.target_dir)
     rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for name in corpus.parts["validation"]
     ]
     store = FeatureStore.open(corpus.features_dir)
@@ -129,7 +129,7 @@ def test_replay_reads_the_auxiliary_states(
 ) -> None:
     run_dir, result = trained
     rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for name in corpus.parts["validation"]
     ]
     store = FeatureStore.open(corpus.features_dir)
@@ -153,7 +153,7 @@ def test_layers_off_by_one_are_seen(
             )
             writer.write(name, row.token_ids, row.hidden, row.completion_start, None, swapped)
     rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95}
+        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for name in corpus.parts["validation"]
     ]
     wrong = FeatureStore.open(tmp_path / "states")

@@ -131,7 +131,7 @@ def test_evaluation_sees_what_the_exported_weights_accept(
 ) -> None:
     run_dir, _, result = whole
     rows = [
-        {"sequence_id": s, "session": s, "temperature": 0.6, "top_p": 0.95}
+        {"sequence_id": s, "session": s, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for s in corpus.parts["validation"]
     ]
     store = FeatureStore.open(corpus.features_dir)

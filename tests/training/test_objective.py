@@ -21,7 +21,7 @@ LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
 SAMPLING = {
     "a": Sampling(temperature=0.6, top_p=0.9),
     "b": Sampling(temperature=0.0),
-    "c": Sampling(temperature=1.0, top_p=1.0),
+    "c": Sampling(temperature=1.0, top_p=1.0, top_k=3),
 }
 SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40)
 
@@ -117,11 +117,8 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
-                    temperature, top_p = (
-                        torch.tensor([requested.temperature]),
-                        torch.tensor([requested.top_p]),
-                    )
-                    p_V = target_distribution(logits_V[None], temperature, top_p)[0]
+                    sampling = requested.temperature, requested.top_p, requested.top_k
+                    p_V = target_distribution(logits_V[None], *torch.tensor(sampling)[:, None])[0]
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
                     kl[i, s] = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
                     hit[i, s] = log_q_V.argmax() == features.token_ids[index]

@@ -10,27 +10,26 @@ from outrider.training.teacher import served_distribution
 ROWS, VOCABULARY = 40, 300
 
 
-def requests() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Flat and sharp logits, temperatures 0 to 1.5, nuclei from one token to all."""
+def requests() -> tuple[torch.Tensor, ...]:
+    """Flat and sharp logits, temperatures 0 to 1.5, cuts to one token and to all."""
     torch.manual_seed(0)
     logits_CV = torch.randn(ROWS, VOCABULARY) * torch.linspace(0.1, 8.0, ROWS)[:, None]
     temperature_C = torch.tensor([0.0, 0.3, 0.6, 1.0, 1.5]).repeat(ROWS // 5)
     top_p_C = torch.tensor([1.0, 0.95, 0.5, 0.1]).repeat(ROWS // 4)
-    return logits_CV, torch.randint(0, VOCABULARY, (ROWS,)), temperature_C, top_p_C
+    top_k_C = torch.tensor([0, 1, 5, 20, 299, 400, 0, 16]).repeat(ROWS // 8)
+    return logits_CV, torch.randint(0, VOCABULARY, (ROWS,)), temperature_C, top_p_C, top_k_C
 
 
 @pytest.mark.parametrize("within", [1, 16, 256, 10**6])
 def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teacher, "NUCLEUS_WITHIN", within)
-    logits_CV, token_C, temperature_C, top_p_C = requests()
-    expected_CV = target_distribution(logits_CV, temperature_C, top_p_C)
-    expected_logged_C = logged_token_probability(logits_CV, token_C, temperature_C, top_p_C)
+    logits_CV, token_C, *sampling = requests()
+    expected_CV = target_distribution(logits_CV, *sampling)
+    expected_logged_C = logged_token_probability(logits_CV, token_C, *sampling)
     # Some nuclei end within 16 tokens and some do not.
     sizes_C = (expected_CV > 0).sum(-1)
     assert 0.2 < (sizes_C <= 16).float().mean() < 0.9
-    found = served_distribution(
-        logits_CV.clone(), torch.empty_like(logits_CV), token_C, temperature_C, top_p_C
-    )
+    found = served_distribution(logits_CV.clone(), torch.empty_like(logits_CV), token_C, *sampling)
     assert torch.equal(found.p_CV > 0, expected_CV > 0)
     torch.testing.assert_close(found.p_CV, expected_CV)
     assert torch.equal(found.best_C, logits_CV.argmax(-1))
@@ -38,6 +37,19 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
         found.negative_entropy_C, torch.special.xlogy(expected_CV, expected_CV).sum(-1)
     )
     torch.testing.assert_close(found.logged_C, expected_logged_C)
+
+
+def test_ties_at_the_edge_of_top_k_are_all_kept_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits_CV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -1.0]])
+    one, top_k = torch.ones(1), torch.tensor([2])
+    for within in (2, 3, 6):
+        monkeypatch.setattr(teacher, "NUCLEUS_WITHIN", within)
+        found = served_distribution(
+            logits_CV.clone(), torch.empty_like(logits_CV), torch.tensor([0]), one, one, top_k
+        )
+        expected_CV = target_distribution(logits_CV, one, one, top_k)
+        assert (expected_CV > 0).sum() == 4
+        torch.testing.assert_close(found.p_CV, expected_CV)
 
 
 def test_ties_at_the_edge_of_the_nucleus_keep_as_many_tokens_as_the_replay() -> None:

@@ -44,7 +44,7 @@ RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
 def train(
     target_dir: Path,
     features_dir: Path,
-    sampling: Mapping[str, tuple[float, float]],
+    sampling: Mapping[str, tuple[float, float, int]],
     parts: Mapping[str, list[str]],
     speculator: SpeculatorConfig,
     training: TrainingConfig,
@@ -60,10 +60,10 @@ def train(
 ) -> dict[str, Any]:
     """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
-    `sampling` has (temperature, top_p) of each sequence. An unfinished run in `out_dir` with the
-    same settings is resumed. Returns the content of `result.json`. `masked`: off-policy sequences
-    that keep their places in the rows without a loss; a stream finds its own. With an address in
-    `cluster` the ranks run there. `run` replaces the subprocess in tests.
+    `sampling` has (temperature, top_p, top_k) of each sequence. An unfinished run in `out_dir` with
+    the same settings is resumed. Returns the content of `result.json`. `masked`: off-policy
+    sequences that keep their places in the rows without a loss; a stream finds its own. With an
+    address in `cluster` the ranks run there. `run` replaces the subprocess in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -72,7 +72,10 @@ def train(
         train=parts["train"],
         validation=parts["validation"],
         masked=list(masked),
-        sampling={name: Sampling(temperature=t, top_p=p) for name, (t, p) in sampling.items()},
+        sampling={
+            name: Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+            for name, (temperature, top_p, top_k) in sampling.items()
+        },
         speculator=speculator,
         training=training,
         probabilistic_drafts=probabilistic_drafts,

@@ -28,6 +28,8 @@ class Sampling(BaseModel):
 
     temperature: float
     top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
 
 
 class TrainingSpec(BaseModel):

@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig, TrafficConfig
+from outrider.data.ingest.advice import sampling_advice
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.sources import log_files
 from outrider.data.sequences import load_sequences
@@ -308,3 +309,19 @@ def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target
         load_sequences(tmp_path / "told" / "sequences")["prompt_text"][:]
     )
     assert "ada.lovelace" not in (tmp_path / "told" / "privacy.json").read_text()
+
+
+def test_responses_under_a_grammar_are_counted_and_are_in_no_part(text_target, tmp_path):
+    rows = good_rows()
+    for row in rows[:15]:
+        row["request"]["response_format"] = {"type": "json_object"}
+    rows[15]["request"]["min_p"] = 0.1
+    rows[16]["request"]["top_k"] = 20
+    summary = run(text_target, tmp_path, rows)
+    assert summary["rejects"] == {"grammar": 15, "min_p": 1}, "not against max_reject_fraction"
+    table = load_sequences(tmp_path / "out" / "sequences")
+    assert table["sequence_id"][:] == ["0-17", "0-18", "0-19", "0-20"]
+    assert table["top_k"][:] == [20, 0, 0, 0]
+    assert summary["sampling"]["top_k"] == {"off": 3, "20": 1}
+    (text,) = sampling_advice(summary)
+    assert text.startswith("16 of 20 exchanges") and "grammar 15, min_p 1" in text

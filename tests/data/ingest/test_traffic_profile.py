@@ -91,7 +91,11 @@ def profile_id(target):
 def test_who_asked_when_how_and_twice(ingested):
     _, summary = ingested
     assert summary["tenants"] == {"tenant-0": 12, "tenant-1": 10, "not logged": 1}
-    assert summary["sampling"] == {"temperature": {"0.6": 22, "0.2": 1}, "top_p": {"0.95": 23}}
+    assert summary["sampling"] == {
+        "temperature": {"0.6": 22, "0.2": 1},
+        "top_p": {"0.95": 23},
+        "top_k": {"off": 23},
+    }
     sessions = summary["sessions"]
     assert (sessions["distinct"], sessions["most_exchanges"]) == (6, 4)
     assert sum(sessions["exchanges"].values()) == 23

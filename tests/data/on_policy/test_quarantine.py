@@ -32,6 +32,7 @@ def store_of(groups: dict[str, Evidence], directory):
                         "sequence_id": f"{name}-{index}",
                         "temperature": evidence.temperature_S[index],
                         "top_p": evidence.top_p_S[index],
+                        "top_k": 0,
                         "fidelity": "retokenized" if evidence.retokenized_S[index] else "exact",
                     }
                 )

@@ -66,6 +66,7 @@ def test_every_sequence_is_in_one_slice_of_each_dimension(tmp_path):
             "fidelity": ["exact" if index % 4 else "retokenized" for index in range(len(made))],
             "temperature": [0.6000000238418579] * len(made),
             "top_p": [0.949999988079071] * len(made),
+            "top_k": [0] * len(made),
             "prompt_text": [prompt for _, prompt in made],
         }
     )

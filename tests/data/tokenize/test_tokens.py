@@ -1,6 +1,8 @@
 """Reconstructed text gives the engine's ids, for each way of cutting at `</think>`."""
 
+import json
 import random
+import shutil
 
 import pytest
 from hypothesis import given
@@ -228,6 +230,38 @@ def test_what_cannot_be_rebuilt_is_rejected_with_its_reason(builder):
     assert reason(builder, messages=None, reasoning="r", content="a") == "no_messages"
     assert reason(builder, reasoning="r", content="a", temperature=-1.0) == "sampling_out_of_range"
     assert reason(builder, reasoning="r", content="a", top_p=0.0) == "sampling_out_of_range"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"constraint": "grammar"}, "grammar"),
+        ({"constraint": "other_sampling"}, "other_sampling"),
+        ({"min_p": 0.05}, "min_p"),
+        ({"presence_penalty": 0.5}, "penalties"),
+        ({"frequency_penalty": -0.5}, "penalties"),
+        ({"repetition_penalty": 1.05}, "penalties"),
+    ],
+)
+def test_tokens_of_another_distribution_are_set_aside(builder, fields, expected):
+    text = {"reasoning": "r", "content": "a"}
+    assert reason(builder, **text, **fields) == expected
+    assert reason(builder, **text, **fields, prompt_token_ids=[0, 5]) == expected
+    off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1}
+    assert builder.build(exchange(**text, **off)).top_k == 0
+
+
+def test_top_k_is_kept_and_the_targets_defaults_apply_where_a_request_has_none(
+    text_target, tmp_path
+):
+    shutil.copytree(text_target, tmp_path / "target")
+    defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+    (tmp_path / "target/generation_config.json").write_text(json.dumps(defaults))
+    builder, text = SequenceBuilder(tmp_path / "target"), {"reasoning": "r", "content": "a"}
+    assert reason(builder, **text) == "penalties"
+    text["repetition_penalty"] = 1.0
+    found = [builder.build(exchange(**text, top_k=top_k)).top_k for top_k in (None, 0, -1, 7, 1e9)]
+    assert found == [20, 0, 0, 7, 0]
 
 
 def test_logged_ids_are_used_untouched(builder):

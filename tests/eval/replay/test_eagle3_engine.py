@@ -43,7 +43,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     result = train(
         nano_r1,
         tmp_path / "features",
-        {name: (0.6, 0.95) for name in names},
+        {name: (0.6, 0.95, 0) for name in names},
         {"train": names[8:], "validation": names[:8]},
         speculator,
         TrainingConfig(
@@ -84,7 +84,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     found = draft_parity(recording, head, nano_r1, K, PARITY)
     assert complaint(found, PARITY) is None, found
     described = [
-        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0}
+        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
         for name, _, _ in written
     ]
     predicted = float(replay(head, nano_r1, store, described, depth=K).steps_RK[:, K - 1].sum())

@@ -9,7 +9,7 @@ import torch
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
-from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_P, replay_case, states_of
+from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def greedy_drafts(ends, state, hidden, token):
 def sampled_drafts(ends, state, hidden, token):
     q = (ends.logits(state) / TEMPERATURE).softmax(-1)[token]
     logits = ends.logits(hidden)[None]
-    p = target_distribution(logits, torch.tensor([TEMPERATURE]), torch.tensor([TOP_P]))[0, token]
+    sampling = torch.tensor([[TEMPERATURE], [TOP_P], [TOP_K]])
+    p = target_distribution(logits, *sampling)[0, token]
     if p == 0:
         p = (logits[0] / TEMPERATURE).softmax(-1)[token]
     return min(1.0, float(q / p))

@@ -66,6 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Recipe]
                 "completion_start": len(prompt),
                 "temperature": 0.6,
                 "top_p": 0.95,
+                "top_k": 0,
                 "prompt_text": f"prompt {number}",
             }
         )

@@ -50,7 +50,7 @@ def trained(
         result = train(
             corpus.target_dir,
             corpus.features_dir,
-            {name: (0.0, 1.0) for part in corpus.parts.values() for name in part},
+            {name: (0.0, 1.0, 0) for part in corpus.parts.values() for name in part},
             corpus.parts,
             SpeculatorConfig(kind="toy", depth=3),
             TrainingConfig(
@@ -103,7 +103,7 @@ def test_from_scratch_to_replay(
     settings = Speculator.named(published).settings(3)
     assert settings == {"method": "toy", "model": str(published), "num_speculative_tokens": 3}
     rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0}
+        {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
         for name in corpus.parts["validation"]
     ]
     store = FeatureStore.open(corpus.features_dir)

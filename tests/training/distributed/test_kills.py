@@ -44,7 +44,7 @@ from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 target, features, parts, run, settings = sys.argv[1:]
 parts, run = json.loads(parts), Path(run)
-sampling = {name: (0.6, 0.95) for part in parts.values() for name in part}
+sampling = {name: (0.6, 0.95, 0) for part in parts.values() for name in part}
 train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3),
       TrainingConfig(**json.loads(settings)), run / "training", run / "speculator", run / "logs")
 """

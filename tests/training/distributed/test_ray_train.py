@@ -58,7 +58,7 @@ def run(
     return train(
         corpus.target_dir,
         corpus.features_dir,
-        {name: (0.6, 0.95) for part in corpus.parts.values() for name in part},
+        {name: (0.6, 0.95, 0) for part in corpus.parts.values() for name in part},
         corpus.parts,
         SpeculatorConfig(depth=3),
         TrainingConfig(processes=2, **(defaults | settings)),

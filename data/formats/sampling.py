@@ -1,0 +1,82 @@
+"""Sampling parameters of a request, under the names of OpenAI, vLLM and SGLang.
+
+    Exchange(place, **sampling_of(request, "request"))
+
+`constraint` is what else decided the tokens: `grammar` where one masked them, `other_sampling` for
+the parameters of `OTHER`.
+"""
+
+from typing import Any
+
+from outrider.data.formats.fields import take_number
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+GRAMMARS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+)
+"""Each is a grammar wherever it is set. `guided_*` are vLLM's names before 0.12."""
+
+OTHER = (
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "min_new_tokens",
+    "thinking_token_budget",
+    "custom_logit_processor",
+    "logits_processors",
+    "use_beam_search",
+)
+"""Parameters that forbid, favour or force tokens; off where they are null, 0, false or empty."""
+
+CONSTRAINTS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", *GRAMMARS, *OTHER)
+"""All keys of a request that `constraint` depends on."""
+
+
+def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
+    """The values of `NUMBERS` and `constraint`, as arguments of an `Exchange`."""
+    numbers = {name: take_number(request, name, where) for name in NUMBERS}
+    return {**numbers, "constraint": constraint_of(request)}
+
+
+def constraint_of(request: dict[str, Any]) -> str | None:
+    """What decided the tokens of the response besides `NUMBERS`; None if nothing did."""
+    response_format = request.get("response_format")
+    if isinstance(response_format, dict):
+        response_format = response_format.get("type")
+    if response_format not in (None, "", "text") or _calls_a_tool(request):
+        return "grammar"
+    if any(request.get(key) not in (None, "", {}) for key in GRAMMARS):
+        return "grammar"
+    return "other_sampling" if any(request.get(key) for key in OTHER) else None
+
+
+def _calls_a_tool(request: dict[str, Any]) -> bool:
+    """Whether vLLM compiles the tools into a grammar.
+
+    It does for a required or named tool, for strict tools, and where it must limit the calls to
+    one.
+    """
+    choice, tools = request.get("tool_choice"), request.get("tools")
+    if choice == "none" or not isinstance(tools, list) or not tools:
+        return False
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]
+    strict = any(isinstance(each, dict) and each.get("strict") is True for each in functions)
+    return choice not in (None, "auto") or strict or request.get("parallel_tool_calls") is False
