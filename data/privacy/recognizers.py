@@ -8,12 +8,10 @@ digits), it is replaced through the constructor.
     recognizers(["EMAIL_ADDRESS"])["EMAIL_ADDRESS"].analyze("ada@lovelace.org", ["EMAIL_ADDRESS"])
 """
 
-import importlib
 import ipaddress
 import logging
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import NOT_INSTALLED
@@ -57,6 +55,17 @@ NATIONAL = {
 }
 """National identity numbers by Presidio's class; all have a checksum except US_ITIN."""
 
+CLASSES = NATIONAL | {
+    "EMAIL_ADDRESS": "EmailRecognizer",
+    "CREDIT_CARD": "CreditCardRecognizer",
+    "US_SSN": "UsSsnRecognizer",
+    "URL": "UrlRecognizer",
+    "IP_ADDRESS": "IpRecognizer",
+    "IBAN_CODE": "IbanRecognizer",
+    "CRYPTO": "CryptoRecognizer",
+    "MAC_ADDRESS": "MacAddressRecognizer",
+}
+
 LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
 """Not inside a word, a hexadecimal digest or a decimal fraction."""
 
@@ -64,12 +73,6 @@ LETTER, DOMAIN = (
     "A-Za-zÀ-ɏ0-9",
     r"@[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)+(?![A-Za-z0-9])",
 )
-EMAILS = {
-    "plain": rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
-    # An apostrophe is part of O'Brien; before a closing one it is a quotation mark.
-    "with an apostrophe": rf"(?<![{LETTER}])[{LETTER}]"
-    rf"(?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
-}
 CARDS = {
     "16 digits": r"(?:4\d{3}|5\d{3}|6\d{3}|2[2-7]\d{2}|35\d{2})(?:[- ]?\d{4}){3}",
     "15 digits": r"3[47]\d{2}[- ]?\d{6}[- ]?\d{5}",
@@ -77,111 +80,83 @@ CARDS = {
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
 """By issuer. 13 digits that begin with 4, as on old Visa cards, are nowadays EAN bar codes."""
-SSN = {
-    "dashes": (r"\d{3}-\d{2}-\d{4}", 0.5),
-    "spaces": (r"\d{3}([ .])\d{2}\1\d{4}", 0.25),
-    "bare": (r"\d{9}", 0.2),
+
+PATTERNS = {
+    "EMAIL_ADDRESS": {
+        "plain": (
+            rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
+            0.5,
+        ),
+        # An apostrophe is part of O'Brien; before a closing one it is a quotation mark.
+        "with an apostrophe": (
+            rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
+            0.5,
+        ),
+    },
+    "CREDIT_CARD": {name: (LEFT + shape + RIGHT, 0.3) for name, shape in CARDS.items()},
+    "US_SSN": {
+        "dashes": (rf"{LEFT}\d{{3}}-\d{{2}}-\d{{4}}{RIGHT}", 0.5),
+        "spaces": (rf"{LEFT}\d{{3}}([ .])\d{{2}}\1\d{{4}}{RIGHT}", 0.25),
+        "bare": (rf"{LEFT}\d{{9}}{RIGHT}", 0.2),
+    },
+    "URL": {
+        "url": (
+            r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}",
+            0.6,
+        )
+    },
 }
-URL = r"(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}"
+"""Patterns and scores in place of Presidio's."""
 
 
 def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
     """Recognizers of each kind except telephone numbers, which detection.py reads itself."""
-    presidio = _presidio()
-    _keep_values_out_of_logs()
+    try:
+        from presidio_analyzer import Pattern, predefined_recognizers
+    except ModuleNotFoundError as error:
+        if error.name != "presidio_analyzer":
+            raise
+        raise OutriderError(NOT_INSTALLED) from None
     import regex
 
-    made = {kind: _recognizer(kind, presidio) for kind in kinds if kind != "PHONE_NUMBER"}
-    for recognizer in made.values():
-        recognizer.global_regex_flags |= regex.ASCII
-    return made
+    # Presidio logs texts that it could not validate.
+    logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
+    found: dict[str, PatternRecognizer] = {}
+    for kind in kinds:
+        if kind == "PHONE_NUMBER":
+            continue
+        made = getattr(predefined_recognizers, CLASSES[kind])
+        if kind in PATTERNS:
+            shapes = PATTERNS[kind].items()
+            found[kind] = made([Pattern(name, *shape) for name, shape in shapes])
+        else:
+            found[kind] = made()
+        found[kind].global_regex_flags |= regex.ASCII
+    if "EMAIL_ADDRESS" in found:
+        found["EMAIL_ADDRESS"].validate_result = _email_check()
+    if "IP_ADDRESS" in found:
+        found["IP_ADDRESS"].invalidate_result = _is_not_public
+    return found
 
 
-def _recognizer(kind: str, presidio: Any) -> "PatternRecognizer":
-    from presidio_analyzer import Pattern
-
-    def patterns(shapes: dict[str, tuple[str, float]]) -> list[Pattern]:
-        return [
-            Pattern(name, LEFT + shape + RIGHT, score) for name, (shape, score) in shapes.items()
-        ]
-
-    match kind:
-        case "EMAIL_ADDRESS":
-            return _email(presidio, [Pattern(name, shape, 0.5) for name, shape in EMAILS.items()])
-        case "CREDIT_CARD":
-            return presidio.CreditCardRecognizer(
-                patterns({name: (shape, 0.3) for name, shape in CARDS.items()})
-            )
-        case "US_SSN":
-            return presidio.UsSsnRecognizer(patterns(SSN))
-        case "URL":
-            return presidio.UrlRecognizer([Pattern("url", rf"(?<![A-Za-z0-9.@]){URL}", 0.6)])
-        case "IP_ADDRESS":
-            return _public_ip(presidio)
-        case "IBAN_CODE":
-            return presidio.IbanRecognizer()
-        case "CRYPTO":
-            return presidio.CryptoRecognizer()
-        case "MAC_ADDRESS":
-            return presidio.MacAddressRecognizer()
-    return getattr(presidio, NATIONAL[kind])()
-
-
-def _email(presidio: Any, patterns: list) -> "PatternRecognizer":
+def _email_check() -> Callable[[str], bool]:
     from tldextract import TLDExtract
 
     # Presidio's own call downloads the list of suffixes and writes it below the home directory.
     suffixes = TLDExtract(suffix_list_urls=(), cache_dir=None)
 
-    class Email(presidio.EmailRecognizer):
-        def validate_result(self, pattern_text: str) -> bool:
-            local, _, domain = pattern_text.lower().rpartition("@")
-            reserved = any(
-                domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS
-            )
-            return not reserved and local != "git" and bool(suffixes.extract_str(domain).fqdn)
+    def valid(text: str) -> bool:
+        local, _, domain = text.lower().rpartition("@")
+        reserved = any(domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS)
+        return not reserved and local != "git" and bool(suffixes.extract_str(domain).fqdn)
 
-    return Email(patterns)
+    return valid
 
 
-def _public_ip(presidio: Any) -> "PatternRecognizer":
-    class PublicIp(presidio.IpRecognizer):
-        def invalidate_result(self, pattern_text: str) -> bool:
-            try:
-                address = ipaddress.ip_interface(pattern_text).ip
-            except ValueError:
-                return True
-            return not address.is_global or (address.version == 6 and address not in ROUTED_IPV6)
-
-    return PublicIp()
-
-
-def _presidio() -> Any:
-    """Imports Presidio without torch and transformers.
-
-    It and spaCy import them, if installed, for models that are not used here: 25 s and 570 MB per
-    process instead of 2 s and 100 MB.
-    """
-    names = ("torch", "transformers")
-    before = {name: sys.modules[name] for name in names if name in sys.modules}
-    for name in names:
-        sys.modules[name] = None  # type: ignore[assignment]  # makes the import fail
+def _is_not_public(text: str) -> bool:
+    """Whether an IP address identifies nobody: private, reserved, or unallocated."""
     try:
-        return importlib.import_module("presidio_analyzer.predefined_recognizers")
-    except ModuleNotFoundError as error:
-        if error.name != "presidio_analyzer":
-            raise
-        raise OutriderError(NOT_INSTALLED) from None
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(before)
-
-
-def _keep_values_out_of_logs() -> None:
-    """Silences Presidio, which logs texts that it could not validate."""
-    logging.getLogger("presidio-analyzer").addFilter(_nothing)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
+        address = ipaddress.ip_interface(text).ip
+    except ValueError:
+        return True
+    return not address.is_global or (address.version == 6 and address not in ROUTED_IPV6)
