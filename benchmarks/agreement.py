@@ -102,7 +102,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
         k_per_batch_size=[(1, config.max_num_seqs, DEPTH)],
     ) as engine:
         for variant, directory in speculators.items():
-            engine.exchange(directory)
+            engine.swap(directory)
             serve(engine, prompts[:8], DEPTH, REGIMES["greedy"], 32)
             for regime, sampling in REGIMES.items():
                 for k in range(1, DEPTH + 1):

@@ -1,6 +1,10 @@
-"""A tree of processes that ends as one, even when its starter is killed.
+"""Processes that end with their starter, even when it is killed, and all that they start.
 
-    with ProcessTree() as tree:
+    child = Child(command, Path("server.log"), "the server")
+    child.wait_until(healthy, 60)
+    child.stop()
+
+    with ProcessTree() as tree:         # what several processes start
         subprocess.Popen(command, env=os.environ | tree.environment)
 
 Engines, servers, launchers and workers start further processes, some in sessions of their own.
@@ -22,10 +26,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from outrider.common.errors import OutriderError
 
 MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
@@ -81,14 +87,86 @@ class ProcessTree:
         """If the starter dies, `process` gets SIGTERM and `GRACE_S` before the rest is ended."""
         self._send_leader(str(process.pid))
 
-    def members(self) -> list[psutil.Process]:
-        """The living processes of this tree."""
-        return members(self.mark)
-
     def _send_leader(self, text: str) -> None:
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the guard was killed
             self._guard.stdin.write(f"{text}\n".encode())
+
+
+class Child:
+    """A process that serves this one, with its log and a process tree of its own."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        pipes: bool = False,
+    ) -> None:
+        """Starts the process, whose output is appended to `log`, a private file.
+
+        `name` is for errors; `environment` None is this process's. With `pipes`, stdin and stdout
+        are text pipes of this process.
+        """
+        self.log, self._name = log, name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch(mode=0o600)
+        self._log_start = log.stat().st_size
+        self._tree = ProcessTree()
+        self._tree.__enter__()
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={
+                    **(os.environ if environment is None else environment),
+                    **self._tree.environment,
+                },
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
+                stderr=output,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches the starter, which stops it in order
+            )
+
+    @property
+    def mark(self) -> str:
+        """Mark in the environment of its processes (`members`)."""
+        return self._tree.mark
+
+    def wait_until(
+        self, ready: Callable[[], bool], seconds: float, reason: Callable[[str], str] | None = None
+    ) -> None:
+        """Returns when it is ready.
+
+        An `OutriderError` with `reason` of its log, or the log's end, if it ends before or takes
+        longer.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if (code := self.process.poll()) is not None:
+                raise self.failure(f"ended with code {code}", reason)
+            if time.monotonic() > deadline:
+                raise self.failure(f"was not ready within {seconds:.0f} s", reason)
+            time.sleep(0.05)
+
+    def failure(self, what: str, reason: Callable[[str], str] | None = None) -> OutriderError:
+        """The error that tells what happened, and why as far as its log has it."""
+        text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        why = reason(text) if reason else "\n".join(text.splitlines()[-25:])
+        return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")
+
+    def stop(self, patience_s: float = 0.0) -> None:
+        """Ends it: SIGTERM, after `patience_s` SIGKILL to all that is left of its tree."""
+        try:
+            if patience_s:
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience_s)
+                wait_until(lambda: not members(self.mark), 2)
+        finally:
+            with self.process:  # closes its pipes
+                self._tree.__exit__()
 
 
 _OPEN: set[subprocess.Popen[bytes]] = set()

@@ -167,6 +167,6 @@ def step_times_of_kinds(contexts: Contexts) -> dict[str, StepTimes]:
         base = context.speculators["base"]
         for kind, own in times.items():
             # Base's steps are those of the kind that can take turns with it in one engine.
-            if base.directory and not context.one_engine and speculators[kind].exchanges_with(base):
+            if base.directory and not context.one_engine and speculators[kind].swaps_with(base):
                 context.cache.put("step_times_base", own.model_dump(mode="json"))
     return times

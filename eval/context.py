@@ -239,7 +239,7 @@ class EvaluationContext:
     def one_engine(self) -> bool:
         """Whether base and custom take turns in one engine, whose drafter's weights change."""
         able = self.serving.engine.changes_drafters
-        return able and self.speculators["custom"].exchanges_with(self.speculators["base"])
+        return able and self.speculators["custom"].swaps_with(self.speculators["base"])
 
     @property
     def directories(self) -> dict[str, Path]:

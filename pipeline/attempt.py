@@ -52,7 +52,7 @@ def open_run(
 
     command = None
     if serve_command is not None:
-        from outrider.serving.in_process import in_process
+        from outrider.serving.engine import in_process
         from outrider.serving.serve_command import read_serve_command
 
         command = read_serve_command(serve_command)

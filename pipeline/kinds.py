@@ -20,7 +20,7 @@ from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.target_defaults import left_out, with_target_defaults
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
-from outrider.serving.engine import runs_mla
+from outrider.serving.vllm_arguments import runs_mla
 from outrider.speculators.base import supported_kinds
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind

@@ -152,7 +152,7 @@ class EngineConfig(BaseModel):
     """Largest number of tokens in one engine step; longer prompts are prefilled in chunks of it."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """Memory of the KV cache in GiB. null: 1 on a CPU; on a GPU what `gpu_memory_utilization`
+    """Memory of the KV cache in GiB. null: 0.5 on a CPU; on a GPU what `gpu_memory_utilization`
     leaves."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
@@ -222,8 +222,8 @@ class EngineConfig(BaseModel):
         """Whether a running server can load another speculator, and draft other numbers of tokens.
 
         With data parallelism vLLM drops the schedule of drafts and returns only the first engine's
-        answer to a call of the workers, so that a failed exchange would go unseen. EPLB moves
-        experts between slots, where an exchange would not find them.
+        answer to a call of the workers, so that a failed swap would go unseen. EPLB moves
+        experts between slots, where a swap would not find them.
         """
         return self.data_parallel == 1 and not self.extra_arguments.get("enable_eplb")
 

@@ -1,23 +1,17 @@
-"""vLLM's flags and environment in one place, and an in-process engine for capture and checks.
-
-Capture, evaluation and the exported serve.sh must compute the same, so all three take their
-settings from `engine_arguments`; only the speculator and the mode differ. On a CPU build two
-settings work around faults: every custom op but the rotary one is on, because DeepSeek-V3's rotary
-embedding is wrong in eager mode otherwise; and MLA runs as plain attention, which verifies several
-drafts at once faster than the CPU's MLA kernel.
+"""An in-process engine of vLLM for capture and checks.
 
     with open_engine(TargetConfig(), EngineConfig()) as engine:
         for row_id, hidden_TH in engine.prefill([("a", [0, 17, 4])]):
             ...
+
+It reads hidden states, so it cannot have every setting of a server (`in_process`).
 """
 
 import contextlib
-import json
 import os
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,12 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import BACKEND, HOOKED
-from outrider.serving.in_process import in_process
 from outrider.serving.speculator import Speculator
-from outrider.serving.start_limit import start_environment
-from outrider.serving.vllm_hooks.exchange import exchange
+from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
+from outrider.serving.vllm_hooks import BACKEND
 from outrider.serving.vllm_hooks.plugin import register
+from outrider.serving.vllm_hooks.swap import swap_speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
 
@@ -43,151 +36,52 @@ Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
 State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
 """(id, states [T, H] of each stream, scores)"""
+CONTRADICTS = {
+    "prefill_context_parallel_size": "it divides a prompt's states over ranks",
+    "kv_transfer_config": "positions from another engine are not computed",
+    "kv_offloading_size": "offloaded prefixes are not computed again",
+    "kv_offloading_backend": "offloaded prefixes are not computed again",
+    "kv_sharing_fast_prefill": "it skips layers of the prompt",
+    "data_parallel_size_local": "there is one engine",
+    "data_parallel_backend": "there is one engine",
+    "data_parallel_rpc_port": "there is one engine",
+    "enable_dbo": "it overlaps data-parallel engines, of which there is one",
+    "all2all_backend": "it connects data-parallel engines, of which there is one",
+    "enable_elastic_ep": "it adds data-parallel engines, of which there is one",
+    "optimization_level": "the engine is eager",
+    "cudagraph_capture_sizes": "the engine is eager",
+    "max_cudagraph_capture_size": "the engine is eager",
+    "compilation_config": "the engine is eager",
+    "logits_processors": "logits are read as the target computes them",
+}
+"""vLLM's arguments that contradict reading states, and why."""
+
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 
 
-def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
-    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator.
-
-    Without vLLM, as on a machine that only plans a run, the engine is taken for one on a GPU.
-    """
-    if not target_config.get("kv_lora_rank"):
-        return False
-    try:
-        environment = engine_environment(engine)
-    except OutriderError:
-        environment = engine.environment
-    return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
-
-
-def engine_environment(engine: EngineConfig) -> dict[str, str]:
-    """Environment variables of every vLLM process, in servers and in-process engines."""
-    environment = HOOKED | {
-        "PYTHONHASHSEED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # The log: in a stage, sys.stderr is the terminal. Never stdout.
-        "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
-    }
-    if runs_on_cpu():
-        environment |= {
-            "VLLM_MLA_DISABLE": "1",
-            # Use every core; the default reserves one for the scheduler.
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": engine.cpu_cores,
-            # vLLM 0.32 cannot load what it compiled ahead of time on a CPU, so every start compiles
-            # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
-            "VLLM_USE_AOT_COMPILE": "0",
-        }
-        if openmp := openmp_library():
-            # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
-            # spin.
-            environment["LD_PRELOAD"] = _preloading(openmp)
-    else:
-        # vLLM's default is fork, which deadlocks after GNU's OpenMP has run in this process.
-        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    return environment | engine.environment
-
-
-def openmp_library() -> Path | None:
-    """Intel's OpenMP library, which vLLM's CPU build brings along; None where it is missing."""
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    return library if library.is_file() else None
-
-
-def _preloading(library: Path) -> str:
-    """LD_PRELOAD of this process with `library` added."""
-    preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(library)]
-    return ":".join(dict.fromkeys(path for path in preloads if path))
-
-
-def engine_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    speculator: Speculator | Path | None = None,
-    k: int | None = None,
-    draft_sample_method: str = "greedy",
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
-) -> dict[str, Any]:
-    """Keyword arguments for `vllm.LLM`.
-
-    `speculator`: a speculator's directory (the target's own directory for its own speculator); None
-    serves without speculation. `k_per_batch_size` lists (first batch size, last, k).
-    """
-    on_cpu = runs_on_cpu()
-    arguments: dict[str, Any] = {
-        "model": str(target.directory()),
-        "dtype": engine.dtype,
-        "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "tensor_parallel_size": engine.tensor_parallel,
-        "enable_expert_parallel": engine.expert_parallel,
-        "seed": engine.seed,
-        "enforce_eager": engine.mode == "eager",
-        "enable_prefix_caching": engine.prefix_caching,
-        "disable_log_stats": False,
-    }
-    for name, value, default in (
-        ("pipeline_parallel_size", engine.pipeline_parallel, 1),
-        ("data_parallel_size", engine.data_parallel, 1),
-        ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
-    ):
-        if value != default:
-            arguments[name] = value
-    if target.quantization is not None:
-        arguments["quantization"] = target.quantization
-    arguments |= engine.extra_arguments
-    if on_cpu:
-        custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}
-        arguments["compilation_config"] = custom_ops | arguments.get("compilation_config", {})
-    else:
-        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
-    kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 1.0
-    if kv_cache_gb is not None:
-        arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
-    drafter = Speculator.of(speculator)
-    if drafter.has_unroll and engine.pipeline_parallel > 1:
-        raise OutriderError(
-            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
-            " drafter on the last pipeline stage no embedding, and a speculator's directory has"
-            " none; serve with tensor_parallel or data_parallel"
+def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
+    """The settings for an engine in this process, and one line for each that differs."""
+    update: dict[str, object] = {}
+    changes = []
+    if engine.prefix_caching:
+        update["prefix_caching"] = False
+        changes.append("prefix_caching off: a cached position has no states")
+    if engine.mode != "eager":
+        update["mode"] = "eager"
+        changes.append("mode eager: it starts in a fraction of the time and prefills as fast")
+    if engine.data_parallel > 1:
+        ranks = engine.tensor_parallel * engine.data_parallel
+        update |= {"tensor_parallel": ranks, "data_parallel": 1}
+        changes.append(
+            f"tensor_parallel {ranks} instead of {engine.tensor_parallel} x data_parallel"
+            f" {engine.data_parallel}: vLLM runs data-parallel engines in servers only"
         )
-    if settings := drafter.settings(k, draft_sample_method, k_per_batch_size):
-        arguments["speculative_config"] = settings
-    return arguments
-
-
-def serve_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    speculator: Speculator | Path | None = None,
-    k: int | None = None,
-    draft_sample_method: str = "greedy",
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
-) -> list[str]:
-    """`engine_arguments` as command-line arguments of `vllm serve`."""
-    arguments = engine_arguments(
-        target, engine, speculator, k, draft_sample_method, k_per_batch_size
-    )
-    return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
-
-
-def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Arguments of `vllm.LLM` as flags of `vllm serve`, each with its values."""
-    flags: list[tuple[str, ...]] = []
-    for name, value in arguments.items():
-        flag = name.replace("_", "-")
-        if name == "disable_log_stats" or value is None:
-            continue  # a server's default, without a flag
-        if isinstance(value, bool):
-            flags.append((f"--{flag}" if value else f"--no-{flag}",))
-        elif isinstance(value, dict):
-            flags.append((f"--{flag}", json.dumps(value)))
-        else:
-            values = value if isinstance(value, list) else [value]
-            flags.append((f"--{flag}", *map(str, values)))
-    return flags
+    refused = {name: why for name, why in CONTRADICTS.items() if name in engine.extra_arguments}
+    if refused:
+        kept = {k: v for k, v in engine.extra_arguments.items() if k not in refused}
+        update["extra_arguments"] = kept
+        changes += [f"without {name}: {why}" for name, why in refused.items()]
+    return engine.model_copy(update=update), changes
 
 
 class PromptLogprobs(NamedTuple):
@@ -231,12 +125,12 @@ class Engine:
         self._scratch = scratch
         self._ahead: Future[Any] | None = None
 
-    def exchange(self, directory: Path) -> None:
+    def swap(self, directory: Path) -> None:
         """Loads the speculator of a directory; no request may be running.
 
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
-        exchange(
+        swap_speculator(
             lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments), directory
         )
 
@@ -438,7 +332,7 @@ def open_engine(
     arguments = engine_arguments(
         target, engine, speculator, k, draft_sample_method, k_per_batch_size
     )
-    if Speculator.of(speculator).abilities.live_exchange:
+    if Speculator.of(speculator).abilities.live_swap:
         arguments["weight_transfer_config"] = {"backend": BACKEND}
     with (
         ProcessTree() as tree,

@@ -6,7 +6,7 @@ block per line of its input.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
-        print(block.tokens_per_s)
+        print(block.output_tokens / block.seconds)
         timed = load.run_timed(server.url, prompts, [0.0, 0.3, 1.1, 1.2], Sampling(), 256)
 """
 
@@ -16,21 +16,19 @@ import contextlib
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import IO, Any
+from types import ModuleType
+from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree
-from outrider.serving.client import Sampling
+from outrider.common.process_tree import Child
+from outrider.serving.client import Sampling, SpeculationCounters, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.counters import SpeculationCounters, read_counters
-from outrider.serving.engine import engine_environment
+from outrider.serving.vllm_arguments import engine_environment
 
 WARM_UP_TOKENS = 32
 """Longest response of a warm-up block."""
@@ -58,46 +56,21 @@ class RequestResult:
         """Time from sending to the last token."""
         return (self.ttft_ms + sum(self.itl_ms)) / 1000
 
-    @property
-    def tokens_per_delivery(self) -> float | None:
-        """Mean burst: tokens over deliveries, both after the first.
-
-        A step delivers once, so this is the request's acceptance length, (tokens - 1) / steps. It
-        is larger where output waits for a slow reader, because the server then merges several
-        steps into one delivery. None with fewer than two deliveries.
-        """
-        return (self.output_tokens - 1) / len(self.itl_ms) if self.itl_ms else None
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Percentiles of a latency over a block, in milliseconds; 0 where there is none."""
-
-    p50: float
-    p90: float
-    p99: float
-
 
 @dataclass(frozen=True)
 class BlockResult:
     """Results of one block of requests."""
 
-    concurrency: int | None
-    """Requests in flight; None for the open loop."""
-    completed: int
-    output_tokens: int
     seconds: float
     """From the first request's start to the last token."""
-    tokens_per_s: float
-    """Output tokens per second, over all requests."""
-    requests_per_s: float
-    """Completed requests per second, over the whole block."""
-    ttft_ms: Percentiles
-    itl_ms: Percentiles
-    tpot_ms: Percentiles
     requests: tuple[RequestResult, ...]
     counters: SpeculationCounters
     """The engine's counters during this block."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all requests."""
+        return sum(request.output_tokens for request in self.requests)
 
 
 class LoadGenerator:
@@ -110,45 +83,24 @@ class LoadGenerator:
         self._log_path = Path(log_path)
 
     def __enter__(self) -> "LoadGenerator":
-        self._stack = contextlib.ExitStack()
-        self._child: subprocess.Popen[str] | None = None
+        self._child: Child | None = None
         return self
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> Child:
         """The child process; it is started at the first call, or block."""
         if self._child is None:
-            tree = self._stack.enter_context(ProcessTree())
-            folder = tempfile.TemporaryDirectory(prefix="outrider-")
-            self._folder = Path(self._stack.enter_context(folder))
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            self._log_path.touch(mode=0o600)
-            log = self._stack.enter_context(self._log_path.open("ab"))
-            engine = engine_environment(EngineConfig())
-            self._child = subprocess.Popen(
+            self._child = Child(
                 [sys.executable, "-m", "outrider.serving.load_generator"],
-                env=os.environ | engine | tree.environment | {"OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
+                self._log_path,
+                "the load generator",
+                os.environ | engine_environment(EngineConfig()) | {"OMP_NUM_THREADS": "1"},
+                pipes=True,
             )
         return self._child
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._child is None:
-            return
-        stdin, stdout = _pipes(self._child)
-        with contextlib.suppress(BrokenPipeError):
-            stdin.close()
-        self._stack.close()
-        self._child.wait()
-        stdout.close()
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.stop()
 
     def run_block(
         self,
@@ -193,10 +145,6 @@ class LoadGenerator:
         concurrency: int | None,
         arrivals: list[float] | None,
     ) -> BlockResult:
-        self.start()
-        dataset = self._folder / "prompts.jsonl"
-        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
-        dataset.write_text("".join(lines), encoding="utf-8")
         body: dict[str, Any] = {"add_special_tokens": False, **sampling.request()}
         if sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -207,7 +155,6 @@ class LoadGenerator:
             "model": self._model_name,
             "tokenizer": self._tokenizer,
             "dataset-name": "custom",
-            "dataset-path": dataset,
             "custom-output-len": max_tokens,
             "num-prompts": len(prompts),
             "temperature": sampling.temperature,
@@ -226,37 +173,30 @@ class LoadGenerator:
         for name, value in options.items():
             words += [f"--{name}", str(value)]
         before = read_counters(url)
-        result = self._ask({"words": words, "arrivals": arrivals})
-        return _block(result, concurrency, len(prompts), read_counters(url) - before)
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            dataset = Path(folder) / "prompts.jsonl"
+            lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+            dataset.write_text("".join(lines), encoding="utf-8")
+            words += ["--dataset-path", str(dataset)]
+            result = self._ask({"words": words, "arrivals": arrivals})
+        return _block(result, read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
         child = self.start()
-        stdin, stdout = _pipes(child)
-        try:
+        stdin, stdout = child.process.stdin, child.process.stdout
+        assert stdin is not None and stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps(block), file=stdin, flush=True)
             line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
         if not line:
-            end = "\n".join(self._log_path.read_text(errors="replace").splitlines()[-25:])
-            code = child.wait()
-            raise OutriderError(
-                f"the load generator ended with code {code}; {self._log_path} ends:\n{end}"
-            )
+            raise child.failure(f"ended with code {child.process.wait()}")
         result: dict[str, Any] = json.loads(line)
         return result
 
 
-def _pipes(child: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert child.stdin is not None and child.stdout is not None
-    return child.stdin, child.stdout
-
-
-def _block(
-    result: dict[str, Any], concurrency: int | None, prompts: int, counters: SpeculationCounters
-) -> BlockResult:
-    import numpy as np
-
+def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult:
+    prompts = len(result["errors"])
     if result["completed"] != prompts:
         errors = [error for error in result["errors"] if error]
         raise OutriderError(
@@ -268,27 +208,7 @@ def _block(
         RequestResult(tokens, 1000 * ttft, tuple(1000 * itl for itl in itls), start - begin)
         for tokens, ttft, itls, start in zip(*columns, strict=True)
     )
-
-    def percentiles(values: list[float]) -> Percentiles:
-        return (
-            Percentiles(*map(float, np.percentile(values, (50, 90, 99))))
-            if values
-            else Percentiles(0.0, 0.0, 0.0)
-        )
-
-    return BlockResult(
-        concurrency,
-        result["completed"],
-        result["total_output_tokens"],
-        result["duration"],
-        result["total_output_tokens"] / result["duration"],
-        result["completed"] / result["duration"],
-        percentiles([request.ttft_ms for request in requests]),
-        percentiles([itl for request in requests for itl in request.itl_ms]),
-        percentiles([request.tpot_ms for request in requests if request.tpot_ms is not None]),
-        requests,
-        counters,
-    )
+    return BlockResult(result["duration"], requests, counters)
 
 
 def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
@@ -331,7 +251,6 @@ def _child() -> None:
         result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
         kept = (
             "completed",
-            "total_output_tokens",
             "duration",
             "output_lens",
             "ttfts",

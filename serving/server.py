@@ -9,30 +9,31 @@ Several servers can be up at once. Idle ones sleep: Intel's OpenMP, preloaded wh
 puts worker threads to sleep 5 ms after their last work.
 """
 
-import contextlib
 import json
 import os
+import re
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree, members, wait_until
-from outrider.serving.client import post
+from outrider.common.process_tree import Child
+from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.counters import SpeculationCounters, read_counters
-from outrider.serving.engine import engine_environment, serve_arguments
-from outrider.serving.hooked import BACKEND
 from outrider.serving.speculator import Speculator
-from outrider.serving.start_limit import start_environment, start_limit_s
-from outrider.serving.vllm_hooks.exchange import exchange
+from outrider.serving.vllm_arguments import (
+    engine_environment,
+    serve_arguments,
+    start_environment,
+    start_limit_s,
+)
+from outrider.serving.vllm_hooks import BACKEND
+from outrider.serving.vllm_hooks.swap import swap_speculator
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -68,7 +69,7 @@ class Server:
         checkpoint = target.directory()
         self._start_timeout_s = start_timeout_s or start_limit_s(checkpoint)
         self.swap_seconds: float | None = None
-        """Time of the last `exchange`."""
+        """Time of the last `swap`."""
         self._prefix_caching = serving.engine.prefix_caching
         words = serve_arguments(
             target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
@@ -77,13 +78,13 @@ class Server:
         if Speculator.of(speculator).speculates:
             # Each response reports its own counts, so that a pass that was interrupted keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
-        if Speculator.of(speculator).abilities.live_exchange:
+        if Speculator.of(speculator).abilities.live_swap:
             words += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
         # Development mode opens /collective_rpc, through which drafters of any directory are
-        # exchanged. The server listens on this machine only.
+        # swapped. The server listens on this machine only.
         self._environment = (
             start_environment(checkpoint)
             | engine_environment(serving.engine)
@@ -93,26 +94,15 @@ class Server:
     @property
     def mark(self) -> str:
         """Mark in the environment of the server's processes (`process_tree.members`)."""
-        return self._tree.mark
+        return self._child.mark
 
     def start(self) -> None:
         """Starts the processes and returns.
 
         `wait` is separate, so that several servers can start at the same time.
         """
-        self._stack = contextlib.ExitStack()
-        self._tree = self._stack.enter_context(ProcessTree())
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.log_path.touch(mode=0o600)
-        self._log_start = self.log_path.stat().st_size
-        log = self._stack.enter_context(self.log_path.open("ab"))
-        self._process = subprocess.Popen(
-            self.command,
-            env=os.environ | self._environment | self._tree.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the command, which stops its servers in order
+        self._child = Child(
+            self.command, self.log_path, "vllm serve", os.environ | self._environment
         )
 
     def wait(self) -> None:
@@ -120,28 +110,11 @@ class Server:
 
         An `OutriderError` with the log's first error, if it ends or exceeds `start_timeout_s`.
         """
-        deadline = time.monotonic() + self._start_timeout_s
-        while not self._healthy():
-            if (code := self._process.poll()) is not None:
-                what = f"ended with code {code}"
-            elif time.monotonic() > deadline:
-                what = f"did not answer within {self._start_timeout_s:.0f} s"
-            else:
-                time.sleep(0.25)
-                continue
-            log = self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
-            raise OutriderError(f"vllm serve {what}: {first_error(log)}\n(log: {self.log_path})")
+        self._child.wait_until(self._healthy, self._start_timeout_s, root_error)
 
     def stop(self) -> None:
         """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
-        try:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
-            wait_until(lambda: not members(self.mark), 2)
-        finally:
-            self._stack.close()
-            self._process.wait()
+        self._child.stop(_STOP_S)
 
     def __enter__(self) -> "Server":
         self.start()
@@ -152,25 +125,20 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def counters(self) -> SpeculationCounters:
         """The engine's counts since its start."""
         return read_counters(self.url)
 
-    def exchange(self, directory: Path) -> None:
+    def swap(self, directory: Path) -> None:
         """Loads the speculator of `directory`. No request may be running.
 
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
         began = time.monotonic()
-        exchange(self._rpc, directory)
+        swap_speculator(self._rpc, directory)
         # The cached prefixes hold the other drafter's keys: 3.91 instead of 3.97 tokens a step.
         self.reset_prefix_cache()
         self.swap_seconds = time.monotonic() - began
@@ -201,23 +169,24 @@ class Server:
             return False
 
 
-def first_error(log: str) -> str:
-    """The root cause in a log of vLLM: its first traceback, or else its last 25 lines.
+def root_error(log: str) -> str:
+    """The root cause in a log of vLLM: the first traceback of an engine process.
 
     A worker's error ends the engine core, and that one the server; each logs a traceback, and the
-    last one says only that the engine core failed.
+    last one has only that the engine core failed. Without any: the server's last one, or the end.
     """
     lines = log.splitlines()
-    for index, line in enumerate(lines):
-        before, found, _ = line.partition("Traceback (most recent call last):")
-        if not found:
-            continue
-        # Each line begins with process, time and place; processes write at the same time.
-        process = before.partition(")")[0]
-        own = [each[len(before) :] for each in lines[index:] if each.startswith(process)]
-        last = next((n for n, text in enumerate(own) if n and not text.startswith(" ")), len(own))
-        return "\n".join(own[: last + 1])
-    return "\n".join(lines[-25:])
+    starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]
+    if not starts:
+        return "\n".join(lines[-25:])
+    of_engine = (n for n in starts if re.match(r"\(\w*(Worker|EngineCore)", lines[n]))
+    start = next(of_engine, starts[-1])
+    # Each line begins with process, time and place; processes write at the same time.
+    before = lines[start].partition("Traceback")[0]
+    process = before.partition(")")[0]
+    own = [each[len(before) :] for each in lines[start:] if each.startswith(process)]
+    last = next((n for n, text in enumerate(own) if n and not text.startswith(" ")), len(own))
+    return "\n".join(own[: last + 1])
 
 
 def _free_port(port: int | None) -> int:

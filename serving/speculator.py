@@ -55,17 +55,17 @@ class Speculator:
 
     @property
     def has_unroll(self) -> bool:
-        """True where Outrider computes its drafts: it can be replayed, compared and exchanged."""
+        """True where Outrider computes its drafts: it can be replayed, compared and swapped."""
         return self.abilities.exact_replay
 
-    def exchanges_with(self, other: "Speculator") -> bool:
+    def swaps_with(self, other: "Speculator") -> bool:
         """True where one engine can serve both in turn, by exchanging the drafter's weights."""
         kind = self._kind
-        if other.kind != self.kind or not self.abilities.live_exchange:
+        if other.kind != self.kind or not self.abilities.live_swap:
             return False
         if not isinstance(kind, TrainableKind) or None in (self.directory, other.directory):
             return False
-        return kind.exchangeable(Path(str(self.directory)), Path(str(other.directory)))
+        return kind.swappable(Path(str(self.directory)), Path(str(other.directory)))
 
     def features(self, target_dir: Path) -> FeatureSpec:
         """The target's states that its drafts are computed from; none for a kind without unroll."""

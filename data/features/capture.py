@@ -41,8 +41,7 @@ from outrider.data.privacy.regenerate import asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, open_engine
-from outrider.serving.in_process import in_process
+from outrider.serving.engine import Engine, LoggedRow, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index

@@ -34,8 +34,7 @@ from outrider.data.features.replica import (
     load_states,
 )
 from outrider.serving.config import EngineConfig
-from outrider.serving.engine import AskedRow
-from outrider.serving.in_process import in_process
+from outrider.serving.engine import AskedRow, in_process
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 if TYPE_CHECKING:

@@ -102,7 +102,7 @@ class Fleet:
         directory = self._speculator(variant).directory
         if name == SPECULATING and directory != self._loaded:
             assert directory is not None  # variants of this server have weights
-            self._up[name].exchange(directory)
+            self._up[name].swap(directory)
             self._loaded = directory
         else:
             self._up[name].reset_prefix_cache()
@@ -247,11 +247,11 @@ class Fleet:
 
 def _exchanging(speculators: Mapping[str, Speculator]) -> set[str]:
     """The variants that take turns in one engine: custom, and base if it can be exchanged."""
-    able = [name for name, each in speculators.items() if each.abilities.live_exchange]
+    able = [name for name, each in speculators.items() if each.abilities.live_swap]
     if not able:
         return set()
     first = speculators[able[-1]]
-    return {able[-1]} | {name for name in able if first.exchanges_with(speculators[name])}
+    return {able[-1]} | {name for name in able if first.swaps_with(speculators[name])}
 
 
 def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:

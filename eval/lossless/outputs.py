@@ -21,8 +21,7 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.server_pool import Fleet
 from outrider.eval.lossless.response_log import ResponseLog
 from outrider.eval.results.parts import VARIANTS, Part, Variants
-from outrider.serving.client import Completion, Sampling, complete
-from outrider.serving.counters import SpeculationCounters
+from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
 from outrider.serving.server import Server
 
 Regime = Literal["greedy", "sampled"]

@@ -18,8 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from outrider.eval.results.parts import Part
-from outrider.serving.client import Completion
-from outrider.serving.counters import SpeculationCounters
+from outrider.serving.client import Completion, SpeculationCounters
 
 
 class Response(Part):

@@ -95,7 +95,7 @@ def by_engine(speculators: Mapping[str, Path]) -> list[dict[str, Path]]:
     for name, directory in speculators.items():
         own = Speculator.named(directory)
         for group in groups:
-            if Speculator.named(next(iter(group.values()))).exchanges_with(own):
+            if Speculator.named(next(iter(group.values()))).swaps_with(own):
                 group[name] = directory
                 break
         else:
@@ -113,7 +113,7 @@ def record_each(
     """A recording of each speculator, in an engine with a speculator and the draft extension."""
     recordings = {}
     for name, directory in speculators.items():
-        engine.exchange(directory)
+        engine.swap(directory)
         spec = Speculator.named(directory).features(target_dir)
         recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     return recordings

@@ -46,7 +46,7 @@ class Candidate:
         """(name, tensor as stored), mapped from the files; an error for files that have changed."""
         if late := self.files.changed():
             raise OutriderError(f"{self.directory / late[0]}: changed since it was checked")
-        return self.kind.exchanged(self.directory)
+        return self.kind.swap_tensors(self.directory)
 
 
 def in_service(directory: Path) -> Candidate:
@@ -71,7 +71,7 @@ def checked(
         new = _read(files, digest)
         _check_form(new, current)
         _check_manifest(new, k)
-        if not new.kind.exchangeable(current.directory, directory):
+        if not new.kind.swappable(current.directory, directory):
             raise OutriderError(
                 f"{directory}: its shape is not that of the speculator in use; it needs a server"
                 " that is started with it"
@@ -90,13 +90,13 @@ def checked(
 
 def _read(files: SpeculatorFiles, digest: str) -> Candidate:
     kind = kind_of(files.directory)
-    if not isinstance(kind, TrainableKind) or not kind.abilities.live_exchange:
+    if not isinstance(kind, TrainableKind) or not kind.abilities.live_swap:
         raise OutriderError(
             f"{files.directory}: {kind.in_words} cannot be swapped in a live engine"
         )
     forms = {
         name: (_number(tensor), tuple(tensor.shape))
-        for name, tensor in kind.exchanged(files.directory)
+        for name, tensor in kind.swap_tensors(files.directory)
     }
     return Candidate(files, kind, forms, digest)
 

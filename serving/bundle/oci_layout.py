@@ -13,7 +13,6 @@ config.md, layer.md.
 
 import contextlib
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -23,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json
+from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.serving.bundle.bundle_digest import (
     FILES_LIMIT,
     MANIFEST,
@@ -74,79 +74,80 @@ def write_oci_layout(stage: Path, address: str) -> str:
     """Adds the bundle to the layout as an image, replacing one of the same tag.
 
     Returns the image's digest. Blobs are written first and index.json last, atomically: a reader
-    sees the old image or the new one. Blobs of a replaced image are removed.
+    sees the old image or the new one. Blobs of a replaced image stay.
     """
     folder, tag = OciAddress.parse(address)
-    _open_layout(folder, address)
+    mark, index = folder / "oci-layout", folder / "index.json"
+    if folder.exists() and not mark.is_file() and any(folder.iterdir()):
+        raise OutriderError(f"{address}: {folder} is not empty and no OCI image layout")
+    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    mark.write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
     files = sorted(path for path in stage.rglob("*") if path.is_file())
-    weights = [path for path in files if path.suffix == ".safetensors"]
+    weights = [[path] for path in files if path.suffix == ".safetensors"]
     others = [path for path in files if path.suffix != ".safetensors"]
-    layers = [
-        _layer(folder, stage, group) for group in [others, *([each] for each in weights)] if group
-    ]
-    images = [_image(folder, architecture, layers) for architecture in ARCHITECTURES]
-    image = _json_blob(
-        folder,
-        {
-            "schemaVersion": 2,
-            "mediaType": INDEX_TYPE,
-            "manifests": images,
-        },
-        INDEX_TYPE,
+    layers = [_write_layer(folder, stage, group) for group in (others, *weights)]
+    images = [_write_image(folder, architecture, layers) for architecture in ARCHITECTURES]
+    image = _write_json(
+        folder, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": images}, INDEX_TYPE
     )
-    index = read_json(folder / "index.json") if (folder / "index.json").is_file() else {}
-    kept = [
-        entry
-        for entry in index.get("manifests", [])
-        if (entry.get("annotations") or {}).get(REF_NAME) != tag
-    ]
-    manifests = [*kept, image | {"annotations": {REF_NAME: tag}}]
-    with publish(folder / "index.json") as temporary:
-        temporary.write_bytes(
-            _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
-        )
-    _remove_unused(folder, manifests)
+    entries = read_json(index)["manifests"] if index.is_file() else []
+    kept = [entry for entry in entries if _tag(entry) != tag]
+    named = image | {"annotations": {REF_NAME: tag}}
+    write_json(index, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, named]})
     return str(image["digest"])
 
 
 def read_oci_layout(address: str, directory: Path) -> None:
-    """Writes the files below /models of an image to `directory`; every digest is checked."""
+    """Writes the files below /models of an image to `directory`; every digest is checked.
+
+    An `OutriderError` for members other than plain files below /models, and for files that
+    bundle.json does not list with their size; then nothing but bundle.json is written.
+    """
     folder, tag = OciAddress.parse(address)
     if not (folder / "index.json").is_file():
         raise OutriderError(f"{address}: {folder} is no OCI image layout (no index.json)")
     entries = read_json(folder / "index.json").get("manifests", [])
-    named = [e for e in entries if (e.get("annotations") or {}).get(REF_NAME) == tag]
+    named = [entry for entry in entries if _tag(entry) == tag]
     if not named:
-        tags = sorted(str((e.get("annotations") or {}).get(REF_NAME)) for e in entries)
-        raise OutriderError(f"{address}: no image {tag!r}; the layout has {', '.join(tags)}")
-    manifest = _read_json_blob(folder, named[0], address)
+        tags = ", ".join(sorted(map(str, map(_tag, entries))))
+        raise OutriderError(f"{address}: no image {tag!r}; the layout has {tags}")
+    manifest = _read_json(folder, named[0], address)
     if manifest.get("mediaType") == INDEX_TYPE:
-        manifest = _read_json_blob(folder, manifest["manifests"][0], address)
+        manifest = _read_json(folder, manifest["manifests"][0], address)
+    members: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
     with contextlib.ExitStack() as stack:
-        members: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
         for layer in manifest["layers"]:
-            if layer["mediaType"] != LAYER_TYPE:
-                raise OutriderError(
-                    f"{address}: a layer is {layer['mediaType']}; Outrider reads layouts that it"
-                    " wrote"
-                )
-            stream = stack.enter_context(_checked_blob(folder, layer, address))
-            tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r:"))
+            blob = stack.enter_context(_checked_blob(folder, layer, address))
+            tar = stack.enter_context(tarfile.open(fileobj=blob, mode="r:"))
             for name, member in _files_below(tar, address):
                 if members.setdefault(name, (tar, member)) != (tar, member):
                     raise OutriderError(f"{address}: {name!r} is there twice; export again")
-        _write_listed(members, directory, address)
+        if MANIFEST not in members or members[MANIFEST][1].size > MANIFEST_LIMIT:
+            raise OutriderError(f"{address}: no bundle.json below /{ROOT}; not Outrider's bundle")
+        _extract(*members.pop(MANIFEST), directory / MANIFEST)
+        sizes = read_manifest(directory)["sizes"]
+        found = {name: member.size for name, (_, member) in members.items()}
+        if wrong := sorted(name for name in sizes | found if sizes.get(name) != found.get(name)):
+            raise OutriderError(
+                f"{address}: {wrong[0]}: {found.get(wrong[0], 'no')} bytes, but bundle.json has"
+                f" {sizes.get(wrong[0], 'none')}; export again"
+            )
+        for name, (tar, member) in members.items():
+            _extract(tar, member, directory / name)
 
 
-def _layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """A tar file of some files, with their folders."""
+def _tag(entry: Mapping[str, Any]) -> str | None:
+    tag: str | None = (entry.get("annotations") or {}).get(REF_NAME)
+    return tag
+
+
+def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """A tar file of some files, with their folders; its descriptor."""
     names = [PurePosixPath(ROOT, file.relative_to(stage).as_posix()) for file in files]
     folders = sorted({str(parent) for name in names for parent in name.parents} - {"."})
+    incoming = folder / "blobs" / "sha256" / "incoming"
     # PAX, for files of more than 8 GiB.
-    with (
-        _new_blob(folder) as blob,
-        tarfile.open(fileobj=blob, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
+    with tarfile.open(incoming, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in folders:
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
@@ -157,15 +158,17 @@ def _layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
             entry.mode = 0o755 if path.suffix == ".sh" else 0o644
             with path.open("rb") as content:
                 tar.addfile(entry, content)
-    return blob.descriptor(LAYER_TYPE)
+    return _blob(incoming, LAYER_TYPE)
 
 
-def _image(folder: Path, architecture: str, layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of one architecture and its configuration."""
+def _write_image(
+    folder: Path, architecture: str, layers: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The manifest of one architecture and its configuration; its descriptor."""
     platform = {"architecture": architecture, "os": "linux"}
     # Layers are not compressed, so a layer's digest is its diff_id.
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
-    config = _json_blob(folder, {**platform, "config": {}, "rootfs": rootfs}, CONFIG_TYPE)
+    config = _write_json(folder, {**platform, "config": {}, "rootfs": rootfs}, CONFIG_TYPE)
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -173,83 +176,20 @@ def _image(folder: Path, architecture: str, layers: Sequence[dict[str, Any]]) ->
         "config": config,
         "layers": list(layers),
     }
-    return _json_blob(folder, manifest, MANIFEST_TYPE) | {"platform": platform}
+    return _write_json(folder, manifest, MANIFEST_TYPE) | {"platform": platform}
 
 
-class _Blob(io.RawIOBase):
-    """A file that is hashed as it is written."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._hash, self.size = stream, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        self._hash.update(data)
-        self.size += len(data)
-        return self._stream.write(data)
-
-    def tell(self) -> int:
-        return self.size
-
-    @property
-    def hexdigest(self) -> str:
-        """SHA-256 of what was written."""
-        return self._hash.hexdigest()
-
-    def descriptor(self, media_type: str) -> dict[str, Any]:
-        """The blob as manifests refer to it."""
-        return {"mediaType": media_type, "digest": f"sha256:{self.hexdigest}", "size": self.size}
+def _write_json(folder: Path, value: Any, media_type: str) -> dict[str, Any]:
+    incoming = folder / "blobs" / "sha256" / "incoming"
+    incoming.write_bytes(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
+    return _blob(incoming, media_type)
 
 
-@contextlib.contextmanager
-def _new_blob(folder: Path) -> Iterator[_Blob]:
-    """A blob that gets its digest as its name when it is complete."""
-    blobs = folder / "blobs" / "sha256"
-    with publish(blobs / "incoming") as temporary, temporary.open("wb") as stream:
-        blob = _Blob(stream)
-        yield blob
-    (blobs / "incoming").replace(blobs / blob.hexdigest)
-
-
-def _json_blob(folder: Path, value: Any, media_type: str) -> dict[str, Any]:
-    with _new_blob(folder) as blob:
-        blob.write(_json(value))
-    return blob.descriptor(media_type)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-
-
-def _open_layout(folder: Path, address: str) -> None:
-    """Creates the layout; an `OutriderError` where the folder holds something else."""
-    mark = folder / "oci-layout"
-    if folder.exists() and not mark.is_file() and any(folder.iterdir()):
-        raise OutriderError(f"{address}: {folder} is not empty and no OCI image layout")
-    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-    if not mark.is_file():
-        mark.write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
-
-
-def _remove_unused(folder: Path, manifests: Sequence[dict[str, Any]]) -> None:
-    """Removes blobs that no image of the index refers to."""
-    used: set[str] = set()
-    pending = list(manifests)
-    while pending:
-        entry = pending.pop()
-        digest = str(entry["digest"]).removeprefix("sha256:")
-        if digest in used:
-            continue
-        used.add(digest)
-        if entry.get("mediaType") in (INDEX_TYPE, MANIFEST_TYPE):
-            value = read_json(folder / "blobs" / "sha256" / digest)
-            pending += value.get("manifests", []) + value.get("layers", [])
-            pending += [value["config"]] if "config" in value else []
-    for blob in (folder / "blobs" / "sha256").iterdir():
-        if blob.name not in used:
-            blob.unlink()
+def _blob(incoming: Path, media_type: str) -> dict[str, Any]:
+    """Names a complete file by its digest; the descriptor by which manifests refer to it."""
+    digest, size = file_digest(incoming), incoming.stat().st_size
+    incoming.replace(incoming.with_name(digest))
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
 
 
 @contextlib.contextmanager
@@ -267,7 +207,7 @@ def _checked_blob(folder: Path, entry: dict[str, Any], address: str) -> Iterator
         yield stream
 
 
-def _read_json_blob(folder: Path, entry: dict[str, Any], address: str) -> dict[str, Any]:
+def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, Any]:
     with _checked_blob(folder, entry, address) as stream:
         text = stream.read(MANIFEST_LIMIT + 1)
     value = json.loads(text) if len(text) <= MANIFEST_LIMIT else None
@@ -287,24 +227,6 @@ def _files_below(tar: tarfile.TarFile, address: str) -> Iterator[tuple[str, tarf
         if not member.isreg() or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
             raise OutriderError(f"{address}: {member.name!r} is no file below /{ROOT}")
         yield "/".join(parts[1:]), member
-
-
-def _write_listed(
-    members: Mapping[str, tuple[tarfile.TarFile, tarfile.TarInfo]], directory: Path, address: str
-) -> None:
-    """Writes bundle.json, then the files that it lists; nothing if there are others."""
-    if MANIFEST not in members or members[MANIFEST][1].size > MANIFEST_LIMIT:
-        raise OutriderError(f"{address}: no bundle.json below /{ROOT}; it is no bundle of Outrider")
-    _extract(*members[MANIFEST], directory / MANIFEST)
-    sizes = read_manifest(directory)["sizes"]
-    found = {name: member.size for name, (_, member) in members.items() if name != MANIFEST}
-    if wrong := sorted(name for name in sizes | found if sizes.get(name) != found.get(name)):
-        raise OutriderError(
-            f"{address}: {wrong[0]}: {found.get(wrong[0], 'no')} bytes, but bundle.json has"
-            f" {sizes.get(wrong[0], 'none')}; export again"
-        )
-    for name in sizes:
-        _extract(*members[name], directory / name)
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:

@@ -36,8 +36,8 @@ from outrider.serving.admin.live_flags import (
     release_roots,
 )
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
-from outrider.serving.hooked import BACKEND
-from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
+from outrider.serving.vllm_hooks import BACKEND
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version

@@ -1,7 +1,7 @@
 """The speculator of a live engine: swapped on request, watched, and taken back.
 
 Runs in the API server's process and reaches the workers through vLLM's engine client. The steps of
-an exchange are in exchange.py, what the workers do in weight_transfer.py.
+an exchange are in swap.py, what the workers do in weight_transfer.py.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, SwapOrder, SwapResult, Watch
-from outrider.serving.vllm_hooks.exchange import Report, SpeculatorBroken, exchange_steps
+from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap_steps
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 logger = logging.getLogger("outrider.live")
@@ -224,7 +224,7 @@ class LiveSpeculator:
             ) from None
 
     async def _exchange(self, source: dict[str, str], exchange: str) -> list[Report]:
-        steps = exchange_steps(source, exchange)
+        steps = swap_steps(source, exchange)
         answer: Any = None
         try:
             while True:
@@ -287,7 +287,7 @@ class LiveSpeculator:
             if self._watching is not watching:  # another swap since
                 return
             began = time.monotonic()
-            undo = self._rpc("speculator_take_back", {"exchange": watching.exchange})
+            undo = self._rpc("speculator_take_back", {"swap_id": watching.exchange})
             try:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` has it

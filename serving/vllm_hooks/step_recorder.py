@@ -27,6 +27,9 @@ from outrider.serving.config import ServingConfig
 RECORD = "OUTRIDER_RECORD_STEPS"
 """Environment variable that holds the file's path."""
 
+SCHEDULER = f"{__name__}.recording_scheduler"
+"""Value of vLLM's `--scheduler-cls`."""
+
 RUN = 8
 """Consecutive steps with the same number of drafts."""
 
@@ -68,8 +71,10 @@ class StepFile:
 
     def recorded(self, serving: ServingConfig) -> ServingConfig:
         """`serving` for a server that appends its steps to this file."""
+        engine = serving.engine
         return serving.with_engine(
-            environment=serving.engine.environment | {RECORD: str(self._path)}
+            environment=engine.environment | {RECORD: str(self._path)},
+            extra_arguments=engine.extra_arguments | {"scheduler_cls": SCHEDULER},
         )
 
     def draft(self, *turns: Drafts) -> None:
@@ -97,12 +102,15 @@ class StepFile:
         return [Step(*json.loads(line)) for line in whole.splitlines()]
 
 
-def install(path: str) -> None:
-    """Patches vLLM's scheduler in this process; serving/vllm_hooks/plugin.py calls it."""
+def recording_scheduler(vllm_config: Any, **arguments: Any) -> Any:
+    """vLLM's own scheduler, which appends its steps to the file; a value of `--scheduler-cls`."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    if not hasattr(Scheduler.schedule, "recorder"):
-        setattr(Scheduler, "schedule", _recorded(Scheduler.schedule, path))  # noqa: B010
+    kind = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    scheduler: Any = kind(vllm_config=vllm_config, **arguments)
+    scheduler.schedule = functools.partial(_recorded(kind.schedule, os.environ[RECORD]), scheduler)
+    return scheduler
 
 
 def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
@@ -133,7 +141,6 @@ def _recorded(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
         count += bool(ids)
         return output
 
-    recorded.recorder = True  # type: ignore[attr-defined]  # so that it is installed once
     return recorded
 
 

@@ -1,7 +1,7 @@
 """The installed vLLM's version, and the version that the hooks in this folder were written for.
 
 The hooks use private interfaces, which change between releases. Another release is refused before a
-run's first stage and by the route that exchanges speculators; CONTRIBUTING.md says how to upgrade.
+run's first stage and by the route that swaps speculators; CONTRIBUTING.md says how to upgrade.
 """
 
 import contextlib

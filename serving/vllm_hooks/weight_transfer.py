@@ -1,4 +1,4 @@
-"""vLLM's weight transfer engine `safetensors`: exchanges the speculator of a live engine.
+"""vLLM's weight transfer engine `safetensors`: swaps the speculator of a live engine.
 
     vllm serve ... --weight-transfer-config '{"backend": "safetensors"}'
 
@@ -12,13 +12,13 @@ A failure while loading leaves layers half new, and no copy of the parameters br
 back: a CPU's packed weights are no parameters. So the last good files are loaded again. Where that
 fails too, also because they have changed since, the report has `broken` until a load succeeds.
 
-Whoever uses the interface calls `exchange_steps` (exchange.py), which also asks each worker for its
+Whoever uses the interface calls `swap_steps` (swap.py), which also asks each worker for its
 report: with several workers, vLLM 0.32 leaves the answers of the others unread where one raises.
 """
 
 import dataclasses
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,13 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from outrider.serving.admin.candidate import Candidate, checked, in_service
 from outrider.serving.admin.speculator_files import directory_files, release_files
-from outrider.serving.vllm_hooks.drafter_digest import drafter_digest
-from outrider.serving.vllm_hooks.drafter_swap import context_copies, proposer_of, replace_weights
-from outrider.serving.vllm_hooks.exchange import Report
+from outrider.serving.vllm_hooks.drafter_swap import (
+    context_copies,
+    drafter_digest,
+    proposer_of,
+    replace_weights,
+)
+from outrider.serving.vllm_hooks.swap import Report
 
 
 @dataclasses.dataclass
@@ -50,35 +54,36 @@ class Source(WeightTransferInitInfo):
 
 
 @dataclasses.dataclass
-class Exchange(WeightTransferUpdateInfo):
+class Swap(WeightTransferUpdateInfo):
     """The speculator to load."""
 
     directory: str
     root: str | None = None
     digest: str = ""
-    exchange: str = ""
-    """Identifies the exchange, for `speculator_take_back`."""
+    swap_id: str = ""
+    """Identifies the swap, for `speculator_take_back`."""
     quiet: bool = False
     """Failures are in the report only."""
 
 
-class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
+class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
     """Exchanges the draft model for one in a directory of safetensors."""
 
     init_info_cls = Source
-    update_info_cls = Exchange
+    update_info_cls = Swap
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.worker: Any = None
         self.current: Candidate | None = None
         self.previous: Candidate | None = None
-        self.exchange = ""
+        self.swap_id = ""
         self.error: str | None = None
         self.broken: str | None = None
         self.read_s = self.apply_s = 0.0
         self._digest: str | None = None
-        self._staging: _Staging | None = None
+        self._reader = ThreadPoolExecutor(1, "speculator")
+        self._staged: tuple[tuple[str, str | None, str], Future[Candidate]] | None = None
         self._copies: dict[str, torch.Tensor] | None = None
         speculative: Any = self.vllm_config.speculative_config
         self._k: int | None = speculative.num_speculative_tokens if speculative else None
@@ -86,7 +91,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         parallel = self.vllm_config.parallel_config
         if parallel.data_parallel_size > 1 or parallel.enable_eplb:
             self._unknown = (
-                "a speculator is not exchanged in an engine with data parallelism, of which vLLM"
+                "a speculator is not swapped in an engine with data parallelism, of which vLLM"
                 " reports one rank only, or with EPLB, which moves experts; start the server with"
                 " the other speculator"
             )
@@ -95,29 +100,30 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         try:
             self.current = in_service(Path(speculative.model if speculative else ""))
         except Exception as error:  # the engine serves all the same
-            self._unknown = f"the speculator in use cannot be read, so not exchanged: {error}"
+            self._unknown = f"the speculator in use cannot be read, so not swapped: {error}"
         _add_worker_methods()
 
     def init_transfer_engine(self, init_info: Source) -> None:
         """Begins to read and check a speculator in the background."""
-        self._staging = None
+        self._staged = None
         if init_info.directory is not None:
-            self._staging = _Staging(self, init_info.directory, init_info.root, init_info.digest)
+            key = (init_info.directory, init_info.root, init_info.digest)
+            self._staged = key, self._reader.submit(self.check, *key)
 
     def start_weight_update(self) -> None:
         """Nothing: layers stay as they are until the weights are there."""
 
-    def receive_weights(self, update_info: Exchange) -> None:
+    def receive_weights(self, update_info: Swap) -> None:
         """Replaces the speculator, or raises (or reports) and leaves the one in use."""
         if self.model is self._default_model:
             raise ValueError(
-                "this weight transfer engine exchanges the draft model only:"
+                "this weight transfer engine swaps the draft model only:"
                 " /start_draft_weight_update begins an update of it"
             )
         self.error = None
         try:
-            self._replace(self._staged(update_info))
-            self.exchange = update_info.exchange
+            self._replace(self._candidate(update_info))
+            self.swap_id = update_info.swap_id
         except Exception as error:
             self.error = str(error) or repr(error)
             if not update_info.quiet:
@@ -129,23 +135,25 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
     def shutdown(self) -> None:
         """Nothing: no file is held open."""
 
-    def take_back(self, exchange: str) -> None:
-        """Loads the speculator from before an exchange again, if that one took place."""
-        if exchange != self.exchange or self.previous is None:
+    def take_back(self, swap_id: str) -> None:
+        """Loads the speculator from before a swap again, if that one took place."""
+        if swap_id != self.swap_id or self.previous is None:
             return
         try:
             self._load(self.previous)
         except Exception as error:
             self.error = self.broken = f"not taken back: {self._restored(error)}"
             return
-        self.current, self.previous, self.exchange, self.broken = self.previous, None, "", None
+        self.current, self.previous, self.swap_id, self.broken = self.previous, None, "", None
 
     def report(self, digest: bool) -> Report:
-        """What this worker drafts with, and how the last exchange went.
+        """What this worker drafts with, and how the last swap went.
 
-        The digest of the weights is computed if it is asked for, once after each exchange.
+        The digest of the weights is computed if it is asked for, once after each swap.
         """
-        staging, current = self._staging, self.current
+        current = self.current
+        reading = self._staged[1] if self._staged is not None else None
+        failed = reading.exception() if reading is not None and reading.done() else None
         if digest and self._digest is None and current is not None:
             runner = self.worker.model_runner
             self._digest = drafter_digest(
@@ -158,8 +166,8 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
             "draft_digest": self._digest or "",
             "read_s": self.read_s,
             "apply_s": self.apply_s,
-            "staged": staging is None or not staging.is_alive(),
-            "staging_error": staging.error_so_far() if staging is not None else None,
+            "staged": reading is None or reading.done(),
+            "staging_error": (str(failed) or repr(failed)) if failed is not None else None,
             "error": self.error if current is not None else self._unknown,
             "broken": self.broken,
         }
@@ -168,21 +176,21 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         """Opens and checks a speculator; an `OutriderError` says what is wrong with it."""
         if self.current is None:
             raise ValueError(self._unknown)
-        path = Path(directory)
+        began, path = time.perf_counter(), Path(directory)
         files = directory_files(path) if root is None else release_files(path, Path(root), digest)
         target = Path(self._default_model_config.model)
         target_dir = target if target.is_dir() else None
-        return checked(files, self.current, target_dir, self._k, digest)
-
-    def _staged(self, wanted: Exchange) -> Candidate:
-        """The speculator that was read in the background, or else read now."""
-        staging, self._staging = self._staging, None
-        key = (wanted.directory, wanted.root, wanted.digest)
-        if staging is None or staging.key != key:
-            staging = _Staging(self, *key)
-        candidate = staging.result()
-        self.read_s = staging.seconds
+        candidate = checked(files, self.current, target_dir, self._k, digest)
+        self.read_s = time.perf_counter() - began
         return candidate
+
+    def _candidate(self, wanted: Swap) -> Candidate:
+        """The speculator that was read in the background, or else read now."""
+        staged, self._staged = self._staged, None
+        key = (wanted.directory, wanted.root, wanted.digest)
+        if staged is not None and staged[0] == key:
+            return staged[1].result()
+        return self.check(*key)
 
     def _replace(self, new: Candidate) -> None:
         began = time.perf_counter()
@@ -219,51 +227,16 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Exchange]):
         )
 
 
-class _Staging(threading.Thread):
-    """Opens and checks a speculator while the engine answers requests."""
-
-    def __init__(
-        self, engine: SafetensorsTransfer, directory: str, root: str | None, digest: str
-    ) -> None:
-        super().__init__(name="speculator", daemon=True)
-        self.key = (directory, root, digest)
-        self.seconds = 0.0
-        self._engine = engine
-        self._candidate: Candidate | None = None
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        began = time.perf_counter()
-        try:
-            self._candidate = self._engine.check(*self.key)
-        except Exception as error:  # raised where the result is needed
-            self._error = error
-        self.seconds = time.perf_counter() - began
-
-    def result(self) -> Candidate:
-        """The checked speculator, when it is there."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        assert self._candidate is not None
-        return self._candidate
-
-    def error_so_far(self) -> str | None:
-        """What is wrong with it, as far as is known."""
-        return None if self._error is None else str(self._error) or repr(self._error)
-
-
 def speculator_report(worker: Any, digest: bool = False) -> Report:
-    """Worker method: the speculator in use and the last exchange."""
+    """Worker method: the speculator in use and the last swap."""
     return _engine(worker).report(digest)
 
 
-def speculator_take_back(worker: Any, exchange: str) -> Report:
-    """Worker method: undoes an exchange by its id, if it took place on this worker."""
+def speculator_take_back(worker: Any, swap_id: str) -> Report:
+    """Worker method: undoes a swap by its id, if it took place on this worker."""
     engine = _engine(worker)
     with set_current_vllm_config(worker.vllm_config):
-        engine.take_back(exchange)
+        engine.take_back(swap_id)
     return engine.report(digest=False)
 
 

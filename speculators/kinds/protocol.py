@@ -22,7 +22,7 @@ How a trainable kind is used:
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
     kind.vllm_settings(out_dir, k, ...)                 serving
-    kind.exchanged(out_dir)                             swapping the drafter of a live engine
+    kind.swap_tensors(out_dir)                             swapping the drafter of a live engine
 
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
 (`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
@@ -58,7 +58,7 @@ class Abilities:
     """Outrider computes its drafts, so acceptance follows from stored states without an engine."""
     draft_parity: bool = False
     """Its drafts can be compared with those of the engine, depth by depth."""
-    live_exchange: bool = False
+    live_swap: bool = False
     """Another speculator of the kind can be loaded into a running engine."""
     drafts_every_step: bool = False
     """The engine's count of drafts is its count of steps."""
@@ -242,10 +242,10 @@ class TrainableKind(DrafterKind, Protocol):
     def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
 
-    def exchanged(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
 
-    def exchangeable(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """True where an engine that was started with one directory can load the other."""
 
     def stays_with_target(self, name: str) -> bool:

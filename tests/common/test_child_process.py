@@ -19,13 +19,6 @@ from outrider.common.supervision import signal_handlers
 SECRET = "Ada Lovelace, born 1815"
 
 
-class Unpicklable(OutriderError):
-    """Cannot be made from its arguments."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(first + second)
-
-
 def tensor_of(values: list[float]) -> object:
     import torch
 
@@ -34,10 +27,6 @@ def tensor_of(values: list[float]) -> object:
 
 def fail(error: BaseException) -> None:
     raise error
-
-
-def fail_without_return() -> None:
-    raise Unpicklable("two ", "arguments")
 
 
 def kill() -> None:
@@ -75,11 +64,6 @@ def test_another_error_has_the_childs_frames_and_its_message_apart() -> None:
         in_child(fail, ValueError(SECRET))
     assert SECRET not in str(raised.value)
     assert isinstance(raised.value.__cause__, ValueError) and SECRET in str(raised.value.__cause__)
-
-
-def test_an_error_that_cannot_be_pickled_still_has_its_frames() -> None:
-    with pytest.raises(ChildError, match=r"in fail_without_return"):
-        in_child(fail_without_return)
 
 
 def test_a_killed_child_is_an_error_that_names_the_signal() -> None:

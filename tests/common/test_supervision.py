@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outrider.common.supervision import Interrupted, run_supervised
+from outrider.common.supervision import run_supervised
 
 # A stage whose grandchild is an orphan in another session, as an engine's worker may be.
 STAGE = """
@@ -98,16 +98,6 @@ def test_a_stage_ends_with_its_tree_when_the_command_is_killed(tmp_path):
     assert (tmp_path / "pid.stopped").exists(), "the stage got no chance to clean up"
 
 
-def test_earlier_children_are_left_alone(tmp_path):
-    before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        assert run_supervised([sys.executable, "-c", ""], tmp_path / "log", dict(os.environ)) == 0
-        assert before.poll() is None
-    finally:
-        before.kill()
-        before.wait()
-
-
 def test_output_goes_to_the_log_and_handlers_are_restored(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     run_supervised(
@@ -115,10 +105,6 @@ def test_output_goes_to_the_log_and_handlers_are_restored(tmp_path):
     )
     assert (tmp_path / "log").read_text() == "to the log\n"
     assert signal.getsignal(signal.SIGTERM) is handler
-
-
-def test_exit_codes_name_the_signal():
-    assert str(Interrupted(signal.SIGTERM)) == "SIGTERM"
 
 
 # A stage that ignores the first signal.

@@ -46,8 +46,7 @@ from outrider.eval.results.verification import (
     SameText,
     Verification,
 )
-from outrider.serving.client import Sampling
-from outrider.serving.counters import SpeculationCounters
+from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)

@@ -43,9 +43,10 @@ from outrider.eval.replay.heldout_replay import on_policy
 from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.engine import open_engine, serve_arguments
+from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp

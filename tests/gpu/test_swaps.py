@@ -92,7 +92,7 @@ def swapped(
     serving, log = ServingConfig(engine=engine), folder / "server.log"
     with Server(target, serving, base, K, log_path=log) as server:
         for directory in (base, custom, base):
-            server.exchange(directory)
+            server.swap(directory)
             swap_s.append(server.swap_seconds or 0.0)
             runs.append(answered(server, prompts, tokens, count if together else 1))
     return runs, max(swap_s)

@@ -318,7 +318,7 @@ def test_a_target_whose_widths_no_backend_takes_runs_without_mla(
     target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("outrider.pipeline.kinds.mla_refusal", lambda config: "No valid backend.")
-    monkeypatch.setattr("outrider.serving.engine.runs_on_cpu", lambda: False)
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
     recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
     assert recipe.serving.engine.environment["VLLM_MLA_DISABLE"] == "1"
     assert recipe.speculator.head.layer_type == "llama"

@@ -19,7 +19,7 @@ from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.export import _write
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
-from outrider.serving.bundle.hub_bundle import hub_folder
+from outrider.serving.bundle.model_card import model_card
 from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.cli import commands
@@ -125,7 +125,7 @@ def test_a_run_and_its_bundle_have_no_secret(
     stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")
     _write(stub, recipe, evidence, str(made / "bundle"))
     put_bundle(made / "bundle", f"oci:{made}/image:march")
-    hub_folder(made / "bundle", "acme/resume", made / "hub")
+    (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
     for kind in ("kserve", "argo"):
         text = write_manifest(kind, made / "bundle", endpoint(tmp_path, **cluster))

@@ -62,7 +62,7 @@ def engine(target: TargetConfig) -> Iterator[Engine]:
 
     So a step contains prompts of several requests, and parts of prompts.
     """
-    with open_engine(target, EngineConfig(max_num_batched_tokens=96)) as engine:
+    with open_engine(target, EngineConfig(max_num_batched_tokens=96, kv_cache_gb=0.25)) as engine:
         yield engine
 
 
@@ -78,7 +78,8 @@ def server(
 ) -> Iterator[Server]:
     """In development mode, with the admin route, and with faults for the tests of it."""
     folder = tmp_path_factory.mktemp("server")
-    server = Server(target, ServingConfig(), target.directory(), k, log_path=folder / "server.log")
+    serving = ServingConfig(engine=EngineConfig(kv_cache_gb=0.25))
+    server = Server(target, serving, target.directory(), k, log_path=folder / "server.log")
     server._environment |= live_environment(
         [release_root], f"unix:{folder}/admin.sock", folder / "admin.token"
     )

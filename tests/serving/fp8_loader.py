@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments, engine_environment
+from outrider.serving.vllm_arguments import engine_arguments, engine_environment
 from outrider.serving.vllm_hooks.drafter_swap import required
 from outrider.speculators.kinds import trainable_kind_of
 
@@ -47,7 +47,7 @@ def load_drafter(target: Path, speculator: Path, out: Path) -> None:
                 prefix="",
             )
         kind = trainable_kind_of(speculator)
-        loaded = drafter.load_weights(kind.exchanged(speculator))
+        loaded = drafter.load_weights(kind.swap_tensors(speculator))
     parameters = {
         name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded
     }

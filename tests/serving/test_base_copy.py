@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from outrider.common.errors import OutriderError
 from outrider.serving.base_copy import served_base
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments
 from outrider.serving.speculator import Speculator
-from outrider.serving.start_limit import start_environment, start_limit_s
+from outrider.serving.vllm_arguments import engine_arguments, start_environment, start_limit_s
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.kinds import trainable_kind_of

@@ -6,25 +6,15 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
-from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.preflight import check_target
-from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
+from outrider.serving.config import TargetConfig
 from outrider.speculators.checkpoints.layout import INDEX
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target
-
-
-def test_a_local_checkpoint_is_its_own_directory(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert TargetConfig(model=str(tmp_path)).directory() == tmp_path
-
-
-def test_the_embedded_target_is_in_the_package() -> None:
-    assert EMBEDDED_TARGETS["nano_r1"].parts[-3:] == ("recipes", "nano_r1", "target")
 
 
 def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
@@ -36,11 +26,6 @@ def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model: str) -> None:
     with pytest.raises(OutriderError, match="nano_r1"):
         TargetConfig(model=model).directory()
-
-
-def test_unknown_keys_are_refused() -> None:
-    with pytest.raises(ValidationError):
-        EngineConfig(max_length=3)
 
 
 @pytest.fixture

@@ -5,13 +5,9 @@ from pathlib import Path
 import pytest
 
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import (
-    end_timeout_s,
-    engine_arguments,
-    engine_environment,
-    serve_arguments,
-)
+from outrider.serving.engine import end_timeout_s
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_arguments import engine_arguments, engine_environment, serve_arguments
 
 CUSTOM = Speculator("mtp", Path("custom"))
 
@@ -34,29 +30,11 @@ def test_only_the_speculator_differs_between_variants(checkpoint: TargetConfig) 
     assert custom == plain
 
 
-def test_modes_differ_in_the_mode_alone(checkpoint: TargetConfig) -> None:
-    eager = engine_arguments(checkpoint, EngineConfig(mode="eager"))
-    compiled = engine_arguments(checkpoint, EngineConfig(mode="compiled"))
-    assert (eager.pop("enforce_eager"), compiled.pop("enforce_eager")) == (True, False)
-    assert eager == compiled
-
-
-def test_a_speculator_without_k_is_refused(checkpoint: TargetConfig) -> None:
-    with pytest.raises(ValueError, match="needs k"):
-        engine_arguments(checkpoint, EngineConfig(), CUSTOM)
-
-
-def test_a_recipe_s_environment_wins() -> None:
-    assert (
-        engine_environment(EngineConfig(environment={"PYTHONHASHSEED": "7"}))["PYTHONHASHSEED"]
-        == "7"
-    )
-
-
 def test_engines_on_gpus_are_spawned_and_have_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "VLLM_WORKER_MULTIPROC_METHOD" not in engine_environment(EngineConfig())
     assert end_timeout_s() == 0
-    monkeypatch.setattr("outrider.serving.engine.runs_on_cpu", lambda: False)
+    for module in ("engine", "vllm_arguments"):
+        monkeypatch.setattr(f"outrider.serving.{module}.runs_on_cpu", lambda: False)
     assert engine_environment(EngineConfig())["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert end_timeout_s() == 30
 

@@ -20,8 +20,7 @@ from outrider.serving.admin.replica import (
     Watch,
 )
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from outrider.serving.client import Completion, Sampling, complete
-from outrider.serving.counters import SpeculationCounters
+from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
 from outrider.serving.server import Server
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 from tests.live.faults import FAULT
@@ -62,7 +61,7 @@ def swap(replica: Replica) -> Callable[..., SwapResult]:
 @pytest.fixture(autouse=True)
 def base_afterwards(server: Server, short_r1: Path) -> Iterator[None]:
     yield
-    server.exchange(short_r1)
+    server.swap(short_r1)
 
 
 def answered(

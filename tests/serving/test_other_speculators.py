@@ -43,7 +43,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             )
             check_speculator(heads[name], target.directory())
         speculator = Speculator.named(heads["first"])
-        assert speculator.exchanges_with(Speculator.named(heads["second"]))
+        assert speculator.swaps_with(Speculator.named(heads["second"]))
     if "MLA" in kind:  # one cache for both: the target's attention must be MLA too
         environment = {"VLLM_MLA_DISABLE": "0"}
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
@@ -80,10 +80,10 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
 def fail_at_every_tensor(engine, directory):
     """Each load ends early, and what the engine drafted with is loaded again."""
     (before,) = engine.llm.collective_rpc("speculator_report", args=(True,))
-    for after in range(len(list(Speculator.named(directory)._kind.exchanged(directory))) + 1):
+    for after in range(len(list(Speculator.named(directory)._kind.swap_tensors(directory))) + 1):
         engine.llm.collective_rpc("next_load_fails_after", args=(after,))
         with pytest.raises(OutriderError, match=FAULT):
-            engine.exchange(directory)
+            engine.swap(directory)
         (now,) = engine.llm.collective_rpc("speculator_report", args=(True,))
         assert now["draft_digest"] == before["draft_digest"], after
         assert now["directory"] == before["directory"]

@@ -12,9 +12,9 @@ from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.allowed import ARGUMENTS
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments, serve_arguments
-from outrider.serving.in_process import CONTRADICTS, in_process
+from outrider.serving.engine import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
+from outrider.serving.vllm_arguments import engine_arguments, serve_arguments
 
 PUBLISHED = [
     # DeepSeek-R1 on one node of 8 H200, with its MTP layer (vLLM's recipes).
@@ -45,7 +45,7 @@ def arguments_of(command: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def on_a_gpu_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags for a GPU, and of a target whose weights are not here."""
-    monkeypatch.setattr("outrider.serving.engine.runs_on_cpu", lambda: False)
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
     monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
 
 

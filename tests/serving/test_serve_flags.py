@@ -9,9 +9,9 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import TargetConfig
-from outrider.serving.engine import serve_arguments
 from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_arguments import serve_arguments
 from tests.serving.exported import serving, write_exported
 
 HERE = "/mnt/speculator"

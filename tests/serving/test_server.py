@@ -10,14 +10,16 @@ from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
-from outrider.serving.client import Completion, Sampling, complete
-from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.counters import SpeculationCounters
+from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import HOST, Server
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
+
+SERVING = ServingConfig(engine=EngineConfig(kv_cache_gb=0.25))
+"""Two servers are up at a time, and four such tests may run on one machine."""
 
 TOKENS = 32
 """Longest greedy response."""
@@ -56,11 +58,11 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     save_file(other, tmp_path / "model.safetensors")
 
     first, base = greedy(server, few_prompts)
-    server.exchange(short_r1)
+    server.swap(short_r1)
     again, same = greedy(server, few_prompts)
-    server.exchange(tmp_path)
+    server.swap(tmp_path)
     drafted_badly, noise = greedy(server, few_prompts)
-    server.exchange(short_r1)
+    server.swap(short_r1)
     _, back = greedy(server, few_prompts)
 
     assert base.drafts > 0
@@ -87,8 +89,8 @@ def test_a_speculator_that_lacks_weights_is_refused_by_name(
     (tmp_path / "config.json").write_text((short_r1 / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(OutriderError, match="eh_proj"):
-        server.exchange(tmp_path)
-    server.exchange(short_r1)
+        server.swap(tmp_path)
+    server.swap(short_r1)
 
 
 def test_a_block_of_load_is_counted_request_by_request(
@@ -110,12 +112,11 @@ def test_a_block_of_load_is_counted_request_by_request(
         len(done.token_ids) for done in asked
     ]
     for result in (block, again):
-        assert result.completed == len(prompts)
-        assert result.output_tokens == sum(request.output_tokens for request in result.requests)
+        assert len(result.requests) == len(prompts)
         assert result.counters.generation_tokens == result.output_tokens, (
             "other requests were counted"
         )
-        assert 0 < result.ttft_ms.p50 <= result.ttft_ms.p90 <= result.ttft_ms.p99
+        assert all(request.ttft_ms > 0 for request in result.requests)
 
 
 def test_each_request_is_sent_at_its_time(
@@ -129,22 +130,17 @@ def test_each_request_is_sent_at_its_time(
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):
         assert arrival - 0.05 < start < arrival + 30, (starts, arrivals)
-    assert timed.concurrency is None and timed.seconds > arrivals[-1]
+    assert timed.seconds > arrivals[-1]
     assert max(request.start_s for request in closed.requests) < arrivals[-1], (
         "the next block kept the times of the last one"
     )
     # Our own prompts, up to the end token or max_tokens, not the random ones of vLLM's traces.
     assert all(0 < request.output_tokens <= 24 for request in timed.requests)
-    assert (
-        timed.counters.generation_tokens
-        == timed.output_tokens
-        == sum(r.output_tokens for r in timed.requests)
-    )
+    assert timed.counters.generation_tokens == timed.output_tokens
     # A step delivers once, and deliveries that wait for a slow reader are merged.
     for block in (timed, closed):
         deliveries = sum(len(request.itl_ms) for request in block.requests)
         assert 0 < deliveries <= block.counters.drafts
-        assert all(request.tokens_per_delivery >= 1 for request in block.requests if request.itl_ms)
 
 
 def test_a_bundle_is_served_as_it_was_evaluated(
@@ -156,9 +152,9 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     tmp_path: Path,
 ) -> None:
     save_mtp(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
-    server.exchange(tmp_path / "speculator")
+    server.swap(tmp_path / "speculator")
     _, counters = greedy(server, few_prompts)
-    serving = ServingConfig()
+    serving = SERVING
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
     manifest = export_bundle(
@@ -177,6 +173,20 @@ def test_a_bundle_is_served_as_it_was_evaluated(
         verify_bundle(
             out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
         )
+
+
+def test_a_server_that_fails_shows_its_engine_s_first_error(
+    target: TargetConfig, tmp_path: Path
+) -> None:
+    serving = ServingConfig(engine=EngineConfig(kv_cache_gb=2**20))
+    failed = (
+        r"vllm serve ended with code 1: Traceback(?s:.*)\nValueError: Available memory.*\n\(log"
+    )
+    with (
+        pytest.raises(OutriderError, match=failed),
+        Server(target, serving, log_path=tmp_path / "log"),
+    ):
+        pass
 
 
 def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:

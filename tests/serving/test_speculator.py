@@ -6,8 +6,8 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import engine_arguments
 from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_arguments import engine_arguments
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import psutil
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, members
 from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
@@ -182,7 +182,7 @@ def _signals_to_workers(tree: ProcessTree, stop_file: Path) -> Iterator[threadin
     def pass_on(*_: object) -> None:
         stopped.set()
         stop_file.touch()
-        for member in tree.members():
+        for member in members(tree.mark):
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 if _is_worker(member.cmdline()):
                     member.send_signal(signal.SIGTERM)

@@ -56,7 +56,7 @@ class DFlash(Eagle3):
     abilities = Abilities(
         exact_replay=True,
         draft_parity=True,
-        live_exchange=True,
+        live_swap=True,
         drafts_every_step=True,
         fixed_k=True,
         one_block=True,
@@ -133,7 +133,7 @@ class DFlash(Eagle3):
         target_config = read_json(Path(target_dir) / "config.json")
         write_twin(directory, target_config, target, drafts, out_dir / "speculators")
 
-    def exchangeable(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:

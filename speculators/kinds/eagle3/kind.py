@@ -62,7 +62,7 @@ class Eagle3:
         " its weights)"
     )
     abilities = Abilities(
-        exact_replay=True, draft_parity=True, live_exchange=True, drafts_every_step=True
+        exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
     )
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
     trains: frozenset[TrainedParameters] = frozenset(("all",))
@@ -225,13 +225,13 @@ class Eagle3:
 
         return read_eagle3_tensors(directory, self.form())
 
-    def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Head and d2t; the embedding stays the target's."""
         from outrider.speculators.kinds.eagle3.checkpoint import stored_eagle3_tensors
 
         return stored_eagle3_tensors(directory, self.form())
 
-    def exchangeable(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
         return same_head(one, other)
 

@@ -54,7 +54,7 @@ class MTP:
         " tensors of its MTP layer)"
     )
     abilities = Abilities(
-        exact_replay=True, draft_parity=True, live_exchange=True, drafts_every_step=True
+        exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
     )
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
@@ -175,13 +175,13 @@ class MTP:
 
         return read_mtp_tensors(directory)
 
-    def exchanged(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """The layer's tensors; embedding and head stay the target's."""
         from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 
         return stored_mtp_tensors(directory)
 
-    def exchangeable(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """Every layer of a target has the same shapes."""
         return True
 

@@ -53,7 +53,7 @@ class PEagle(Eagle3):
     abilities = Abilities(
         exact_replay=True,
         draft_parity=True,
-        live_exchange=True,
+        live_swap=True,
         drafts_every_step=True,
         fixed_k=True,
     )

@@ -39,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
 
         wait = stop = start
 
-        def exchange(self, directory: Path) -> None:
+        def swap(self, directory: Path) -> None:
             self.url = directory.name
 
         def reset_prefix_cache(self) -> None: ...

@@ -18,9 +18,8 @@ from outrider.eval.bench.open_loop import (
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.config import EvalConfig
 from outrider.eval.stats.speed_ratio import BlockNoise
-from outrider.serving.client import Sampling
-from outrider.serving.counters import SpeculationCounters
-from outrider.serving.load_generator import BlockResult, Percentiles, RequestResult
+from outrider.serving.client import Sampling, SpeculationCounters
+from outrider.serving.load_generator import BlockResult, RequestResult
 from tests.eval.sample_results import EVALUATION, QUIET, queued_block
 
 
@@ -142,11 +141,7 @@ class Load:
             self.sent.append((url, prompts, arrivals, max_tokens))
         requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
         counters = SpeculationCounters(0, 0, 0, (), 0)
-        of = Percentiles(0.0, 0.0, 0.0)
-        n, tokens = len(prompts), 20 * len(prompts)
-        return BlockResult(
-            None, n, tokens, arrivals[-1] + 0.5, 1.0, 1.0, of, of, of, requests, counters
-        )
+        return BlockResult(arrivals[-1] + 0.5, requests, counters)
 
 
 @pytest.mark.parametrize("groups", [(("none", "base", "custom"),), (("none",), ("base", "custom"))])

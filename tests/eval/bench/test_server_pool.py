@@ -56,7 +56,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def stop(self):
             calls.append(f"{self.name} stops")
 
-        def exchange(self, directory):
+        def swap(self, directory):
             calls.append(f"swap {directory}")
             self.reset_prefix_cache()
 

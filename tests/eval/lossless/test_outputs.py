@@ -17,9 +17,8 @@ from outrider.eval.lossless.outputs import CONTROL_PROMPTS, answers, collect
 from outrider.eval.lossless.response_log import ResponseLog
 from outrider.eval.results.parts import Drafters
 from outrider.serving import client
-from outrider.serving.client import Sampling, request_timeout_s
+from outrider.serving.client import Sampling, SpeculationCounters, request_timeout_s
 from outrider.serving.config import ServingConfig
-from outrider.serving.counters import SpeculationCounters
 
 PROMPTS = [[1, number] for number in range(6)]
 

@@ -17,9 +17,8 @@ from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.lossless.verification import findings, judge_tasks
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import Drafters, Variants
-from outrider.serving.client import Sampling
+from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.serving.counters import SpeculationCounters
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.eval.sample_results import sample_parity

@@ -17,7 +17,7 @@ from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.bundle.oci_layout import LAYER_TYPE, read_oci_layout, write_oci_layout
 from tests.serving.exported import write_exported
 
-SKOPEO, UMOCI = shutil.which("skopeo"), shutil.which("umoci")
+SKOPEO = shutil.which("skopeo")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -43,15 +43,6 @@ def manifests(layout: Path) -> list[dict[str, Any]]:
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     index = json.loads(blob(layout, entry["digest"]))
     return [json.loads(blob(layout, each["digest"])) for each in index["manifests"]]
-
-
-def test_a_bundle_comes_back_as_it_was(tmp_path: Path) -> None:
-    bundle = write_exported(tmp_path / "bundle", weights=b"w" * 20_000)
-    address = f"oci:{tmp_path}/image:march"
-    put_bundle(bundle, address)
-    with local_bundle(address) as directory:
-        assert content(directory) == content(bundle)
-        assert bundle_digest(directory) == bundle_digest(bundle)
 
 
 def test_every_descriptor_is_of_its_blob(tmp_path: Path) -> None:
@@ -119,14 +110,10 @@ def test_a_tag_is_replaced_and_others_stay(tmp_path: Path) -> None:
     bundles = [write_exported(tmp_path / name, weights=name.encode() * 50) for name in "abc"]
     for bundle, tag in zip(bundles, ("march", "april", "march"), strict=True):
         write_oci_layout(bundle, f"oci:{layout}:{tag}")
-    assert content(read(f"oci:{layout}:march", tmp_path / "1")) == content(bundles[2])
-    assert content(read(f"oci:{layout}:april", tmp_path / "2")) == content(bundles[1])
-    blobs = [path.read_bytes() for path in (layout / "blobs" / "sha256").iterdir()]
-    assert [any(name * 50 in data for data in blobs) for name in (b"a", b"b", b"c")] == [
-        False,  # replaced
-        True,
-        True,
-    ]
+    for bundle, tag in zip(bundles[1:], ("april", "march"), strict=True):
+        with local_bundle(f"oci:{layout}:{tag}") as directory:
+            assert content(directory) == content(bundle)
+            assert bundle_digest(directory) == bundle_digest(bundle)
     with pytest.raises(OutriderError, match="no image 'may'; the layout has april, march"):
         read(f"oci:{layout}:may", tmp_path / "3")
 
@@ -228,17 +215,3 @@ def test_skopeo_copies_every_architecture(tmp_path: Path) -> None:
     seen = json.loads(done.stdout)
     assert seen["Digest"] == digest and len(seen["Layers"]) == 3
     assert content(read(copy, tmp_path / "out")) == content(bundle)
-
-
-@pytest.mark.skipif(None in (SKOPEO, UMOCI), reason="skopeo and umoci are missing (Debian)")
-def test_another_tool_unpacks_the_files(tmp_path: Path) -> None:
-    bundle = write_exported(tmp_path / "bundle")
-    write_oci_layout(bundle, f"oci:{tmp_path}/image:march")
-    # umoci reads single images only; skopeo picks this machine's.
-    source, copy = f"oci:{tmp_path}/image:march", f"oci:{tmp_path}/copy:march"
-    subprocess.run([SKOPEO, "copy", "--quiet", source, copy], check=True)
-    subprocess.run(
-        [UMOCI, "unpack", "--rootless", "--image", f"{tmp_path}/copy:march", tmp_path / "out"],
-        check=True,
-    )
-    assert content(tmp_path / "out" / "rootfs" / "models") == content(bundle)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.serving.vllm_hooks import drafter_digest
-from outrider.serving.vllm_hooks.drafter_digest import byte_sums
+from outrider.serving.vllm_hooks.drafter_swap import byte_sums
 
 MODULUS = 2**64
 

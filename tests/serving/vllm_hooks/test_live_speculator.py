@@ -14,7 +14,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
-from outrider.serving.vllm_hooks.exchange import SpeculatorBroken
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator
 

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.hooked import HOOKS
-from outrider.serving.vllm_hooks import plugin
-from outrider.serving.vllm_hooks.cpu_rejection_sampler import expand
-from outrider.serving.vllm_hooks.step_recorder import RECORD
+from outrider.serving.vllm_hooks import HOOKS, plugin
+from outrider.serving.vllm_hooks.plugin import expand
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,7 +65,7 @@ for module in pkgutil.iter_modules(vllm_hooks.__path__):
 
 
 def test_every_hook_is_installed_in_the_installed_vllm(tmp_path: Path) -> None:
-    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin", RECORD: f"{tmp_path}/steps"}
+    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin"}
     environment = os.environ | values
     done = subprocess.run(
         [sys.executable, "-c", EVERYTHING], env=environment, stderr=subprocess.PIPE, text=True
@@ -110,7 +108,7 @@ def test_a_hook_that_fails_is_named_and_the_others_are_installed(
     monkeypatch.delenv(HOOKS, raising=False)
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(plugin, "register_weight_transfer", moved)
-    monkeypatch.setattr(plugin, "_on_cpu", lambda: installed.append("cpu"))
+    monkeypatch.setattr(plugin, "_correct_cpu_sampler", lambda: installed.append("cpu"))
     monkeypatch.setattr(plugin, "_admin_route", lambda: installed.append("admin"))
     plugin.register()
     assert installed == ["admin", "cpu"]

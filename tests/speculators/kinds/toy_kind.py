@@ -197,10 +197,10 @@ class Toy:
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield from sorted(load_file(directory / "model.safetensors").items())
 
-    def exchanged(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         return self.tensors(directory)
 
-    def exchangeable(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         return True
 
     def stays_with_target(self, name: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.vllm_hooks.exchange import SpeculatorBroken, exchange_steps
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken, swap_steps
 
 SOURCE = {"directory": "/releases/new"}
 
@@ -15,7 +15,7 @@ def run(errors: list[str | None], stuck: int | None = None) -> tuple[list[str], 
 
     `stuck` is the worker that cannot take it back.
     """
-    steps, called, answer = exchange_steps(SOURCE, "one"), [], None
+    steps, called, answer = swap_steps(SOURCE, "one"), [], None
     try:
         while True:
             method, arguments = steps.send(answer)
@@ -26,9 +26,9 @@ def run(errors: list[str | None], stuck: int | None = None) -> tuple[list[str], 
             if method == "speculator_take_back" and stuck is not None:
                 answer[stuck]["broken"] = "not taken back"
             if method == "update_weights":
-                assert arguments["update_info"] == SOURCE | {"exchange": "one", "quiet": True}
+                assert arguments["update_info"] == SOURCE | {"swap_id": "one", "quiet": True}
             if method == "speculator_take_back":
-                assert arguments == {"exchange": "one"}
+                assert arguments == {"swap_id": "one"}
     except StopIteration as end:
         return called, end.value
     except OutriderError as error:

@@ -1,8 +1,8 @@
-"""The calls that exchange the speculator of an engine, for every way of calling its workers.
+"""The calls that swap the speculator of an engine, for every way of calling its workers.
 
-    result = exchange(rpc, directory)       # rpc(method, arguments): the answer of each worker
+    reports = swap_speculator(rpc, directory)     # rpc(method, arguments): each worker's answer
 
-`exchange_steps` is a generator of calls, so that the synchronous callers here (a server's
+`swap_steps` is a generator of calls, so that the synchronous callers here (a server's
 development route, an engine in this process) and the asynchronous one (admin_route.py) share the
 order. weight_transfer.py answers in the workers.
 """
@@ -19,7 +19,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Report(TypedDict):
-    """What one worker drafts with, and how the last exchange went."""
+    """What one worker drafts with, and how the last swap went."""
 
     directory: str
     kind: str
@@ -33,32 +33,32 @@ class Report(TypedDict):
     """Whether nothing is being read in the background."""
     staging_error: str | None
     error: str | None
-    """Why the last exchange did not take place; None if it did."""
+    """Why the last swap did not take place; None if it did."""
     broken: str | None
     """Why this worker drafts with half-loaded or unproven weights; None if it does not."""
 
 
 class SpeculatorBroken(OutriderError):
-    """The workers may draft with wrong weights until an exchange succeeds on all of them."""
+    """The workers may draft with wrong weights until a swap succeeds on all of them."""
 
 
-def exchange_steps(
-    source: Mapping[str, Any], exchange: str
+def swap_steps(
+    source: Mapping[str, Any], swap_id: str
 ) -> Generator[Call, Sequence[Any], list[Report]]:
-    """Yields calls, is sent the workers' answers, and returns the reports after an exchange.
+    """Yields calls, is sent the workers' answers, and returns the reports after a swap.
 
-    `exchange` identifies it, for `speculator_take_back`. All workers have the new speculator, or
+    `swap_id` identifies it, for `speculator_take_back`. All workers have the new speculator, or
     all have the old one; then an `OutriderError` has the first worker's reason. A worker that could
     not go back to the old one is a `SpeculatorBroken`.
     """
-    update = dict(source) | {"exchange": exchange, "quiet": True}
+    update = dict(source) | {"swap_id": swap_id, "quiet": True}
     yield "start_draft_weight_update", {}
     yield "update_weights", {"update_info": update}
     yield "finish_weight_update", {}
     reports = list((yield "speculator_report", {}))
     errors = [report["error"] for report in reports if report["error"] is not None]
     if errors and len(errors) < len(reports):  # the others have the new one
-        reports = list((yield "speculator_take_back", {"exchange": exchange}))
+        reports = list((yield "speculator_take_back", {"swap_id": swap_id}))
     if broken := [report["broken"] for report in reports if report["broken"] is not None]:
         raise SpeculatorBroken(f"{source['directory']}: not loaded: {broken[0]}")
     if errors:
@@ -68,12 +68,14 @@ def exchange_steps(
     return reports
 
 
-def exchange(rpc: Callable[[str, dict[str, Any]], Sequence[Any]], directory: Path) -> list[Report]:
+def swap_speculator(
+    rpc: Callable[[str, dict[str, Any]], Sequence[Any]], directory: Path
+) -> list[Report]:
     """Loads the speculator of a trusted directory; `rpc` calls a method of every worker.
 
     An `OutriderError` says why not; then the speculator before it is still in use.
     """
-    steps = exchange_steps({"directory": str(Path(directory).resolve())}, uuid.uuid4().hex)
+    steps = swap_steps({"directory": str(Path(directory).resolve())}, uuid.uuid4().hex)
     answer: Any = None
     try:
         while True:

@@ -1,0 +1,183 @@
+"""vLLM's arguments and environment in one place, for servers, engines here and serve.sh.
+
+    engine_arguments(TargetConfig(), EngineConfig())      # keyword arguments of vllm.LLM
+    serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
+
+Capture, evaluation and the exported serve.sh must compute the same, so all three take their
+settings from `engine_arguments`; only the speculator and the mode differ. On a CPU build two
+settings work around faults: every custom op but the rotary one is on, because DeepSeek-V3's rotary
+embedding is wrong in eager mode otherwise; and MLA runs as plain attention, which verifies several
+drafts at once faster than the CPU's MLA kernel.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks import HOOKED
+from outrider.serving.vllm_hooks.version import runs_on_cpu
+
+FIXED_S = 900.0
+"""Longest start of an engine besides reading weights: compiling R1 takes many minutes."""
+
+READ_BYTES_PER_S = 0.2e9
+"""A slow network disk."""
+
+
+def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
+    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator.
+
+    Without vLLM, as on a machine that only plans a run, the engine is taken for one on a GPU.
+    """
+    if not target_config.get("kv_lora_rank"):
+        return False
+    try:
+        environment = engine_environment(engine)
+    except OutriderError:
+        environment = engine.environment
+    return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
+
+
+def engine_environment(engine: EngineConfig) -> dict[str, str]:
+    """Environment variables of every vLLM process, in servers and in-process engines."""
+    environment = HOOKED | {
+        "PYTHONHASHSEED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
+        # The log: in a stage, sys.stderr is the terminal. Never stdout.
+        "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
+    }
+    if runs_on_cpu():
+        environment |= {
+            "VLLM_MLA_DISABLE": "1",
+            # Use every core; the default reserves one for the scheduler.
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": engine.cpu_cores,
+            # vLLM 0.32 cannot load what it compiled ahead of time on a CPU, so every start compiles
+            # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
+            "VLLM_USE_AOT_COMPILE": "0",
+        }
+        if openmp := openmp_library():
+            # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
+            # spin.
+            preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
+            environment["LD_PRELOAD"] = ":".join(dict.fromkeys(filter(None, preloads)))
+    else:
+        # vLLM's default is fork, which deadlocks after GNU's OpenMP has run in this process.
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    return environment | engine.environment
+
+
+def openmp_library() -> Path | None:
+    """Intel's OpenMP library, which vLLM's CPU build brings along; None where it is missing."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.is_file() else None
+
+
+def engine_arguments(
+    target: TargetConfig,
+    engine: EngineConfig,
+    speculator: Speculator | Path | None = None,
+    k: int | None = None,
+    draft_sample_method: str = "greedy",
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for `vllm.LLM`.
+
+    `speculator`: a speculator's directory (the target's own directory for its own speculator); None
+    serves without speculation. `k_per_batch_size` lists (first batch size, last, k).
+    """
+    on_cpu = runs_on_cpu()
+    arguments: dict[str, Any] = {
+        "model": str(target.directory()),
+        "dtype": engine.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enable_expert_parallel": engine.expert_parallel,
+        "seed": engine.seed,
+        "enforce_eager": engine.mode == "eager",
+        "enable_prefix_caching": engine.prefix_caching,
+        "disable_log_stats": False,
+    }
+    for name, value, default in (
+        ("pipeline_parallel_size", engine.pipeline_parallel, 1),
+        ("data_parallel_size", engine.data_parallel, 1),
+        ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
+    ):
+        if value != default:
+            arguments[name] = value
+    if target.quantization is not None:
+        arguments["quantization"] = target.quantization
+    arguments |= engine.extra_arguments
+    if on_cpu:
+        custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}
+        arguments["compilation_config"] = custom_ops | arguments.get("compilation_config", {})
+    else:
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 0.5
+    if kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
+    drafter = Speculator.of(speculator)
+    if drafter.has_unroll and engine.pipeline_parallel > 1:
+        raise OutriderError(
+            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
+            " drafter on the last pipeline stage no embedding, and a speculator's directory has"
+            " none; serve with tensor_parallel or data_parallel"
+        )
+    if settings := drafter.settings(k, draft_sample_method, k_per_batch_size):
+        arguments["speculative_config"] = settings
+    return arguments
+
+
+def serve_arguments(
+    target: TargetConfig,
+    engine: EngineConfig,
+    speculator: Speculator | Path | None = None,
+    k: int | None = None,
+    draft_sample_method: str = "greedy",
+    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
+) -> list[str]:
+    """`engine_arguments` as command-line arguments of `vllm serve`."""
+    arguments = engine_arguments(
+        target, engine, speculator, k, draft_sample_method, k_per_batch_size
+    )
+    return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
+
+
+def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Arguments of `vllm.LLM` as flags of `vllm serve`, each with its values."""
+    flags: list[tuple[str, ...]] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if name == "disable_log_stats" or value is None:
+            continue  # a server's default, without a flag
+        if isinstance(value, bool):
+            flags.append((f"--{flag}" if value else f"--no-{flag}",))
+        elif isinstance(value, dict):
+            flags.append((f"--{flag}", json.dumps(value)))
+        else:
+            values = value if isinstance(value, list) else [value]
+            flags.append((f"--{flag}", *map(str, values)))
+    return flags
+
+
+def start_limit_s(directory: Path) -> float:
+    """Longest time that an engine may take until it serves the checkpoint in `directory`.
+
+    R1: 4,255 s, 15 minutes and 671 GB at 0.2 GB/s.
+    """
+    size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    return FIXED_S + size / READ_BYTES_PER_S
+
+
+def start_environment(directory: Path) -> dict[str, str]:
+    """vLLM's own limit, as long; its default of 600 s is too short for R1 on most disks."""
+    return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}
