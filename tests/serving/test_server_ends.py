@@ -11,7 +11,7 @@ import pytest
 from outrider.common.process_tree import members, wait_until
 from outrider.serving.config import TargetConfig
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 STARTER = """
 import sys, time
