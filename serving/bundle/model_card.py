@@ -1,7 +1,6 @@
 """The model card of a bundle on the Hugging Face Hub: metadata, measurements, how to serve it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,70 +10,106 @@ from outrider.speculators.kinds import kind_named
 
 TAGS = ("speculative-decoding", "speculator", "vllm", "outrider")
 
+_CARD = """\
+---
+{{ metadata }}
+---
+
+# {{ name }}
+
+A speculator ({{ kind }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.
+
+{% if rows -%}
+## Measured on held-out traffic
+
+| | base | this speculator | ratio [95 % CI] |
+|---|---|---|---|
+{% for row in rows -%}
+{{ row }}
+{% endfor %}
+{% if evidence.k -%}
+Drafted tokens per step: base {{ "none" if evidence.k.base is none else evidence.k.base }}, this speculator {{ evidence.k.custom }}.
+{% endif -%}
+{% if evidence.verdict -%}
+Verdict of the evaluation: {{ evidence.verdict }} ({{ evidence.reason }}).
+{% endif %}
+{% endif -%}
+## Serve
+
+With the flags of the evaluation (vLLM {{ manifest.vllm }}):
+
+```bash
+{% for line in exports -%}
+{{ line }}
+{% endfor -%}
+{{ command }}
+```
+
+`serve.sh` in this repository is the same command for a downloaded copy.
+
+## Provenance
+
+`bundle.json` has the SHA-256 of every file and the evidence.
+{% if evidence.recipe_sha256 -%}
+Recipe: SHA-256 `{{ evidence.recipe_sha256 }}`.
+{% endif -%}
+{% if evidence.report_sha256 -%}
+Report: SHA-256 `{{ evidence.report_sha256 }}`.
+{% endif -%}
+"""  # noqa: E501
+
 
 def model_card(bundle: Path, repository: str) -> str:
     """README.md: YAML for the hub, then Markdown. `repository`: OWNER/NAME, as vLLM will name it.
 
     Numbers are from bundle.json's evidence. The card has no text of requests.
     """
+    import jinja2
     from huggingface_hub import ModelCardData
 
     manifest = read_json(bundle / "bundle.json")
-    target, evidence = manifest["target"], manifest.get("evidence") or {}
-    name = hub_id(target["model"])
-    data = ModelCardData(
-        base_model=name,
+    model, evidence = manifest["target"]["model"], manifest.get("evidence") or {}
+    base_model = hub_id(model)
+    served = base_model or Path(model).name
+    metadata = ModelCardData(
+        base_model=base_model,
         library_name="vllm",
         pipeline_tag="text-generation",
         tags=[*TAGS, manifest["method"].replace("_", "-")],
     )
-    served = name or Path(target["model"]).name
-    lines = [
-        "---",
-        data.to_yaml().strip(),
-        "---",
-        "",
-        f"# {repository.partition('/')[2]}",
-        "",
-        f"A speculator ({kind_named(manifest['method']).in_words}) for `{served}`: it drafts"
-        f" {manifest['num_speculative_tokens']} tokens per step, and the target verifies them, so"
-        " the target's outputs keep their distribution. It was trained on one endpoint's traffic by"
-        " Outrider and is fast on such traffic; on other traffic it may draft worse than the"
-        " target's own.",
-        "",
-        *_measured(evidence),
-        *_serving(bundle, manifest, repository, served),
-        *_provenance(manifest, evidence),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+    flags = read_serve_flags(bundle, repository)
+    groups = [("vllm", "serve", served), *flags.groups]
+    if revision := manifest["target"].get("revision"):
+        groups.insert(1, ("--revision", revision))
+    variables = sorted(flags.environment.items())
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_CARD)
+    return template.render(
+        metadata=metadata.to_yaml().strip(),
+        name=repository.partition("/")[2],
+        kind=kind_named(manifest["method"]).in_words,
+        served=served,
+        manifest=manifest,
+        evidence={name: evidence.get(name) for name in _FROM_EVIDENCE},
+        rows=_rows(evidence),
+        exports=[f"export {name}={shlex.quote(value)}" for name, value in variables],
+        command=" \\\n  ".join(map(shlex.join, groups)),
+    )
 
 
-def _measured(evidence: dict[str, Any]) -> Iterator[str]:
+_FROM_EVIDENCE = ("k", "verdict", "reason", "recipe_sha256", "report_sha256")
+
+
+def _rows(evidence: dict[str, Any]) -> list[str]:
+    """Rows of the table: tokens per step, and tokens/s at each mode and concurrency."""
     rows = [_row("Tokens per step", evidence.get("acceptance_length"), 3)]
     for mode, speeds in sorted((evidence.get("tokens_per_s") or {}).items()):
         for concurrency, speed in sorted(speeds.items(), key=lambda row: int(row[0])):
-            ratio = {
-                "base": speed.get("base"),
-                "custom": speed.get("custom"),
+            speed = speed | {
                 "ratio": speed.get("custom_over_base"),
                 "ratio_ci95": speed.get("custom_over_base_ci95"),
             }
-            rows.append(_row(f"Tokens/s, {mode}, {concurrency} at a time", ratio, 1))
-    rows = [row for row in rows if row]
-    if not rows:
-        return
-    yield "## Measured on held-out traffic"
-    yield ""
-    yield "| | base | this speculator | ratio [95 % CI] |"
-    yield "|---|---|---|---|"
-    yield from rows
-    yield ""
-    if drafts := evidence.get("k"):
-        base = "none" if drafts.get("base") is None else drafts["base"]
-        yield f"Drafted tokens per step: base {base}, this speculator {drafts.get('custom')}."
-    if "verdict" in evidence:
-        yield f"Verdict of the evaluation: {evidence['verdict']} ({evidence.get('reason')})."
-    yield ""
+            rows.append(_row(f"Tokens/s, {mode}, {concurrency} at a time", speed, 1))
+    return [row for row in rows if row]
 
 
 def _row(name: str, values: dict[str, Any] | None, digits: int) -> str:
@@ -87,38 +122,6 @@ def _row(name: str, values: dict[str, Any] | None, digits: int) -> str:
     compared = "" if ratio is None else f"{ratio:.3f}{between}"
     cells = ["" if value is None else f"{value:.{digits}f}" for value in (base, custom)]
     return f"| {name} | {cells[0]} | {cells[1]} | {compared} |"
-
-
-def _serving(bundle: Path, manifest: dict[str, Any], repository: str, served: str) -> Iterator[str]:
-    flags = read_serve_flags(bundle, repository)
-    revision = manifest["target"].get("revision")
-    groups: list[Sequence[str]] = [("--revision", revision)] if revision else []
-    groups += flags.groups
-    yield "## Serve"
-    yield ""
-    yield f"With the flags of the evaluation (vLLM {manifest['vllm']}):"
-    yield ""
-    yield "```bash"
-    for name, value in sorted(flags.environment.items()):
-        yield f"export {name}={shlex.quote(value)}"
-    yield f"vllm serve {shlex.quote(served)} \\"
-    shown = [" ".join(shlex.quote(word) for word in group) for group in groups]
-    for line in shown[:-1]:
-        yield f"  {line} \\"
-    yield f"  {shown[-1]}"
-    yield "```"
-    yield ""
-    yield "`serve.sh` in this repository is the same command for a downloaded copy."
-    yield ""
-
-
-def _provenance(manifest: dict[str, Any], evidence: dict[str, Any]) -> Iterator[str]:
-    yield "## Provenance"
-    yield ""
-    yield "`bundle.json` has the SHA-256 of every file and the evidence."
-    for name, title in (("recipe_sha256", "Recipe"), ("report_sha256", "Report")):
-        if evidence.get(name):
-            yield f"{title}: SHA-256 `{evidence[name]}`."
 
 
 def hub_id(model: str) -> str | None:
