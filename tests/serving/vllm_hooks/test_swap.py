@@ -1,4 +1,4 @@
-"""The order of calls of an exchange, and what is done where workers disagree."""
+"""The order of calls of a swap, and what is done where workers disagree."""
 
 from typing import Any
 
@@ -57,6 +57,6 @@ def test_where_one_worker_fails_the_others_take_it_back() -> None:
     assert not isinstance(error, SpeculatorBroken)
 
 
-def test_a_worker_that_cannot_take_it_back_is_no_exchange_that_changed_nothing() -> None:
+def test_a_worker_that_cannot_take_it_back_leaves_it_broken() -> None:
     _, error = run([None, "full", None], stuck=2)
     assert isinstance(error, SpeculatorBroken) and "not taken back" in str(error)
