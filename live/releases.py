@@ -183,8 +183,8 @@ def first_release(
 
     `whole`: the directory may be the whole target's checkpoint, of which only the layer is kept.
     """
-    from outrider.serving.base_copy import served_base
     from outrider.serving.bundle.bundle import export_bundle
+    from outrider.serving.speculator import served_base
 
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         scratch = Path(folder)

@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import read_json
-from outrider.common.fingerprint import file_digest
+from outrider.common.fingerprint import file_digest, sampled_digest
+from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.kinds import NO_SPECULATION, kind_named, kind_of, weightless_names
-from outrider.speculators.kinds.protocol import Abilities, DrafterKind, TrainableKind
+from outrider.speculators.kinds import (
+    NO_SPECULATION,
+    kind_named,
+    kind_of,
+    trainable_kind_of,
+    weightless_names,
+)
+from outrider.speculators.kinds.protocol import Abilities, DrafterKind, Origin, TrainableKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,3 +119,24 @@ class Speculator:
         if k is None:
             raise ValueError("a speculator needs k, the number of tokens to draft")
         return self._kind.vllm_settings(self.directory, k, draft_sample_method, k_per_batch_size)
+
+
+def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
+    """`base_dir`, or a copy of the target's own layer where that is the base.
+
+    vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
+    For DeepSeek-R1's own layer that is the target's directory: 671 GB are read a second time for
+    11.6 GB. The copy is named by the content of the layer's shards, so runs on the same target
+    share it.
+    """
+    base_dir, target_dir = Path(base_dir), Path(target_dir)
+    if base_dir.resolve() != target_dir.resolve():
+        return base_dir
+    kind, layout = trainable_kind_of(target_dir), read_layout(target_dir)
+    shards = layout.files(kind.native_tensors(layout))
+    files = [target_dir / "config.json", *(target_dir / shard for shard in shards)]
+    copy = Path(cache) / f"{kind.name}-{sampled_digest(files)[:16]}"
+    if not (copy / "config.json").is_file():  # published whole
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        kind.write((), Origin(target_dir, target_dir), copy)
+    return copy

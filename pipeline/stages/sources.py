@@ -88,8 +88,7 @@ def log_digest(source: str) -> str:
 
 def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
     """The speculator in use, with the directory from which engines load it."""
-    from outrider.serving.base_copy import served_base
-    from outrider.serving.speculator import Speculator
+    from outrider.serving.speculator import Speculator, served_base
     from outrider.speculators.base import base_of
 
     target_dir = recipe.target.directory()

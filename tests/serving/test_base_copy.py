@@ -8,9 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
-from outrider.serving.base_copy import served_base
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Speculator, served_base
 from outrider.serving.vllm_arguments import engine_arguments, start_environment, start_limit_s
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
