@@ -175,20 +175,6 @@ def test_a_bundle_is_served_as_it_was_evaluated(
         )
 
 
-def test_a_server_that_fails_shows_its_engine_s_first_error(
-    target: TargetConfig, tmp_path: Path
-) -> None:
-    serving = ServingConfig(engine=EngineConfig(kv_cache_gb=2**20))
-    failed = (
-        r"vllm serve ended with code 1: Traceback(?s:.*)\nValueError: Available memory.*\n\(log"
-    )
-    with (
-        pytest.raises(OutriderError, match=failed),
-        Server(target, serving, log_path=tmp_path / "log"),
-    ):
-        pass
-
-
 def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
