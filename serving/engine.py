@@ -10,7 +10,6 @@ It reads hidden states, so it cannot have every setting of a server (`in_process
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
+from outrider.common.threads import in_daemon_thread
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
@@ -189,11 +189,11 @@ class Engine:
         self._settle()
         groups = batches(rows, batch_tokens)
         batch = next(groups, None)
-        self._ahead = _in_thread(prefill, batch) if batch else None
+        self._ahead = in_daemon_thread(prefill, batch) if batch else None
         while self._ahead is not None:
             read = self._ahead.result()
             following = next(groups, None)
-            self._ahead = _in_thread(prefill, following) if following else None
+            self._ahead = in_daemon_thread(prefill, following) if following else None
             yield from read()
 
     def prefill_batch(
@@ -357,20 +357,6 @@ def end_timeout_s() -> float:
     CPU an orderly end takes 4 to 7 s, and they hold nothing.
     """
     return 0 if runs_on_cpu() else 30
-
-
-def _in_thread(work: Callable[[Any], Any], batch: list[Row]) -> Future[Any]:
-    """Runs `work` in a thread that ends with the process: after Ctrl-C nothing waits for it."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(batch))
-        except BaseException as error:  # raised where the result is needed
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="prefill", daemon=True).start()
-    return future
 
 
 def _prompts(rows: Sequence[Row]) -> list[Any]:

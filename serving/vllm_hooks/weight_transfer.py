@@ -18,7 +18,7 @@ report: with several workers, vLLM 0.32 leaves the answers of the others unread 
 
 import dataclasses
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.v1.worker.gpu_worker import Worker
 
+from outrider.common.threads import in_daemon_thread
 from outrider.serving.admin.candidate import Candidate, checked, in_service
 from outrider.serving.admin.speculator_files import directory_files, release_files
 from outrider.serving.vllm_hooks.drafter_swap import (
@@ -67,7 +68,7 @@ class Swap(WeightTransferUpdateInfo):
 
 
 class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
-    """Exchanges the draft model for one in a directory of safetensors."""
+    """Swaps the draft model for one in a directory of safetensors."""
 
     init_info_cls = Source
     update_info_cls = Swap
@@ -82,7 +83,6 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
         self.broken: str | None = None
         self.read_s = self.apply_s = 0.0
         self._digest: str | None = None
-        self._reader = ThreadPoolExecutor(1, "speculator")
         self._staged: tuple[tuple[str, str | None, str], Future[Candidate]] | None = None
         self._copies: dict[str, torch.Tensor] | None = None
         speculative: Any = self.vllm_config.speculative_config
@@ -108,7 +108,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
         self._staged = None
         if init_info.directory is not None:
             key = (init_info.directory, init_info.root, init_info.digest)
-            self._staged = key, self._reader.submit(self.check, *key)
+            self._staged = key, in_daemon_thread(self.check, *key)
 
     def start_weight_update(self) -> None:
         """Nothing: layers stay as they are until the weights are there."""
