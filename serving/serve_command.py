@@ -53,11 +53,10 @@ def read_serve_command(text: str) -> ServeCommand:
     """
     source, text = _read(text)
     variables, words = _command(source, text)
-    given = _arguments(source, words)
+    given, left_out = _arguments(source, words)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     notes: list[str] = []
-    left_out: list[str] = []
     speculative = given.pop("speculative_config", None)
     for name in [name for name in given if name in UNSERVABLE]:
         raise OutriderError(f"{source}: {_flag(name)}: {UNSERVABLE[name]}; leave it out")
@@ -126,17 +125,25 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
     return environment, [word for word in rest if word not in ("$@", "$*")]
 
 
-def _arguments(source: str, words: Sequence[str]) -> dict[str, Any]:
-    """The arguments that are given, by vLLM's names; objects as JSON, not as vLLM's classes."""
+def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments that are given, by vLLM's names, and flags that this vLLM does not know.
+
+    Objects are JSON, not vLLM's classes.
+    """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    unknown: list[str] = []
+
     class Parser(FlexibleArgumentParser):
+        def parse_known_args(self, *args: Any) -> Any:
+            namespace, extras = super().parse_known_args(*args)
+            unknown.extend(_flags(extras))
+            return namespace, []
+
         def error(self, message: str) -> NoReturn:
-            flags = re.findall(r"(?<!\S)--?[A-Za-z][\w.-]*", message)  # not values: secrets
-            raise OutriderError(
-                f"{source}: vLLM {WRITTEN_FOR} does not accept {', '.join(flags) or 'a value'}"
-            )
+            names = ", ".join(_flags(message.split())) or "a value"  # no values: secrets
+            raise OutriderError(f"{source}: vLLM {WRITTEN_FOR} does not accept {names}")
 
     parser = make_arg_parser(Parser())
     for action in parser._actions:
@@ -146,7 +153,13 @@ def _arguments(source: str, words: Sequence[str]) -> dict[str, Any]:
     given = vars(parser.parse_args(list(words)))
     if "model_tag" in given:
         given["model"] = given.pop("model_tag")
-    return given
+    return given, unknown
+
+
+def _flags(words: Sequence[str]) -> list[str]:
+    """The names of the flags among words."""
+    found = (re.match(r"--?[A-Za-z][\w.-]*", word) for word in words)
+    return [name[0] for name in found if name]
 
 
 def _json_or(convert: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -119,12 +119,12 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
 def test_a_head_is_planned_where_vllm_is_not_installed(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outrider.serving import engine
+    from outrider.serving import vllm_arguments
 
     def missing() -> bool:
         raise OutriderError("vLLM is not installed")
 
-    monkeypatch.setattr(engine, "runs_on_cpu", missing)
+    monkeypatch.setattr(vllm_arguments, "runs_on_cpu", missing)
     recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
     assert recipe.speculator.head.layer_type == "mla"
 

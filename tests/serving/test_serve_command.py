@@ -151,6 +151,7 @@ def test_a_file_with_comments_and_continued_lines(tmp_path: Path) -> None:
         ("vllm serve org/model --nnodes 2", "--nnodes: an engine runs on one node"),
         ("vllm serve org/model --worker-cls a.B", "--worker-cls: Outrider's hooks"),
         ("vllm serve org/model --max-model-len auto", "give the number of tokens"),
+        ("vllm serve org/model -tp s3cret", r"does not accept --tensor-parallel-size"),
     ],
 )
 def test_what_cannot_be_served_is_named(command: str, message: str) -> None:
@@ -188,13 +189,13 @@ SECRETS = (
 
 
 def test_secrets_of_a_command_are_named_and_not_kept() -> None:
-    found = read_serve_command(SECRETS)
+    found = read_serve_command(SECRETS + " --of-another-release s3cret-11")
     assert "s3cret" not in str(found)
     engine = found.values["serving"]["engine"]
     assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1"}
     assert engine["extra_arguments"] == {"tokenizer_mode": "slow"}
     assert engine["max_num_batched_tokens"] == 8192
-    for name in ("HF_TOKEN", "LD_PRELOAD", "--api-key", "--hf-token", "--hf-overrides"):
+    for name in ("HF_TOKEN", "LD_PRELOAD", "--api-key", "--hf-token", "--hf-overrides", "--of-"):
         assert name in found.notes[-1]
 
 
