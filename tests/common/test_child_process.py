@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from outrider.common.child_process import ChildError, in_child
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree, wait_until
 from outrider.common.supervision import signal_handlers
 
 SECRET = "Ada Lovelace, born 1815"
@@ -85,24 +82,4 @@ def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
         thread.start()
         in_child(sleep, note)
     thread.join()
-    assert ended(int(note.read_text()))
-
-
-@pytest.mark.slow
-def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
-    """In a process tree, as stages are: the guard ends children of a killed stage."""
-    note = tmp_path / "pid"
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from tests.common.test_child_process import sleep\n"
-        "from outrider.common.child_process import in_child\n"
-        "in_child(sleep, Path(sys.argv[1]))\n"
-    )
-    with ProcessTree() as tree:
-        starter = subprocess.Popen(
-            [sys.executable, "-c", script, str(note)], env=os.environ | tree.environment
-        )
-        assert wait_until(lambda: note.exists() and bool(note.read_text()), 60)
-        starter.kill()
-        starter.wait()
     assert ended(int(note.read_text()))

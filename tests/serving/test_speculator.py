@@ -40,15 +40,6 @@ def test_a_name_or_a_directory_identifies_the_kind(directories):
         Speculator.named(directories / "gone")
 
 
-def test_kinds_with_an_unroll_can_be_replayed():
-    assert [Speculator(kind).has_unroll for kind in ("mtp", "eagle3", "ngram", "none")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
 def test_each_kind_is_another_speculative_config_and_nothing_else(directories):
     target = TargetConfig(model=str(directories / "mtp"))
 

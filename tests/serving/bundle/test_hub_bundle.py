@@ -69,11 +69,6 @@ def test_the_cards_command_is_a_shells(tmp_path: Path) -> None:
     assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 1]]
 
 
-def test_a_bundle_without_evidence_has_a_card_without_a_table(tmp_path: Path) -> None:
-    text = card(write_exported(tmp_path / "bundle", evidence={})).text
-    assert "Measured" not in text and "## Serve" in text
-
-
 @pytest.mark.parametrize("evidence", [{"k": {"base": None, "custom": 3}, "verdict": "ship"}])
 def test_a_base_that_drafts_nothing(tmp_path: Path, evidence: dict[str, object]) -> None:
     lengths = {"base": None, "custom": 2.5, "ratio": None, "ratio_ci95": None}
@@ -203,3 +198,5 @@ def test_the_card_quotes_no_text_of_requests(tmp_path: Path) -> None:
     manifest["evidence"]["unknown"] = "Kanarienvogel"
     write_json(bundle / "bundle.json", manifest)
     assert "Kanarienvogel" not in model_card(bundle, REPOSITORY)
+    write_json(bundle / "bundle.json", manifest | {"evidence": {}})
+    assert "Measured" not in model_card(bundle, REPOSITORY)

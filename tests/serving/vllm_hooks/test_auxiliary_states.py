@@ -84,16 +84,6 @@ def test_an_engine_without_a_drafter_is_switched_on_and_off() -> None:
     assert step(engine).aux_hidden_states is None
 
 
-def test_no_layers_change_nothing() -> None:
-    for engine in (runner(stages=2), runner(drafter=object()), runner(served=(2, 3))):
-        flag = engine.use_aux_hidden_state_outputs
-        auxiliary = AuxiliaryStates(engine, [])
-        auxiliary.switch_on()
-        assert auxiliary.of(step(engine)) == []
-        auxiliary.switch_off()
-        assert engine.use_aux_hidden_state_outputs == flag
-
-
 def test_the_layers_of_a_served_drafter_are_read_and_stay() -> None:
     """Its config.json may list them in any order; the model returns them in its own."""
     engine = runner(served=(5, 1, 2), eager=False)

@@ -16,7 +16,6 @@ from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 
 from outrider.serving.vllm_hooks.draft_recorder import (
     DraftExtension,
-    V1Recorder,
     recorded,
     recorder_of,
 )
@@ -167,9 +166,3 @@ def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:
     recorder.start()
     with pytest.raises(RuntimeError, match=r"0 of 9 drafts .*mode: eager"):
         propose(speculator, batch)
-
-
-def test_the_runner_decides_who_records() -> None:
-    assert recorder_of(SimpleNamespace(speculator=None)) is None
-    assert recorder_of(SimpleNamespace()) is None
-    assert isinstance(recorder_of(SimpleNamespace(drafter=object())), V1Recorder)

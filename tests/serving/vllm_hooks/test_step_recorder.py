@@ -94,21 +94,6 @@ def test_the_number_of_drafts_changes_with_the_next_step(tmp_path):
     assert asked == [[1] * 4] * 4
 
 
-def test_a_server_without_speculation_is_left_as_it_is(tmp_path):
-    file = StepFile(tmp_path / "steps.jsonl")
-    recorded = step_recorder._recorded(
-        lambda scheduler: SimpleNamespace(
-            num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1, scheduled_new_reqs=[]
-        ),
-        str(tmp_path / "steps.jsonl"),
-    )
-    scheduler = SimpleNamespace(num_spec_tokens=0, dynamic_sd_lookup=None)
-    for _ in range(3):
-        recorded(scheduler)
-    steps = file.new()
-    assert len(steps) == 2 and all(step.settled and step.drafts == 0 for step in steps)
-
-
 def test_half_a_line_is_left_for_the_next_reading(tmp_path):
     path = tmp_path / "steps.jsonl"
     file = StepFile(path)
