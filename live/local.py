@@ -13,7 +13,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import Child
 from outrider.live.controller import controlled, read_state
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
@@ -33,6 +32,7 @@ from outrider.serving.admin.replica import Replica, ReplicaUnreachable
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
+from outrider.serving.server import root_error
 
 START_S = 300.0
 """Longest start of a server, in seconds."""
@@ -48,53 +48,32 @@ class Children:
     """Servers as child processes, each with a log; leaving the context ends them."""
 
     def __init__(self) -> None:
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: dict[str, Path] = {}
-        self._tree = ProcessTree()
+        self._children: dict[str, Child] = {}
+
+    @property
+    def processes(self) -> dict[str, subprocess.Popen[str]]:
+        """By name."""
+        return {name: child.process for name, child in self._children.items()}
 
     def __enter__(self) -> "Children":
-        self._tree.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # SIGTERM, so that vLLM frees its shared memory; the tree's guard ends the rest.
-        for process in self.processes.values():
-            process.terminate()
-        deadline = time.monotonic() + _STOP_S
-        for process in self.processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline - time.monotonic()))
-        self._tree.__exit__()
+        # SIGTERM to all at once, so that vLLM frees its shared memory.
+        for child in self._children.values():
+            child.process.terminate()
+        for child in self._children.values():
+            child.stop(_STOP_S)
 
     def start(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> None:
         """Starts a server; `log` is private, and gets its output."""
-        log.touch(mode=0o600)
-        with log.open("ab") as output:
-            self.processes[name] = subprocess.Popen(
-                command,
-                env=dict(environment) | self._tree.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._logs[name] = log
+        self._children[name] = Child(command, log, name, environment)
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Returns when a server is ready; an `OutriderError` with the end of its log otherwise."""
-        deadline = time.monotonic() + START_S
-        while not ready():
-            if (code := self.processes[name].poll()) is not None:
-                reason = f"ended with code {code}"
-            elif time.monotonic() > deadline:
-                reason = f"was not ready within {START_S:.0f} s"
-            else:
-                time.sleep(0.1)
-                continue
-            end = "\n".join(self._logs[name].read_text(errors="replace").splitlines()[-20:])
-            raise OutriderError(f"{name} {reason}; {self._logs[name]} ends:\n{end}")
+        """Returns when a server is ready; an `OutriderError` with its first error otherwise."""
+        self._children[name].wait_until(ready, START_S, root_error)
 
 
 @contextlib.contextmanager

@@ -37,9 +37,9 @@ from outrider.serving.admin.live_flags import (
 )
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.vllm_hooks import BACKEND
-from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 
 if TYPE_CHECKING:

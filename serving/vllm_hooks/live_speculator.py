@@ -17,8 +17,8 @@ from typing import Any
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, SwapOrder, SwapResult, Watch
-from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap_steps
 from outrider.serving.vllm_hooks.live_requests import RequestLog
+from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap_steps
 
 logger = logging.getLogger("outrider.live")
 

@@ -14,9 +14,9 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
-from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 
 LIMITS = Limits(read=0.2, exchange=0.2, answer=0.2)
 NEW = SwapOrder(directory="/releases/new", version="new", digest="1" * 64)
