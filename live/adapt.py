@@ -47,8 +47,7 @@ from outrider.live.state import Round, State, Window
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.run_stages import run_stages
-from outrider.pipeline.stage_runner import StageFailed
+from outrider.pipeline.run_stages import StageFailed, run_stages
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 
 MOST_BEHIND = 4

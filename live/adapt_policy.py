@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from scipy.stats import norm
 
 from outrider.live.state import Estimate, State, Window
-from outrider.pipeline.recipe.adapt_config import AdaptConfig
+from outrider.pipeline.recipe.recipe import AdaptConfig
 
 DAY_S = 24 * 3600.0
 

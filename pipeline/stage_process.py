@@ -14,7 +14,9 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
@@ -23,7 +25,6 @@ from outrider.common.supervision import TERMINAL_DESCRIPTOR
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.registry import stage_of
-from outrider.pipeline.tracebacks import traceback_of
 
 INTERRUPTED = 75
 UNEXPECTED = 70
@@ -73,6 +74,33 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
         importlib.import_module(_LOGGER)
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
+
+
+ABOUT_THE_MACHINE = (
+    OSError,
+    MemoryError,
+    ImportError,
+    RuntimeError,
+    AssertionError,
+    subprocess.SubprocessError,
+)
+WITHHELD = "(message withheld, it may quote the traffic; report.samples=true shows it)"
+
+
+def traceback_of(error: BaseException, quoting: bool) -> str:
+    """The traceback as Python prints it; unless `quoting`, without messages that may hold text."""
+    if quoting:
+        return "".join(traceback.format_exception(error))
+    parts = []
+    link: BaseException | None = error
+    while link is not None:
+        message = str(link) if isinstance(link, ABOUT_THE_MACHINE) else WITHHELD
+        frames = "".join(traceback.format_tb(link.__traceback__))
+        parts.append(
+            f"Traceback (most recent call last):\n{frames}{type(link).__name__}: {message}\n"
+        )
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "\nfollowed by:\n\n".join(reversed(parts))
 
 
 if __name__ == "__main__":

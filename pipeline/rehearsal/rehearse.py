@@ -23,8 +23,7 @@ from outrider.pipeline.plan.training_cost import memories, price
 from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import check, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
-from outrider.pipeline.rehearsal.cut import R1_CONFIG, cut_to_fit
-from outrider.pipeline.rehearsal.settings import rehearsal_words
+from outrider.pipeline.rehearsal.settings import R1_CONFIG, cut_to_fit, rehearsal_words
 from outrider.pipeline.rehearsal.target import random_target
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.config import AUTO

@@ -22,7 +22,7 @@ from outrider.live.adapt_gate import GateVerdict
 from outrider.live.deployer import BASE, Serving
 from outrider.live.journal import Journal, read_journal
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.stage_runner import StageFailed
+from outrider.pipeline.run_stages import StageFailed
 
 ROWS = 10
 

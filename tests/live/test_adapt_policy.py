@@ -9,7 +9,7 @@ from outrider.live.adapt_policy import (
     within_budget,
 )
 from outrider.live.state import Entry, fold
-from outrider.pipeline.recipe.adapt_config import AdaptConfig
+from outrider.pipeline.recipe.recipe import AdaptConfig
 
 SPREAD = 0.01
 """Standard error of a window's log acceptance length."""

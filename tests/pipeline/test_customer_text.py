@@ -17,7 +17,7 @@ import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.tracebacks import WITHHELD, traceback_of
+from outrider.pipeline.stage_process import WITHHELD, traceback_of
 from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
 

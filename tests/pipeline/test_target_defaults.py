@@ -7,11 +7,10 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.attempt import open_run
-from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.kinds import left_out, with_kinds, with_target_defaults
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC, SHIPPED
-from outrider.pipeline.target_defaults import left_out, with_target_defaults
 from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
 

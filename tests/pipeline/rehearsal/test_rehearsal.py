@@ -11,9 +11,8 @@ from transformers import AutoTokenizer
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.rehearsal.cut import R1_CONFIG, cut_config, cut_to_fit
 from outrider.pipeline.rehearsal.rehearse import compared
-from outrider.pipeline.rehearsal.settings import rehearsal_words
+from outrider.pipeline.rehearsal.settings import R1_CONFIG, cut_config, cut_to_fit, rehearsal_words
 from outrider.pipeline.rehearsal.target import extend_vocabulary, random_target, shapes
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp

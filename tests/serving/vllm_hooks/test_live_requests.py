@@ -124,7 +124,3 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     (mixed, whole), _ = log.after(0)
     assert (mixed.version, mixed.mixed) == (None, True)
     assert (whole.version, whole.mixed) == ("b", False)
-
-
-
-

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.pipeline import stage_runner
+from outrider.pipeline import run_stages
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage_runner import StageFailed, run_stage
+from outrider.pipeline.run_stages import StageFailed, run_stage
 from outrider.pipeline.stages.registry import STAGES
 
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -19,9 +19,9 @@ def test_a_stage_that_crashes_is_named_with_its_log(
     loaded = load_recipe("resume_screening", [])
     run = RunDirectory.of(loaded.recipe, tmp_path)
     run.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
-    supervised = stage_runner.run_supervised
+    supervised = run_stages.run_supervised
     monkeypatch.setattr(
-        stage_runner,
+        run_stages,
         "run_supervised",
         lambda argv, log, environment: supervised([argv[0], "-c", CRASH], log, environment),
     )
