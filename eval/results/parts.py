@@ -56,8 +56,8 @@ class Estimate(Part):
         return cls(**estimate.as_dict())
 
 
-class SliceEstimate(Part):
-    """A figure of a slice; its interval is null where the slice has few sessions."""
+class ClusteredEstimate(Part):
+    """A figure over sessions; its interval is null where they are few."""
 
     value: float
     """Ratio of the pooled sums"""
@@ -65,11 +65,6 @@ class SliceEstimate(Part):
     """Low end of the 95 % interval; null below five sessions"""
     high: float | None
     """High end of the 95 % interval; null below five sessions"""
-
-
-class ClusteredEstimate(SliceEstimate):
-    """A figure over sessions; its interval is null where they are few."""
-
     observations: int
     """Number of responses"""
     clusters: int
@@ -143,8 +138,3 @@ class Ratios(Part):
     """Custom over no speculation"""
     base_over_none: Estimate
     """Base over no speculation"""
-
-    def ratio(self, name: str) -> Estimate:
-        """The ratio of that name (RATIOS)."""
-        found: Estimate = getattr(self, name)
-        return found

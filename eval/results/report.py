@@ -2,9 +2,9 @@
 
     Results.read(Path("runs/resume_screening/evaluation/results.json")).verdict.verdict
 
-docs/report.md and docs/report.schema.json are generated from `Report`:
-`python -m outrider.eval.report.schema_reference`. What the data room counts (`traffic`,
-`on_policy`) and the settings have their own pages and are not described again.
+docs/report.schema.json is generated from `Report` (`make reference`); docs/report.md says what to
+do with the figures. What the data room counts (`traffic`, `privacy`, `on_policy`) and the settings
+have their own pages and are not described again.
 """
 
 from pathlib import Path
