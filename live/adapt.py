@@ -32,13 +32,14 @@ from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import (
     Unread,
+    carried_lines,
     cut,
     end_of,
     find_unread,
+    forget_rows,
     unread_bytes,
     unread_rows,
 )
-from outrider.data.ingest.slice import carried_lines, forget_rows
 from outrider.live.adapt_gate import acceptance, judge, replayed, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.deployer import EndpointDeployer, InUse, in_use

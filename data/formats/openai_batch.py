@@ -11,13 +11,13 @@ same.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
-from outrider.data.formats.join import joined_records
+from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.ingest.framing import Row
 from outrider.data.ingest.sources import LogFile
 
 NAME = "openai_batch"
@@ -34,11 +34,12 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
     return joined_records(files, scratch, _member_of)
 
 
-def _member_of(row: dict[str, Any]) -> tuple[str, str]:
-    key = take_text(row, "custom_id", "row")
+def _member_of(row: Row | None, previous: str | None) -> tuple[str, str, bytes]:
+    parsed = parse_row(row)
+    key = take_text(parsed, "custom_id", "row")
     if key is None:
         raise Reject("no_id", "no custom_id")
-    return key, "request" if "body" in row else "response"
+    return key, "request" if "body" in parsed else "response", row_bytes(row)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

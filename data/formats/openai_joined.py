@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take_text
-from outrider.data.formats.join import Join, Member, row_bytes
+from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import Sample, parse_row
-from outrider.data.ingest.framing import rows
+from outrider.data.ingest.framing import Row
 from outrider.data.ingest.sources import LogFile
 
 NAME = "openai_joined"
@@ -57,34 +57,21 @@ def _side(row: dict[str, Any]) -> str | None:
 
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    with Join(scratch) as join:
-        for file in files:
-            stream = None
-            for number, row in rows(file):
-                place = Place(file.name, number)
-                if isinstance(row, bytes) and row.startswith(STREAM_LINES):
-                    row = row.removeprefix(b"data:").strip()
-                    if not row.startswith(
-                        b"{"
-                    ):  # [DONE], a comment or an event name: part of the stream around it
-                        join.put(stream or "", Member("rest", place, b""))
-                        continue
-                try:
-                    parsed = parse_row(row)
-                    side = _side(parsed)
-                    if side is None:
-                        raise Reject(
-                            "no_id"
-                            if "id" not in parsed and "request_id" not in parsed
-                            else "incomplete_pair"
-                        )
-                    stream = _key(parsed)
-                except Reject as reject:
-                    reject.place = place
-                    yield reject
-                else:
-                    join.put(stream, Member(side, place, row_bytes(row)))
-        yield from join.records()
+    return joined_records(files, scratch, _member_of)
+
+
+def _member_of(row: Row | None, stream: str | None) -> tuple[str, str, bytes]:
+    if isinstance(row, bytes) and row.startswith(STREAM_LINES):
+        row = row.removeprefix(b"data:").strip()
+        if not row.startswith(b"{"):
+            # [DONE], a comment or an event name: part of the stream around it.
+            return stream or "", "rest", b""
+    parsed = parse_row(row)
+    side = _side(parsed)
+    if side is None:
+        named = "id" in parsed or "request_id" in parsed
+        raise Reject("incomplete_pair" if named else "no_id")
+    return _key(parsed), side, row_bytes(row)
 
 
 def _key(row: dict[str, Any]) -> str:

@@ -7,17 +7,18 @@ Ids that are incomplete by the engine's token count are dropped, and the text is
     response = join_chunks(chunks_of_sse(text))
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import take, take_ids
+from outrider.data.formats.fields import first, take, take_ids
 from outrider.data.formats.rows import parse_row
 
 DATA = "data:"
 DONE = "[DONE]"
 
-TEXTS = ("reasoning", "reasoning_content", "content")
+TEXTS = ("reasoning", "reasoning_content", "content", "text")
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
@@ -56,7 +57,8 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             if not isinstance(delta, dict):
                 raise Reject("wrong_type", "a choice of a chunk is not an object")
             index = take(delta, "index", int, "choice") or 0
-            _add(choices.setdefault(index, {"message": {}, "token_ids": []}), delta)
+            empty = {"texts": {}, "tool_calls": {}, "token_ids": [], "rest": {}}
+            _add(choices.setdefault(index, empty), delta)
     if not choices:
         raise Reject("stream_cut", "no chunk has a choice")
     response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
@@ -67,26 +69,20 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     """Adds a chunk to a choice."""
     said = take(delta, "delta", dict, "choice") or {}
-    message = choice["message"]
     if delta.get("text") is not None:  # of a text completion
         said = {"text": delta["text"]}
-    for key in (*TEXTS, "text"):
-        text = take(said, key, str, "delta")
+    texts = {key: take(said, key, str, "delta") for key in TEXTS}
+    for key, text in texts.items():
         if text is not None:
-            message.setdefault(key, []).append(text)
+            choice["texts"].setdefault(key, []).append(text)
     for call in take(said, "tool_calls", list, "delta") or ():
-        _add_call(message.setdefault("tool_calls", {}), call)
+        _add_call(choice["tool_calls"], call)
     token_ids = take_ids(delta, "token_ids", "choice")
-    if token_ids is not None:
-        choice["token_ids"] += token_ids
-        choice["has_ids"] = True
-    elif any(said.get(key) for key in (*TEXTS, "text")):
-        choice["text_without_ids"] = True
+    if token_ids is not None or any(texts.values()):
+        choice["token_ids"].append(token_ids)
     for key in ("finish_reason", "stop_reason", "prompt_token_ids"):
-        if delta.get(key) is not None:
-            choice[key] = delta[key]
-    if "stop_reason" in delta:
-        choice.setdefault("stop_reason", None)
+        if delta.get(key) is not None or (key == "stop_reason" and key in delta):
+            choice["rest"][key] = first(delta[key], choice["rest"].get(key))
 
 
 def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
@@ -104,28 +100,21 @@ def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
     """A choice in the shape of a response that was not streamed."""
-    message = choice["message"]
-    whole: dict[str, Any] = {key: "".join(message[key]) for key in TEXTS if key in message}
-    if "tool_calls" in message:
-        whole["tool_calls"] = [
+    message: dict[str, Any] = {key: "".join(texts) for key, texts in choice["texts"].items()}
+    finished = {"finish_reason": "cut", "message": message, **choice["rest"]}
+    if "text" in message:
+        finished["text"] = message.pop("text")
+    if choice["tool_calls"]:
+        message["tool_calls"] = [
             {
                 "id": call["id"],
                 "type": "function",
-                "function": {
-                    "name": "".join(call["name"]),
-                    "arguments": "".join(call["arguments"]),
-                },
+                "function": {key: "".join(call[key]) for key in ("name", "arguments")},
             }
-            for _, call in sorted(message["tool_calls"].items())
+            for _, call in sorted(choice["tool_calls"].items())
         ]
-    finished = {"message": whole, "finish_reason": choice.get("finish_reason") or "cut"}
-    if "text" in message:
-        finished["text"] = "".join(message["text"])
-    for key in ("stop_reason", "prompt_token_ids"):
-        if key in choice:
-            finished[key] = choice[key]
-    if choice.get("has_ids") and not choice.get("text_without_ids"):
-        finished["token_ids"] = choice["token_ids"]
+    if choice["token_ids"] and None not in choice["token_ids"]:
+        finished["token_ids"] = list(itertools.chain.from_iterable(choice["token_ids"]))
     return finished
 
 

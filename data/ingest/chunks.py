@@ -4,8 +4,8 @@ A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rej
 JSON is written last and marks the part as finished; a rerun skips it. A part depends on its chunk
 alone, so the result is the same for any number of workers and interruptions.
 
-    work = ChunkWork(target_dir, {"log.jsonl": 0}, None, PrivacyConfig(), None, Path("parts"))
-    work.do(Chunk(0, "openai_pairs", records))
+    work = Work(target_dir, {"log.jsonl": "0"}, None, PrivacyConfig(), None)
+    ChunkWork(work).make(Chunk(0, "openai_pairs", records)).write(Path("parts"))
 """
 
 import os
@@ -32,10 +32,6 @@ from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 CHUNK_BYTES = 4 * 2**20
 CHUNK_RECORDS = 1000
 """A chunk ends at the first of the two limits: some seconds of work, and little to lose or hold."""
-
-ROUND_TRIPS = (200, 10)
-"""Exact sequences of the first and of every later chunk whose text is retokenized. The share that
-agrees tells how reliable retokenized sequences are."""
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
 """What a session's name identifies: a logged conversation; a user, where no conversation was
@@ -77,17 +73,32 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What all chunks of an ingest share."""
+
+    target_dir: Path
+    file_numbers: dict[str, str]
+    """Beginning of the ids of a file's sequences."""
+    models: list[str] | None
+    privacy: PrivacyConfig
+    key: bytes | None
+    """Of the surrogates (`guard.surrogate_key`)."""
+
+
+@dataclass(frozen=True)
 class Part:
     """What a worker makes of a chunk."""
 
+    number: int
+    records: int
     table: bytes
     """Sequences as an Arrow stream of `SCHEMA`."""
     facts: dict[str, Any]
     """Counts and rejects, for the JSON file."""
 
-    def write(self, parts_dir: Path, number: int) -> None:
+    def write(self, parts_dir: Path) -> None:
         """Writes the files of the part, the JSON last."""
-        path = part_path(parts_dir, number)
+        path = part_path(parts_dir, self.number)
         with publish(path.with_suffix(".arrow")) as temporary:
             temporary.write_bytes(self.table)
         write_json(path, self.facts)
@@ -124,27 +135,13 @@ def part_path(parts_dir: Path, number: int) -> Path:
 class ChunkWork:
     """Makes parts for one target. One per process: its tokenizer loads slowly."""
 
-    def __init__(
-        self,
-        target_dir: Path,
-        file_numbers: dict[str, str],
-        models: list[str] | None,
-        privacy: PrivacyConfig,
-        key: bytes | None,
-        parts_dir: Path,
-    ):
-        """`key`: of the surrogates (`guard.surrogate_key`)."""
-        self.builder = SequenceBuilder(target_dir)
+    def __init__(self, work: Work):
+        self.builder = SequenceBuilder(work.target_dir)
         self.guard = None
-        if privacy.mode != "off":
-            self.guard = PrivacyGuard(privacy, key, decode=self.builder.decode)
-        self.file_numbers = file_numbers
-        self.models = None if models is None else {model_label(name) for name in models}
-        self.parts_dir = parts_dir
-
-    def do(self, chunk: Chunk) -> None:
-        """Makes and stores the part of a chunk."""
-        self.make(chunk).write(self.parts_dir, chunk.number)
+        if work.privacy.mode != "off":
+            self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
+        self.file_numbers = work.file_numbers
+        self.models = None if work.models is None else {model_label(name) for name in work.models}
 
     def make(self, chunk: Chunk) -> Part:
         """Makes the part of a chunk."""
@@ -153,7 +150,6 @@ class ChunkWork:
             self.guard.tally = PrivacyTally()
         rows: list[dict[str, Any]] = []
         rejects: list[Reject] = []
-        round_trips = ROUND_TRIPS[min(chunk.number, 1)]
         for item in chunk.items:
             tally.rows += item.rows
             tally.formats[chunk.format] += item.rows
@@ -178,20 +174,14 @@ class ChunkWork:
                     rejects.append(reject)
                     continue
                 tally.add(outcome, sequence)
-                if sequence.fidelity == "exact" and tally.round_trips.total() < round_trips:
-                    self._compare_round_trip(outcome, sequence, tally)
                 rows.append(self._table_row(outcome, sequence))
-        if tally.lost():
-            raise AssertionError(
-                f"chunk {chunk.number}: {tally.lost()} rows are neither exchanges nor rejects"
-            )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as table:
             table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
         facts = {"tally": tally.to_json(), "rejects": [_reject_line(reject) for reject in rejects]}
         if self.guard:
             facts["privacy"] = self.guard.tally.to_json()
-        return Part(sink.getvalue().to_pybytes(), facts)
+        return Part(chunk.number, len(chunk.items), sink.getvalue().to_pybytes(), facts)
 
     def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
         place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
@@ -214,17 +204,6 @@ class ChunkWork:
             "weight": exchange.weight,
             "prompt_text": sequence.prompt_text,
         }
-
-    def _compare_round_trip(
-        self, exchange: Exchange, sequence: TokenSequence, tally: Tally
-    ) -> None:
-        try:
-            again = self.builder.retokenize(exchange, sequence.prompt_text)
-        except Reject:  # the ids were logged without text
-            return
-        tally.round_trips[
-            "equal" if again == sequence.token_ids[sequence.completion_start :] else "different"
-        ] += 1
 
 
 def model_label(name: str | None) -> str:
@@ -268,44 +247,23 @@ def _reject_line(reject: Reject) -> dict[str, Any]:
     return line if reject.rows == 1 else {**line, "rows": reject.rows}
 
 
-class _Worker:
-    """State of a worker process."""
-
-    arguments: tuple[Any, ...] = ()
-    work: ChunkWork | None = None
+_made_works: list[tuple[Work, ChunkWork]] = []
+"""The last work of this process: its tokenizer loads slowly."""
 
 
-def start_worker(*arguments: Any) -> None:
-    """Initializes a worker process.
-
-    `ChunkWork` is created with the first chunk, so that its errors reach the caller.
-    """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the main process stops the workers
-    _without_torch()
-    _Worker.arguments = arguments
+def start_worker() -> None:
+    """Initializes a worker process: Ctrl-C reaches the whole group; the main process stops it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def do_chunk(chunk: Chunk) -> None:
-    """`ChunkWork.do` in a worker process."""
-    if _Worker.work is None:
-        _Worker.work = ChunkWork(*_Worker.arguments)
-    _Worker.work.do(chunk)
-
-
-def make_part(arguments: tuple[Any, ...], chunk: Chunk) -> Part:
-    """`ChunkWork.make` in a task, whose process keeps the tokenizer for the next one."""
-    if _Worker.work is None or _Worker.arguments != arguments:
-        _without_torch()
-        _Worker.work, _Worker.arguments = ChunkWork(*arguments), arguments
-    return _Worker.work.make(chunk)
-
-
-def _without_torch() -> None:
-    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
-    # importing transformers.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
-    # Its threads would compete with the other workers.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+def make_part(work: Work, chunk: Chunk) -> Part:
+    """`ChunkWork.make` in a worker process or a task, which keeps the tokenizer for the next."""
+    if not _made_works or _made_works[0][0] != work:
+        # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB)
+        # of importing transformers.
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
+        # Its threads would compete with the other workers.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        _made_works[:] = [(work, ChunkWork(work))]
+    return _made_works[0][1].make(chunk)

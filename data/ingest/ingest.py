@@ -16,14 +16,11 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +32,11 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, BEYOND_FIRST, HALVES, Record, Reject
+from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.ingest.assemble import assemble
-from outrider.data.ingest.chunks import (
-    Chunk,
-    ChunkWork,
-    chunks_of,
-    do_chunk,
-    model_label,
-    part_path,
-    start_worker,
-)
-from outrider.data.ingest.cluster_parts import make_parts_on
+from outrider.data.ingest.chunks import Work, chunks_of, model_label, part_path
+from outrider.data.ingest.make_parts import make_parts
 from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
 from outrider.data.ingest.tally import Tally
 from outrider.data.ingest.traffic_profile import profile
@@ -99,17 +88,26 @@ def ingest(
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
     cluster: ClusterConfig | None = None,
+    is_slice: bool = False,
 ) -> dict[str, Any]:
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
     Default: one per core, at most one for a small log. With an address in `cluster`, parts of a
     larger log are made by tasks on all nodes, which have the target at the same path. With
-    `privacy` on, the findings are counted in `privacy.json`.
+    `privacy` on, the findings are counted in `privacy.json`. `is_slice`: the log is cut out of one
+    that is being written (log_tail.py), so rows without their other half are not damage.
     """
     privacy = privacy or PrivacyConfig()
     read = read_log(
-        target_dir, traffic, out_dir, workers, privacy=privacy, prefix=prefix, cluster=cluster
+        target_dir,
+        traffic,
+        out_dir,
+        workers,
+        privacy=privacy,
+        prefix=prefix,
+        cluster=cluster,
+        is_slice=is_slice,
     )
     if privacy.mode != "off":
         read.privacy.write(privacy, Path(out_dir) / PRIVACY_FILE)
@@ -127,10 +125,11 @@ def read_log(
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
     cluster: ClusterConfig | None = None,
+    is_slice: bool = False,
 ) -> ReadLog:
     """First half of an ingest, before its check.
 
-    `rows_per_file`: maximum number of rows that are read of each file. `cluster`: as in `ingest`.
+    `rows_per_file`: maximum number of rows that are read of each file. Others as in `ingest`.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     out_dir = Path(out_dir)
@@ -140,26 +139,26 @@ def read_log(
     key = surrogate_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = (Path(target_dir), file_numbers, models, privacy, key, parts_dir)
+    work = Work(Path(target_dir), file_numbers, models, privacy, key)
+    here = _workers(files) if workers is None else workers
+    is_shared = workers is None and cluster and cluster.address and _is_large(files)
     with (
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
-        _progress(files) as chunk_is_done,
+        _progress(files) as done,
     ):
         chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
-        if workers is None and cluster and cluster.address and _is_large(files):
-            count = make_parts_on(cluster, chunks, work, chunk_is_done)
-        else:
-            here = _workers(files) if workers is None else workers
-            count = _make_parts(chunks, work, here, chunk_is_done)
+        count = make_parts(chunks, work, parts_dir, here, cluster if is_shared else None, done)
     tally, found = Tally(), PrivacyTally()
+    is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
     with publish(out_dir / "rejects.jsonl") as rejects_path:
         rejects_path.touch(mode=0o600)
         with rejects_path.open("w", encoding="utf-8") as rejects:
             for number in range(count):
                 part = read_json(part_path(parts_dir, number))
-                if any(file.limit is not None and file.is_read_enough() for file in files):
-                    _excuse_halves(part)
-                tally += Tally.from_json(part["tally"])
+                counted = Tally.from_json(part["tally"])
+                if is_cut and JOINING & counted.formats.keys():
+                    counted.excuse_halves()
+                tally += counted
                 if "privacy" in part:
                     found += PrivacyTally.from_json(part["privacy"])
                 rejects.writelines(
@@ -205,21 +204,6 @@ def _records(
             )
 
 
-def _excuse_halves(part: dict[str, Any]) -> None:
-    """Changes the rejects of a part, in place, after a quick look.
-
-    The other half of an exchange may follow the rows that were read.
-    """
-    if not JOINING & part["tally"]["formats"].keys():
-        return
-    rejects = part["tally"]["rejects"]
-    if excused := sum(rejects.pop(reason, 0) for reason in HALVES):
-        rejects[BEYOND_FIRST] = excused
-    for reject in part["rejects"]:
-        if reject["reason"] in HALVES:
-            reject["reason"] = BEYOND_FIRST
-
-
 def _parts_dir(
     out_dir: Path,
     files: list[LogFile],
@@ -261,71 +245,6 @@ def _workers(files: list[LogFile]) -> int:
     return 0 if "transformers" in sys.modules else 1
 
 
-def _make_parts(
-    chunks: Iterator[Chunk],
-    work: tuple[Any, ...],
-    workers: int,
-    chunk_is_done: Callable[[int], None],
-) -> int:
-    """Makes the part of every chunk that has none; returns the number of chunks."""
-    parts_dir = work[-1]
-    count = 0
-    with _maker(work, workers) as make:
-        for chunk in chunks:
-            count += 1
-            if part_path(parts_dir, chunk.number).exists():
-                chunk_is_done(len(chunk.items))
-            else:
-                for done in make(chunk):
-                    chunk_is_done(done)
-    return count
-
-
-@contextlib.contextmanager
-def _maker(work: tuple[Any, ...], workers: int) -> Iterator[Callable[[Chunk], list[int]]]:
-    """Yields a function that makes the part of a chunk, here or in worker processes.
-
-    The function returns the record counts of the chunks that finished in the meantime.
-    """
-    if workers == 0:
-        here = ChunkWork(*work)
-
-        def make(chunk: Chunk) -> list[int]:
-            here.do(chunk)
-            return [len(chunk.items)]
-
-        yield make
-        return
-    # Workers are spawned, since this process has threads.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, work)
-    under_way: dict[Future[None], int] = {}
-
-    def finished(wanted: int) -> list[int]:
-        """Waits until at most `wanted` chunks are in progress."""
-        done = []
-        while len(under_way) > wanted:
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                done.append(under_way.pop(future))
-                future.result()
-        return done
-
-    def submit(chunk: Chunk) -> list[int]:
-        done = finished(workers + 1)  # one waits for the first that ends
-        under_way[pool.submit(do_chunk, chunk)] = len(chunk.items)
-        return done
-
-    try:
-        yield submit
-        finished(0)
-    except BrokenProcessPool:
-        raise OutriderError(
-            "a worker of the ingest was killed, most often because the machine ran out of memory; "
-            "rerun the command to continue with the unfinished parts"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 @contextlib.contextmanager
 def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
     """Shows a progress bar over the bytes read, on stderr; yields its update function."""
@@ -344,14 +263,14 @@ def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
         )
         records = 0
 
-        def chunk_is_done(done: int) -> None:
+        def add(done: int) -> None:
             nonlocal records
             records += done
             progress.update(
                 task, completed=sum(file.meter.bytes for file in files), records=records
             )
 
-        yield chunk_is_done
+        yield add
 
 
 def check(

@@ -1,12 +1,14 @@
-"""Inspection of a log: the summary, checks and split of an ingest, without a run.
+"""Inspection of a log: the summary, checks and split of an ingest, without a run; advice on it.
 
 Readers, sequences and checks are those of the ingest, so the result is what a run would give. It
-holds no customer text.
+holds no customer text. Advice names what was found, what it costs and the key that changes it.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,21 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.sample_size import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.data.ingest.advice import advise
+from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
+from outrider.data.ingest.chunks import CONVERSATION
 from outrider.data.ingest.ingest import check, put_together, read_log
 from outrider.data.sequences import load_sequences
 from outrider.data.split.near_duplicates import SimilarPrompts
-from outrider.data.split.split import PARTS, describe, divide
+from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
 NEAR_COMPARED = 2000
 """Prompts, evenly spaced, among which near-identical ones are counted: some seconds."""
+
+MOST_LEFT_OUT = 0.1
+"""Largest share of the exchanges that a split may leave out without advice. What its limits leave
+out is intended."""
 
 SPLIT_COMPARED = 20_000
 """Sequences above which the predicted split does not compare prompts: that would take minutes and
@@ -70,7 +78,7 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
     return {
         **summary,
         "files": len(summary["files"]),
-        "reject_examples": _examples(traffic_dir / "rejects.jsonl"),
+        "reject_examples": _examples(traffic_dir / "rejects.jsonl", summary["rejects"]),
         "duplicates": {**summary["duplicates"], "near": near},
         "split": predicted,
         "problems": problems,
@@ -78,14 +86,18 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
     }
 
 
-def _examples(rejects: Path) -> dict[str, dict[str, str]]:
-    """The first reject of each reason: its place and detail."""
+def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Place and detail of the first reject of each counted reason."""
     examples: dict[str, dict[str, str]] = {}
     with rejects.open(encoding="utf-8") as lines:
         for line in lines:
             reject = json.loads(line)
+            excused = reject["reason"] in HALVES and reject["reason"] not in counted
             place = f"{reject['file']}:{reject['line']}"
-            examples.setdefault(reject["reason"], {"place": place, "detail": reject["detail"]})
+            examples.setdefault(
+                BEYOND_FIRST if excused else reject["reason"],
+                {"place": place, "detail": reject["detail"]},
+            )
     return examples
 
 
@@ -106,3 +118,108 @@ def _split(table: Dataset, split: SplitConfig) -> dict[str, Any]:
         "tokens": sum(described[part]["tokens"] for part in PARTS),
         "prompts_compared": compared,
     }
+
+
+def advise(
+    ingested: Mapping[str, Any], divided: Mapping[str, Any] | None, split: SplitConfig
+) -> list[str]:
+    """All advice on an ingest's summary and a split's, which is None where none is possible."""
+    return [
+        *_sessions_advice(ingested),
+        *(_split_advice(divided, split) if divided else []),
+        *_fidelity_advice(ingested),
+        *_sampling_advice(ingested),
+    ]
+
+
+def _sessions_advice(summary: Mapping[str, Any]) -> list[str]:
+    """Sessions that no pause can end, for want of times."""
+    kinds = summary["sessions"].get("exchanges", {})
+    lasting = sum(count for kind, count in kinds.items() if kind != CONVERSATION)
+    if not lasting or summary["without_time"] < summary["exchanges"]:
+        return []
+    return [
+        f"{lasting:,} exchanges have neither a conversation id nor a time, so that no pause can end"
+        " a session: all exchanges of a user, or of a first question, are one session. Log"
+        " `timestamp`, or keep `created` of the responses"
+    ]
+
+
+def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
+    """What a split leaves out, and what the size of its held-out part can decide."""
+    left_out = summary["left_out"]
+    exchanges = sum(summary[part]["sequences"] for part in PARTS)
+    total = exchanges + sum(left_out.values())
+    fixes = {
+        (BEGAN_EARLIER,): "sessions without a conversation id end after split.session_gap_minutes ="
+        f" {split.session_gap_minutes:g}: lower it, give the rows times, or log ids of"
+        " conversations and no lasting ids as session_id (docs/traffic.md)",
+        tuple(SEEN.values()): "if these prompts are different work under one template, raise"
+        f" split.near_duplicate_similarity = {split.near_duplicate_similarity:g}",
+    }
+    advice = []
+    for reasons, fix in fixes.items():
+        count = sum(left_out.get(reason, 0) for reason in reasons)
+        if count > MOST_LEFT_OUT * total:
+            named = " and ".join(reason for reason in reasons if left_out.get(reason))
+            advice.append(
+                f"the split leaves out {count:,} of {total:,} exchanges ({count / total:.0%}) as"
+                f" {named}; {fix}"
+            )
+    sessions = summary["heldout"]["sessions"]
+    if sessions < ENOUGH_SESSIONS:
+        result = (
+            "the verdict will be undecided" if sessions < LEAST_SESSIONS else "intervals are wide"
+        )
+        least, enough = (
+            math.ceil(count / split.heldout_fraction) for count in (LEAST_SESSIONS, ENOUGH_SESSIONS)
+        )
+        advice.append(
+            f"small traffic: {exchanges:,} exchanges, {sessions} held-out sessions; {result}. A"
+            f" verdict needs at least {LEAST_SESSIONS} held-out sessions, about {least} in the log"
+            f" at split.heldout_fraction = {split.heldout_fraction:g}, and {ENOUGH_SESSIONS}, about"
+            f" {enough} in the log, for intervals of the usual width"
+        )
+    return advice
+
+
+def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
+    """What rows without token ids will cost."""
+    retokenized = summary["fidelity"].get("retokenized", 0)
+    if not retokenized:
+        return []
+    advice = []
+    prompts = summary["prompt_tokens_against_usage"]
+    if other := prompts.get("different", 0):
+        advice.append(
+            f"{other:,} of {sum(prompts.values()):,} prompts without token ids have another length"
+            " than the engine counted: the endpoint uses another chat template, or a gateway adds"
+            " text. Put the endpoint's template into the target's directory, or log token ids"
+        )
+    counts = summary["retokenized_against_usage"]
+    different, counted = counts.get("different", 0), sum(counts.values())
+    advice.append(
+        f"{retokenized:,} of {summary['exchanges']:,} exchanges have no token ids and are tokenized"
+        f" again: {different:,} of the {counted:,} with a logged count have another length than the"
+        " engine counted. Capture quarantines what is not on-policy (capture.min_on_policy). Exact"
+        " tokens: send `return_token_ids: true` with every request, from the client or the gateway;"
+        " vLLM then returns prompt_token_ids and token_ids in the response"
+    )
+    return advice
+
+
+def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
+    """Responses that a grammar or another parameter shaped."""
+    counts = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
+    total = sum(counts.values())
+    if not total:
+        return []
+    named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    text = (
+        f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
+        f" sampled ({named}): they are neither trained on nor measured, and every figure of the"
+        " report is for the others (docs/traffic.md)"
+    )
+    if counts.keys() & {"min_p", "other_sampling"}:
+        text += ". vLLM refuses requests with min_p or logit_bias while it speculates"
+    return [text]

@@ -10,12 +10,17 @@ bytes, under a digest of the file's first line. So a file is the same one after 
 compressed by log rotation, and another one after it was truncated. Where several files begin alike,
 such as a file and its compressed copy, the one with most unread rows is read.
 
+At the edge of a slice some requests wait for their response. Their lines are carried into the next
+slice, `cut(..., carried=carried_lines(traffic_dir))`; `forget_rows` deletes all others.
+
 Compressed files are read once nobody has written to them for `SETTLED_S`. Parquet, Arrow and
 pickle files and JSON arrays are read whole, then too, so that a slice may have more rows than asked
 for.
 """
 
 import hashlib
+import itertools
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +97,7 @@ def cut(
     with publish(out_dir) as folder:
         folder.mkdir(mode=0o700)
         for number, (slice_file, lines) in enumerate((carried or {}).items()):
-            _copy_lines(slice_file, lines, folder / f"{CARRIED}{number:03d}{slice_file.suffix}")
+            _keep_lines(slice_file, lines, folder / f"{CARRIED}{number:03d}{slice_file.suffix}")
         passed = given = 0
         before = 0
         for number, each in enumerate(unread):
@@ -103,10 +108,14 @@ def cut(
             passed, given = passed + skip, given + take
             path = folder / f"slice-{number:03d}{_suffix(each.file, each.whole)}"
             if each.whole:
-                _copy_whole(each.file, path)
+                with each.file.stored() as content, path.open("wb") as out:
+                    shutil.copyfileobj(content, out, CHUNK)
                 after[each.key] = each.rows
             elif skip or take:
-                after[each.key] = _copy_rows(each, skip, min(take, each.rows - skip), path)
+                with _content(each.file, each.start) as content, path.open("wb") as out:
+                    skip_bytes = sum(map(len, itertools.islice(content, skip)))
+                    out.writelines(itertools.islice(content, min(take, each.rows - skip)))
+                    after[each.key] = each.start + skip_bytes + out.tell()
         for path in folder.iterdir():
             path.chmod(0o600)
     return after
@@ -116,7 +125,9 @@ def end_of(unread: Sequence[Unread]) -> Position:
     """The position after everything unread: tailing begins with what comes later."""
     position: Position = {}
     for each in unread:
-        position[each.key] = each.rows if each.whole else each.start + _bytes_of(each, each.rows)
+        with _content(each.file, each.start) as content:
+            read = 0 if each.whole else sum(map(len, itertools.islice(content, each.rows)))
+        position[each.key] = each.rows if each.whole else each.start + read
     return position
 
 
@@ -127,14 +138,39 @@ OPEN_HALVES = frozenset({"unmatched_request", "stream_cut"})
 """Reasons of rejects whose other half may follow in the next slice."""
 
 
-def halves(rejects: Sequence[Mapping[str, object]]) -> dict[Path, list[int]]:
-    """Lines of a slice, by file, that wait for their other half; each is carried over once."""
+def carried_lines(traffic_dir: Path) -> dict[Path, list[int]]:
+    """Lines of an ingested slice that wait for their other half, by file; each is carried once."""
     lines: dict[Path, list[int]] = {}
-    for reject in rejects:
-        path = Path(str(reject["file"]))
+    rejects = traffic_dir / "rejects.jsonl"
+    for line in rejects.read_text(encoding="utf-8").splitlines() if rejects.is_file() else ():
+        reject = json.loads(line)
+        path = Path(reject["file"])
         if reject["reason"] in OPEN_HALVES and not path.name.startswith(CARRIED):
-            lines.setdefault(path, []).append(int(str(reject["line"])))
+            lines.setdefault(path, []).append(reject["line"])
     return lines
+
+
+def forget_rows(log: Path, traffic_dir: Path) -> None:
+    """Deletes the rows of an ingested slice; lines that wait for their other half keep their place.
+
+    The rows are as the endpoint logged them, without `privacy.mode`.
+    """
+    waiting = {path.name: lines for path, lines in carried_lines(traffic_dir).items()}
+    for path in log.iterdir():
+        if path.name not in waiting:
+            path.unlink()
+            continue
+        with publish(path) as temporary:
+            temporary.touch(mode=0o600)
+            _keep_lines(path, waiting[path.name], temporary, instead=b"\n")
+
+
+def _keep_lines(source: Path, numbers: Sequence[int], path: Path, instead: bytes = b"") -> None:
+    """Copies some lines of a file; `instead` replaces each of the others."""
+    wanted = set(numbers)
+    with source.open("rb") as lines, path.open("wb") as out:
+        numbered = enumerate(lines, start=1)
+        out.writelines(line if number in wanted else instead for number, line in numbered)
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
@@ -193,60 +229,3 @@ def _content(file: LogFile, start: int) -> Iterator[IO[bytes]]:
         while left and (chunk := unpacked.read(min(CHUNK, left))):
             left -= len(chunk)
         yield unpacked
-
-
-def _bytes_of(each: Unread, count: int) -> int:
-    """Bytes of the next `count` lines."""
-    with _content(each.file, each.start) as content:
-        return sum(len(piece) for piece in _lines(content, count))
-
-
-def _copy_rows(each: Unread, skip: int, take: int, path: Path) -> int:
-    """Writes lines skip .. skip + take - 1 of the unread ones; returns the position after them."""
-    with _content(each.file, each.start) as content:
-        source = _Source(content)
-        position = each.start + sum(len(piece) for piece in source.lines(skip))
-        with path.open("wb") as out:
-            for piece in source.lines(take):
-                out.write(piece)
-                position += len(piece)
-    return position
-
-
-def _lines(content: IO[bytes], count: int) -> Iterator[bytes]:
-    return _Source(content).lines(count)
-
-
-class _Source:
-    """Reads a number of lines at a time, in pieces of at most CHUNK bytes."""
-
-    def __init__(self, content: IO[bytes]) -> None:
-        self._content, self._left = content, b""
-
-    def lines(self, count: int) -> Iterator[bytes]:
-        """Pieces that together are the next `count` lines."""
-        while count:
-            chunk = self._left or self._content.read(CHUNK)
-            self._left = b""
-            if not chunk:
-                return
-            ends = chunk.count(b"\n")
-            if ends >= count:
-                end = -1
-                for _ in range(count):
-                    end = chunk.index(b"\n", end + 1)
-                chunk, self._left = chunk[: end + 1], chunk[end + 1 :]
-                ends = count
-            count -= ends
-            yield chunk
-
-
-def _copy_whole(file: LogFile, path: Path) -> None:
-    with file.stored() as content, path.open("wb") as out:
-        shutil.copyfileobj(content, out, CHUNK)
-
-
-def _copy_lines(source: Path, numbers: Sequence[int], path: Path) -> None:
-    wanted = set(numbers)
-    with source.open("rb") as lines, path.open("wb") as out:
-        out.writelines(line for number, line in enumerate(lines, start=1) if number in wanted)

@@ -11,9 +11,10 @@ import contextlib
 import gzip
 import io
 import re
+import socket
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO
@@ -24,7 +25,6 @@ from fsspec.core import url_to_fs
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
-from outrider.data.ingest.store_errors import answering
 
 # Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
 # not.
@@ -49,15 +49,46 @@ with its token ids."""
 CHUNK = 2**20
 """Bytes read at a time."""
 
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "az": "adlfs",
+CLIENT_ERRORS = {
+    "httpx": "HTTPError",
+    "httpx2": "HTTPError",
+    "requests": "RequestException",
+    "aiohttp": "ClientError",
+    "botocore.exceptions": "BotoCoreError",
+    "gcsfs.retry": "HttpError",
+    "google.auth.exceptions": "GoogleAuthError",
+    "azure.core.exceptions": "AzureError",
 }
-"""Packages that protocols need; hf:// comes with huggingface_hub."""
+"""Base error of each client: huggingface_hub (httpx, httpx2 or requests, by release), http, s3fs,
+gcsfs, adlfs."""
+
+NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
+
+
+def store_errors() -> tuple[type[BaseException], ...]:
+    """Errors that an unreachable store raises, of the clients that are loaded."""
+    loaded = [
+        getattr(sys.modules[module], name, None)
+        for module, name in CLIENT_ERRORS.items()
+        if module in sys.modules
+    ]
+    return (*NETWORK_ERRORS, *(error for error in loaded if isinstance(error, type)))
+
+
+@contextlib.contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Raises `OutriderError` where a store does not answer or refuses the credentials.
+
+    `what` begins the message.
+    """
+    try:
+        yield
+    except store_errors() as error:
+        detail = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise OutriderError(
+            f"{what}: the store does not answer ({detail}); check the address, the network and the "
+            "credentials and rerun the command, or copy the files here and name the copy"
+        ) from None
 
 
 @dataclass
@@ -121,15 +152,12 @@ class LogFile:
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yields every non-blank line with its number; None for one above `LONGEST_LINE`."""
         with self.open() as file:
-            for number, line in enumerate(_split(iter(lambda: file.read(CHUNK), b"")), start=1):
+            for number, line in enumerate(_lines(file), start=1):
                 if line is None or line.strip():
                     if self.is_read_enough():
                         return
                     self.meter.rows += 1
-                    yield (
-                        number,
-                        line if number > 1 or line is None else line.removeprefix(b"\xef\xbb\xbf"),
-                    )
+                    yield number, line
 
     def is_read_enough(self) -> bool:
         """Whether the maximum number of rows was read."""
@@ -168,25 +196,21 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
-def _split(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yields the lines of a stream, blank ones too.
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yields the lines of a file, blank ones too, without a byte order mark.
 
     None replaces a line above `LONGEST_LINE`, which is never held whole.
     """
-    pieces: list[bytes] = []
-    size = 0
-    for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        for piece in ended:
-            size += len(piece)
-            yield b"".join((*pieces, piece)) if size <= LONGEST_LINE else None
-            pieces.clear()
-            size = 0
-        size += len(rest)
-        pieces.append(rest)
-        if size > LONGEST_LINE:
-            pieces.clear()
-    yield b"".join(pieces) if size <= LONGEST_LINE else None
+    is_first = True
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            while (rest := file.readline(CHUNK)) and not rest.endswith(b"\n"):
+                pass
+            yield None
+        else:
+            line = line.removesuffix(b"\n")
+            yield line.removeprefix(b"\xef\xbb\xbf") if is_first else line
+        is_first = False
 
 
 def log_files(path: str | list[str]) -> list[LogFile]:
@@ -206,8 +230,7 @@ def _files_of(entry: str) -> list[LogFile]:
         with answering(what):
             filesystem, paths, nothing = _found(entry)
     except ImportError as error:
-        package = PACKAGES.get(entry.partition("://")[0], "the package that the protocol needs")
-        raise OutriderError(f"{what}: install {package} to read it ({error})") from None
+        raise OutriderError(f"{what}: {error}, in Outrider's environment") from None
     except PermissionError:
         raise OutriderError(f"{what}: no permission to read it") from None
     except (

@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from outrider.data.exchange import Exchange
+from outrider.data.exchange import BEYOND_FIRST, HALVES, Exchange
 from outrider.data.tokenize.tokens import TokenSequence
 
 
@@ -30,25 +30,18 @@ class Tally:
     fidelity: Counter[str] = dataclasses.field(default_factory=Counter)
     models: Counter[str] = dataclasses.field(default_factory=Counter)
     """Exchanges by model name, as logged."""
-    usage: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Whether the completion has as many tokens as the engine counted."""
     prompt_usage: Counter[str] = dataclasses.field(default_factory=Counter)
     """Whether prompts without ids have as many tokens as the engine counted."""
     retokenized_usage: Counter[str] = dataclasses.field(default_factory=Counter)
-    """The same of retokenized completions alone."""
-    round_trips: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Whether exact completions have the same ids when retokenized."""
+    """The same of retokenized completions."""
 
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
         self.exchanges += 1
         self.fidelity[sequence.fidelity] += 1
         self.models[exchange.model or ""] += 1
-        if sequence.agrees_with_usage is not None:
-            outcome = "equal" if sequence.agrees_with_usage else "different"
-            self.usage[outcome] += 1
-            if exchange.completion_token_ids is None:
-                self.retokenized_usage[outcome] += 1
+        if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
+            self.retokenized_usage["equal" if sequence.agrees_with_usage else "different"] += 1
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
             self.prompt_usage["equal" if sequence.prompt_agrees_with_usage else "different"] += 1
         self.prompt_tokens += sequence.completion_start
@@ -58,6 +51,11 @@ class Tally:
     def __add__(self, other: "Tally") -> "Tally":
         names = [field.name for field in dataclasses.fields(self)]
         return Tally(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def excuse_halves(self) -> None:
+        """Counts rejects without their other half as `BEYOND_FIRST`: it may follow."""
+        if excused := sum(self.rejects.pop(reason, 0) for reason in HALVES):
+            self.rejects[BEYOND_FIRST] += excused
 
     def lost(self) -> int:
         """Rows that became nothing. Other than 0 is a bug in a reader."""
@@ -76,10 +74,8 @@ class Tally:
             "models": {name or "not logged": count for name, count in self.models.most_common()},
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "completion_tokens_against_usage": dict(self.usage),
             "prompt_tokens_against_usage": dict(self.prompt_usage),
             "retokenized_against_usage": dict(self.retokenized_usage),
-            "round_trips": dict(self.round_trips),
             "without_time": self.without_time,
         }
 

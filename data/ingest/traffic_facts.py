@@ -5,10 +5,9 @@ for name, text in facts(summary): print(name, text)
 """
 
 import datetime
+import re
 from collections.abc import Mapping
 from typing import Any
-
-from outrider.data.ingest.printable import printable
 
 NAMED = 8
 """Number of models, tenants and values that are named; summary.json has more."""
@@ -27,14 +26,10 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("routes", _counts(summary["routes"])),
         ("fidelity", _shares(summary["fidelity"])),
         (
-            "round trips",
-            _agreement(summary["round_trips"], "exact completions retokenize to the same ids"),
-        ),
-        (
             "token counts",
             _agreement(
-                summary["completion_tokens_against_usage"],
-                "completions are as long as the engine counted",
+                summary["retokenized_against_usage"],
+                "retokenized completions are as long as the engine counted",
             ),
         ),
         ("temperature", _counts(sampling["temperature"])),
@@ -111,3 +106,14 @@ def _duplicates(duplicates: Mapping[str, Any]) -> str:
 def _short(name: str) -> str:
     name = printable(" ".join(name.split()))
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+
+
+# Escape sequences move the cursor and rename windows; direction marks reorder the text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Replaces control characters by pictures of them; keeps line ends and tabs."""
+    return _CONTROL.sub(
+        lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text
+    )

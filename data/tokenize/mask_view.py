@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from outrider.data.ingest.printable import printable
+from outrider.data.ingest.traffic_facts import printable
 
 SHOWN = 120
 """Number of tokens shown at either end of a prompt and of a completion."""

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.data.ingest.printable import printable
-from outrider.data.ingest.traffic_facts import counted, date, facts
+from outrider.data.ingest.traffic_facts import counted, date, facts, printable
 from outrider.data.split.split import PARTS
 
 BAR = 24

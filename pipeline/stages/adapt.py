@@ -40,16 +40,17 @@ def usable_ids(window: RunDirectory) -> list[str]:
 
 
 def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from outrider.data.ingest.slice import ingest_slice
+    from outrider.data.ingest.ingest import ingest
     from outrider.data.sequences import load_sequences
     from outrider.data.split.slices import name_slices, write_slices
 
-    summary = ingest_slice(
+    summary = ingest(
         recipe.target.training_directory(),
         recipe.traffic,
         run.traffic,
-        f"{run.root.name}-",
-        recipe.privacy,
+        privacy=recipe.privacy,
+        prefix=f"{run.root.name}-",
+        is_slice=True,
     )
     table = load_sequences(run.sequences)
     write_slices(name_slices(table), run.split)

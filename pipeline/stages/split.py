@@ -12,7 +12,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     from rich.console import Console
 
     from outrider.common.files import read_json
-    from outrider.data.ingest.advice import advise
+    from outrider.data.ingest.inspection import advise
     from outrider.data.sequences import load_sequences
     from outrider.data.split.split import split
     from outrider.eval.lossless.task_accuracy import try_task

@@ -54,8 +54,7 @@ def sample_traffic() -> dict[str, Any]:
         },
         **{
             "fidelity": {"exact": 5},
-            "round_trips": {"equal": 4, "different": 1},
-            "completion_tokens_against_usage": {},
+            "retokenized_against_usage": {},
         },
         "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}, "top_k": {"off": 5}},
         "sessions": {"distinct": 2, "most_exchanges": 3},

@@ -62,11 +62,11 @@ def test_an_interrupted_ingest_goes_on_in_tasks(session, text_target, logs, tmp_
     made = []
     write = chunks.Part.write
 
-    def interrupted(self, parts_dir, number):
+    def interrupted(self, parts_dir):
         if len(made) == 4:
             raise KeyboardInterrupt
-        made.append(number)
-        write(self, parts_dir, number)
+        made.append(self.number)
+        write(self, parts_dir)
 
     with monkeypatch.context() as patch:
         patch.setattr(chunks.Part, "write", interrupted)
@@ -75,13 +75,7 @@ def test_an_interrupted_ingest_goes_on_in_tasks(session, text_target, logs, tmp_
     assert len(list((tmp_path / "out" / ingest.PARTS).glob("*.json"))) == 4
     again = []
     monkeypatch.setattr(
-        chunks.Part, "write", lambda *call: (again.append(call[2]), write(*call))[1]
+        chunks.Part, "write", lambda part, folder: again.append(part.number) or write(part, folder)
     )
     assert run(text_target, logs, tmp_path / "out", LOCAL) == expected
     assert again and not set(again) & set(made)
-
-
-def test_a_small_log_needs_no_cluster(text_target, logs, tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest, "SMALL", 64 * 2**20)
-    monkeypatch.setattr(ingest, "make_parts_on", lambda *call: pytest.fail("asked the cluster"))
-    run(text_target, logs, tmp_path / "out", LOCAL)

@@ -90,19 +90,6 @@ def test_the_first_rows_of_streams(look, logs):
     assert (look()["exchanges"], look(rows_per_file=1000)["rejects"]) == (12, {})
 
 
-def test_what_a_quick_look_did_not_cut_is_a_mistake_as_ever(look, logs):
-    write_log(logs / "requests.jsonl", [asked(number) for number in range(10)])
-    streamed = [chunk for number in range(9) for chunk in chunks(number, whole=number != 3)]
-    write_log(logs / "chunks.jsonl", streamed)
-    for rows_per_file in (None, 1000):
-        found = look(rows_per_file=rows_per_file)
-        assert (
-            found["rejects"] == {"stream_cut": 1, "unmatched_request": 1}
-            and found["exchanges"] == 8
-        )
-        assert "2 of 45 rows rejected" in found["problems"][0]
-
-
 def test_a_named_format_reads_what_its_beginning_does_not_tell(look, logs):
     """A recorder's own rows precede the first row that a format recognizes."""
     noise = [{"recorder": "started", "number": number} for number in range(300)]

@@ -143,18 +143,13 @@ def test_a_log_without_a_usable_row_is_an_error(text_target, tmp_path, rows):
         run(text_target, tmp_path, rows, max_reject_fraction=0.9)
 
 
-def test_an_empty_log_is_an_error(text_target, tmp_path):
-    with pytest.raises(OutriderError, match="no rows"):
-        run(text_target, tmp_path, [b"", b"  "])
-
-
 def test_other_models_are_left_out_without_counting_as_damage(text_target, tmp_path):
     rows = [*good_rows(), *(pair(MESSAGES, "r", "a", response__model="another") for _ in range(10))]
     summary = run(text_target, tmp_path, rows, model="nano-r1")
     assert (summary["exchanges"], summary["rejects"]) == (20, {"other_model": 10})
 
 
-def test_logged_ids_are_exact_and_compared_with_a_round_trip(text_target, tmp_path):
+def test_logged_ids_are_exact(text_target, tmp_path):
     tokenizer = SequenceBuilder(text_target).tokenizer
     rows = good_rows()
     for index, row in enumerate(rows[:10]):
@@ -173,7 +168,6 @@ def test_logged_ids_are_exact_and_compared_with_a_round_trip(text_target, tmp_pa
         holder["prompt_token_ids"] = prompt
     summary = run(text_target, tmp_path, rows)
     assert summary["fidelity"] == {"exact": 10, "retokenized": 10}
-    assert summary["round_trips"] == {"different": 1, "equal": 9}
     table = load_sequences(tmp_path / "out" / "sequences")
     assert (
         table[5]["token_ids"][table[5]["completion_start"] :]
@@ -233,7 +227,7 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
         (tmp_path / "empty", "holds no file that ends in .jsonl"),
         (tmp_path / "*.jsonl", "matches no file"),
         ("nosuch://bucket/x", "nosuch"),
-        ("az://bucket/x", "install adlfs to read it"),
+        ("az://bucket/x", "Install adlfs to access"),
     ]:
         with pytest.raises(OutriderError, match=message):
             log_files(str(path))

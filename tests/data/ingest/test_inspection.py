@@ -9,7 +9,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig, TrafficConfig
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.inspection import inspect, inspect_ingested
-from outrider.data.ingest.printable import printable
+from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.mask_view import marked
 from tests.data.logs import pair, screenings, write_log
@@ -78,20 +78,6 @@ def test_a_damaged_log_is_described_and_its_problem_said(text_target, tmp_path):
         and "scratch" not in problem
     )
     assert "Ada" not in json.dumps(found)
-
-
-def test_a_log_of_two_models_is_described_and_they_are_listed(text_target, tmp_path):
-    log = [*rows(20), *rows(12, model="qwen")]
-    found = look(text_target, tmp_path, log)
-    assert found["models"] == {"nano-r1": 20, "qwen": 12}
-    (problem,) = found["problems"]
-    assert "2 models (nano-r1 20, qwen 12)" in problem and "traffic.model" in problem
-    chosen = look(text_target, tmp_path, log, model="qwen")
-    assert (chosen["exchanges"], chosen["rejects"], chosen["problems"]) == (
-        12,
-        {"other_model": 20},
-        [],
-    )
 
 
 def test_a_log_without_a_usable_row_is_described_and_an_empty_one_is_an_error(
@@ -184,17 +170,6 @@ def test_a_marked_sequence_shows_what_is_trained_on(sequence, monkeypatch):
         "<｜end▁of▁sentence｜>",
     )
     assert marks == [begin, user, assistant, "<think>", "</think>", end]
-
-
-def test_a_long_sequence_is_cut_in_the_middle(sequence, monkeypatch):
-    monkeypatch.setattr("outrider.data.tokenize.mask_view.SHOWN", 20)
-    tokenizer, ids, start = sequence
-    text = marked(tokenizer, ids, start)
-    for part in (ids[:start], ids[start:]):
-        assert f"... {len(part) - 40} tokens ..." in text.plain
-    for part, shown in zip((ids[:start], ids[start:]), parts_of(text), strict=True):
-        kept = [tokenizer.decode(end, skip_special_tokens=False) for end in (part[:20], part[-20:])]
-        assert shown == "".join(kept)
 
 
 def test_nothing_of_a_log_is_obeyed_by_a_terminal():

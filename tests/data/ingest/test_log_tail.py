@@ -11,8 +11,15 @@ import pytest
 
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest import log_tail
-from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
-from outrider.data.ingest.slice import carried_lines, forget_rows, ingest_slice
+from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.log_tail import (
+    carried_lines,
+    cut,
+    end_of,
+    find_unread,
+    forget_rows,
+    unread_rows,
+)
 from tests.data.logs import pair, screenings
 
 
@@ -150,7 +157,8 @@ def test_a_response_in_the_next_slice_finds_its_request(tmp_path, nano_r1):
         folder = tmp_path / f"w{number}"
         position |= cut(unread, 12, folder / "log", carried=carried)
         out = folder / "traffic"
-        summary = ingest_slice(nano_r1, TrafficConfig(path=str(folder / "log")), out, f"w{number}-")
+        traffic = TrafficConfig(path=str(folder / "log"))
+        summary = ingest(nano_r1, traffic, out, prefix=f"w{number}-", is_slice=True)
         ids.append(summary["exchanges"])
         carried = carried_lines(out)
         waits = [json.loads(line)["reason"] for line in (out / "rejects.jsonl").open()]

@@ -7,7 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest import chunks, ingest
-from outrider.data.ingest.chunks import ChunkWork
+from outrider.data.ingest.chunks import ChunkWork, Part
 from outrider.data.sequences import load_sequences
 from tests.data.ingest.test_ingest import BAD, good_rows
 from tests.data.logs import pair, write_log
@@ -61,19 +61,19 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
     done = []
 
     def interrupted_after(limit):
-        make = ChunkWork.do
+        written = Part.write
 
-        def do(self, chunk):
+        def write(self, parts_dir):
             if len(done) == limit:
                 raise KeyboardInterrupt
-            done.append(chunk.number)
-            make(self, chunk)
+            done.append(self.number)
+            written(self, parts_dir)
 
-        return do
+        return write
 
     for limit in (2, 5, 100):
         with monkeypatch.context() as patch:
-            patch.setattr(ChunkWork, "do", interrupted_after(limit))
+            patch.setattr(Part, "write", interrupted_after(limit))
             if limit < 100:
                 with pytest.raises(KeyboardInterrupt):
                     run(text_target, log, tmp_path / "out")
@@ -105,10 +105,10 @@ def test_parts_of_other_inputs_are_not_used(
         (other / "generation_config.json").write_text('{"temperature": 0.5}')
         text_target = other
     made = []
-    make = ChunkWork.do
+    make = ChunkWork.make
     with monkeypatch.context() as patch:
         patch.setattr(
-            ChunkWork, "do", lambda self, chunk: (made.append(chunk.number), make(self, chunk))
+            ChunkWork, "make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
         )
         run(text_target, log, tmp_path / "out", **config)
     assert made and not before.exists()
@@ -118,7 +118,7 @@ def test_a_refused_log_keeps_its_parts(text_target, log, tmp_path, small_chunks,
     traffic = TrafficConfig(path=str(log), max_reject_fraction=0.01)
     with pytest.raises(OutriderError, match="max_reject_fraction"):
         ingest.ingest(text_target, traffic, tmp_path / "out", 0)
-    monkeypatch.setattr(ChunkWork, "do", lambda self, chunk: pytest.fail("made again"))
+    monkeypatch.setattr(ChunkWork, "make", lambda self, chunk: pytest.fail("made again"))
     assert "summary.json" in run(text_target, log, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "rejects.jsonl",

@@ -40,7 +40,6 @@ KEYS = {
         "predicted",
         "sessions",
         "split",
-        "round_trips",
         "problems",
     ),
 }
