@@ -58,23 +58,15 @@ def is_lines(head: bytes) -> bool:
     head = head.removeprefix(b"\xef\xbb\xbf")
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()][:LINES_LOOKED_AT]
     if _ARRAY.match(head):  # or lines that are arrays, though no format has such rows
-        return len(lines) > 1 and _is_whole(lines[0])
+        return len(lines) > 1 and _continues(lines[0]) is None
     # Pretty-printed: an object that continues on the next line, which is indented. A line that was
     # cut off is followed by another object.
-    opened = len(lines) > 1 and lines[0].lstrip().startswith(b"{") and _goes_on(lines[0])
+    opened = len(lines) > 1 and lines[0].lstrip().startswith(b"{") and _continues(lines[0])
     return not (opened and (lines[0].strip() == b"{" or lines[1][:1].isspace()))
 
 
-def _is_whole(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _goes_on(line: bytes) -> bool:
-    """Whether a line is valid JSON so far and continues on the next line."""
+def _continues(line: bytes) -> bool | None:
+    """Whether a line of JSON continues on the next line; None where it is whole."""
     text = line.decode("utf-8", "replace").rstrip()
     try:
         json.loads(text)
@@ -82,7 +74,7 @@ def _goes_on(line: bytes) -> bool:
         return error.pos >= len(text)
     except (ValueError, RecursionError):
         return False
-    return False
+    return None
 
 
 def _values(file: LogFile) -> Iterator[bytes | None]:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from datasets import DatasetInfo, Features
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -34,11 +36,9 @@ from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
-from outrider.data.ingest.assemble import assemble
-from outrider.data.ingest.chunks import Work, chunks_of, model_label, part_path
+from outrider.data.ingest.chunks import SCHEMA, Tally, Work, chunks_of, model_label, part_path
 from outrider.data.ingest.make_parts import make_parts
 from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
-from outrider.data.ingest.tally import Tally
 from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, surrogate_key
 from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
@@ -52,6 +52,9 @@ PARTS_VERSION = 2
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
 (pipeline/stages/ingest.py): it covers finished ingests."""
+
+TABLE = "data-00000-of-00001.arrow"
+"""File name of the table, as `datasets` names a single one."""
 
 SMALL = 64 * 2**20
 """Log size in bytes up to which one process is faster than several."""
@@ -175,7 +178,7 @@ def read_log(
 def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
     """Second half of an ingest: the table and its summary."""
     out_dir = Path(out_dir)
-    assemble(read.tables, out_dir / "sequences")
+    _assemble(read.tables, out_dir / "sequences")
     described = profile(out_dir / "sequences", target_dir)
     summary = {
         "files": [file.name for file in read.files],
@@ -186,6 +189,41 @@ def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, An
     shutil.rmtree(read.parts_dir)
     (out_dir / PARTS_INPUTS).unlink()
     return summary
+
+
+def _assemble(parts: list[Path], sequences_dir: Path) -> None:
+    """Publishes the table of all parts, rows in log order.
+
+    Parts are read one batch at a time: `Dataset.save_to_disk` would map them into memory. The
+    fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
+    stages are not rerun.
+    """
+    features = Features.from_arrow_schema(SCHEMA)
+    schema = features.arrow_schema
+    digest = hashlib.sha256()
+    with publish(sequences_dir) as folder:
+        folder.mkdir(mode=0o700)
+        with pa.ipc.new_stream(str(folder / TABLE), schema) as table:
+            for part in parts:
+                with pa.ipc.open_stream(str(part)) as batches:
+                    for batch in filter(len, batches):
+                        for column in batch.columns:
+                            for buffer in filter(None, column.buffers()):
+                                digest.update(buffer)
+                        table.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        DatasetInfo(features=features).write_to_directory(str(folder))
+        state = {
+            "_data_files": [{"filename": TABLE}],
+            "_fingerprint": digest.hexdigest()[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        write_json(folder / "state.json", state)
+        for path in folder.iterdir():
+            path.chmod(0o600)
 
 
 def _records(

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
@@ -23,11 +22,7 @@ from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
 from outrider.data.ingest.chunks import CONVERSATION
 from outrider.data.ingest.ingest import check, put_together, read_log
 from outrider.data.sequences import load_sequences
-from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
-
-NEAR_COMPARED = 2000
-"""Prompts, evenly spaced, among which near-identical ones are counted: some seconds."""
 
 MOST_LEFT_OUT = 0.1
 """Largest share of the exchanges that a split may leave out without advice. What its limits leave
@@ -66,11 +61,9 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
     traffic_dir = Path(traffic_dir)
     summary = read_json(traffic_dir / "summary.json")
     predicted: dict[str, Any] | None = None
-    near: dict[str, Any] | None = None
     problems = []
     if summary["exchanges"]:
         table = load_sequences(traffic_dir / "sequences")
-        near = _near_identical(table, split.near_duplicate_similarity)
         try:
             predicted = _split(table, split)
         except OutriderError as error:
@@ -79,7 +72,6 @@ def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
         **summary,
         "files": len(summary["files"]),
         "reject_examples": _examples(traffic_dir / "rejects.jsonl", summary["rejects"]),
-        "duplicates": {**summary["duplicates"], "near": near},
         "split": predicted,
         "problems": problems,
         "advice": advise(summary, predicted, split),
@@ -99,15 +91,6 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
                 {"place": place, "detail": reject["detail"]},
             )
     return examples
-
-
-def _near_identical(table: Dataset, similarity: float) -> dict[str, Any]:
-    """Counts the distinct prompts that are similar to an earlier one."""
-    rows = np.linspace(0, len(table) - 1, min(NEAR_COMPARED, len(table)), dtype=int)
-    prompts = list(dict.fromkeys(table.select(rows)["prompt_text"]))
-    seen = SimilarPrompts([], similarity, prompts)
-    near = sum(not seen.add_new(prompt) for prompt in prompts)
-    return {"compared": len(prompts), "near_identical": near, "similarity": similarity}
 
 
 def _split(table: Dataset, split: SplitConfig) -> dict[str, Any]:

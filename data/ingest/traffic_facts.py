@@ -97,9 +97,6 @@ def _duplicates(duplicates: Mapping[str, Any]) -> str:
     text = f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier one"
     if duplicates["identical"]:
         text += f" (the most frequent occurs {duplicates['most_copies']:,} times)"
-    if near := duplicates.get("near"):
-        text += f"; of {near['compared']:,} different prompts compared, {near['near_identical']:,} "
-        text += f"are near-identical to an earlier one (similarity {near['similarity']:g})"
     return text
 
 

@@ -59,7 +59,12 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "routes": _largest(_counts(table["route"])),
         "sampling": {
             name: _largest({f"{value:g}": count for value, count in _counts(table[name]).items()})
-            for name in ("temperature", "top_p", "top_k")
+            for name in ("temperature", "top_p")
+        }
+        | {
+            "top_k": _largest(
+                {str(value or "off"): count for value, count in _counts(table["top_k"]).items()}
+            )
         },
         "sessions": {
             "distinct": len(sessions),

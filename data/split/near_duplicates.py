@@ -53,15 +53,6 @@ class SimilarPrompts:
         shingles = self._shingles(prompt)
         return self._holds(shingles, _minhash(shingles))
 
-    def add_new(self, prompt: str) -> bool:
-        """Adds a prompt unless the index has a similar one; returns whether it was added."""
-        shingles = self._shingles(prompt)
-        minhash = _minhash(shingles)
-        is_new = not self._holds(shingles, minhash)
-        if is_new:
-            self._add(shingles, minhash)
-        return is_new
-
     def _holds(self, shingles: frozenset[int], minhash: MinHash) -> bool:
         candidates = self._index.query(minhash)
         return any(

@@ -9,7 +9,6 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
 from outrider.data.formats import format_of, parse_record, read_exchanges
 from outrider.data.ingest.sources import log_files
-from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.test_golden import GOLDEN
 
 ASKED, ANSWERED = "When is the library open?", "From 10:00 to 13:00."
@@ -108,10 +107,3 @@ def test_an_arrow_file_is_read_as_an_arrow_stream_is(tmp_path):
     cut.write_bytes((tmp_path / "ids.arrow").read_bytes()[:300])
     with pytest.raises(OutriderError, match="damaged Arrow"):
         list(read_exchanges(log_files(str(cut))))
-
-
-def test_logged_ids_are_used_unchanged(text_target):
-    (one, *_) = read_exchanges(log_files(str(GOLDEN / "token_ids" / "ids.jsonl")))
-    sequence = SequenceBuilder(text_target).build(one)
-    assert sequence.fidelity == "exact" and sequence.token_ids == [0, 17, 23, 42, 51, 52, 53, 1]
-    assert sequence.completion_start == 4

@@ -68,15 +68,6 @@ def test_memory_is_bounded_by_giving_up_the_oldest(tmp_path, monkeypatch):
     assert [row.place.line for row in rows] == list(range(1, 51))
 
 
-def test_calls_without_ids_cannot_be_put_back(tmp_path):
-    output = """'[tool_calls: get_weather({"city": "Paris"})]'"""
-    (row,) = log(
-        tmp_path,
-        RECEIVED.format(prompt=repr(PROMPT)) + GENERATED.format(output=output),
-    )
-    assert row.reason == "tool_calls_without_ids"
-
-
 def test_a_clients_own_prompt_gets_the_tokenizers_begin_token(text_target):
     rows = read_exchanges(log_files(str(GOLDEN / "sglang" / "level3.jsonl")))
     builder = SequenceBuilder(text_target)

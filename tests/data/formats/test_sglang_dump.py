@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats import format_of, read_exchanges, unpickle
+from outrider.data.exchange import Reject
+from outrider.data.formats import read_exchanges, unpickle
 from outrider.data.ingest.sources import log_files
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "sglang_dump"
 
 
 def read(path):
@@ -21,34 +19,6 @@ def read(path):
     rows = list(read_exchanges([file]))
     assert file.meter.rows == len(rows)
     return rows
-
-
-def test_a_dump_of_requests():
-    assert [format_of(file) for file in log_files(str(GOLDEN))] == ["sglang_dump"] * 3
-    normal, multi, tool, cut, embedding = read(GOLDEN / "requests.pkl")
-    assert normal.prompt_token_ids == [0, 11, 12, 13, 300000]
-    assert normal.completion_token_ids == [51, 52, 128799, 54, 1]
-    assert (normal.content, normal.stop_reason) == ("She codes.\n</think>\n\nYes.", 1)
-    assert (normal.model, normal.time, normal.temperature) == ("deepseek-r1", 1782907200.25, 0.6)
-    assert [row.place.line for row in (multi, tool, cut)] == [2, 3, 4]
-    assert (cut.finish_reason, cut.time) == (
-        "length",
-        None,
-    )  # a clock that counts from the start of the machine
-    assert embedding.reason == "not_a_generation"
-
-
-def test_a_crash_dump_has_requests_without_an_answer():
-    answered, running = read(GOLDEN / "crash.pkl")
-    assert isinstance(answered, Exchange)
-    assert running.reason == "not_finished"
-
-
-def test_the_list_alone_and_an_old_protocol():
-    assert [row.prompt_token_ids for row in read(GOLDEN / "protocol2.pkl")] == [
-        [0, 11, 12, 13, 300000],
-        [0, 21, 22, 23],
-    ]
 
 
 RAN = []

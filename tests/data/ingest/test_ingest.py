@@ -143,12 +143,6 @@ def test_a_log_without_a_usable_row_is_an_error(text_target, tmp_path, rows):
         run(text_target, tmp_path, rows, max_reject_fraction=0.9)
 
 
-def test_other_models_are_left_out_without_counting_as_damage(text_target, tmp_path):
-    rows = [*good_rows(), *(pair(MESSAGES, "r", "a", response__model="another") for _ in range(10))]
-    summary = run(text_target, tmp_path, rows, model="nano-r1")
-    assert (summary["exchanges"], summary["rejects"]) == (20, {"other_model": 10})
-
-
 def test_logged_ids_are_exact(text_target, tmp_path):
     tokenizer = SequenceBuilder(text_target).tokenizer
     rows = good_rows()

@@ -12,6 +12,7 @@ from outrider.data.ingest.inspection import inspect, inspect_ingested
 from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.mask_view import marked
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import pair, screenings, write_log
 
 SECRET = "Ada Lovelace, born 1815"
@@ -38,11 +39,15 @@ DAMAGED = [
 ]
 
 
-def look(target, tmp_path, rows, rows_per_file=None, **config):
+def look(target, tmp_path, rows, rows_per_file=None, split=None, **config):
     log = write_log(tmp_path / "log.jsonl", rows)
     scratch = tmp_path / "scratch"
     return inspect(
-        target, TrafficConfig(path=str(log), **config), SplitConfig(), scratch, rows_per_file
+        target,
+        TrafficConfig(path=str(log), **config),
+        SplitConfig(**split or {}),
+        scratch,
+        rows_per_file,
     )
 
 
@@ -55,7 +60,6 @@ def test_a_good_log_has_no_problems_and_a_split(text_target, tmp_path):
         3,
     ]
     assert found["split"]["tokens"] == found["prompt_tokens"] + found["completion_tokens"]
-    assert found["duplicates"]["near"] == {"compared": 30, "near_identical": 0, "similarity": 0.9}
 
 
 def test_what_is_told_is_what_the_ingest_leaves(text_target, tmp_path):
@@ -84,7 +88,7 @@ def test_a_log_without_a_usable_row_is_described_and_an_empty_one_is_an_error(
     text_target, tmp_path
 ):
     found = look(text_target, tmp_path, DAMAGED)
-    assert (found["exchanges"], found["split"], found["duplicates"]["near"]) == (0, None, None)
+    assert (found["exchanges"], found["split"]) == (0, None)
     assert "no usable row" in found["problems"][0]
     with pytest.raises(OutriderError, match="no rows"):
         look(text_target, tmp_path, [b""])
@@ -112,21 +116,6 @@ def test_the_limit_is_of_every_file_and_of_values_over_several_lines_too(text_ta
     )
     assert (found["files"], found["rows"]) == (2, 14)
     assert found["duplicates"]["identical"] == 7
-
-
-def test_near_identical_prompts_are_counted_once_each(text_target, tmp_path):
-    made = rows(20)
-    again = rows(3)
-    for row in again:
-        row["request"]["messages"][-1]["content"] = row["request"]["messages"][-1][
-            "content"
-        ].upper()
-    near = look(text_target, tmp_path, [*made, *again, *rows(2)])["duplicates"]
-    assert (
-        near["identical"] == 2
-        and near["near"]["compared"] == 23
-        and near["near"]["near_identical"] == 3
-    )
 
 
 @pytest.fixture
@@ -174,3 +163,159 @@ def test_a_marked_sequence_shows_what_is_trained_on(sequence, monkeypatch):
 
 def test_nothing_of_a_log_is_obeyed_by_a_terminal():
     assert printable("\x1b[2J\x07é\u202ea\tb\n\x9b") == "␛[2J␇é�a\tb\n�"
+
+
+def daily(count, **fields):
+    """Three exchanges in a row, every day."""
+    return [
+        pair(
+            messages,
+            reasoning,
+            answer,
+            timestamp=1_714_564_800 + 86_400 * (index // 3) + 60 * (index % 3),
+            **{name: value(index) for name, value in fields.items()},
+        )
+        for index, (messages, reasoning, answer) in enumerate(screenings(count))
+    ]
+
+
+def user(index):
+    return f"user-{index // 3 % 4}"
+
+
+def test_users_are_cut_into_sessions_and_small_traffic_is_named(text_target, tmp_path):
+    found = look(
+        text_target, tmp_path, daily(60, request__metadata=lambda index: None, request__user=user)
+    )
+    assert found["sessions"]["exchanges"] == {"user": 60} and found["sessions"]["distinct"] == 4
+    assert found["split"]["left_out"] == {} and found["split"]["heldout"]["sessions"] == 4
+    small, *_ = found["advice"]
+    assert "60 exchanges, 4 held-out sessions" in small and "undecided" in small
+    assert "at least 5 held-out sessions, about 25 in the log" in small and "about 150" in small
+    assert not [text for text in found["advice"] if "leaves out" in text]
+
+
+def test_a_split_that_leaves_out_more_than_a_tenth_is_named_with_its_key(text_target, tmp_path):
+    lasting = daily(60, request__metadata__session_id=lambda index: f"s{index % 7}")
+    found = look(text_target, tmp_path, lasting, split={"heldout_fraction": 0.4})
+    [text] = [text for text in found["advice"] if "leaves out" in text]
+    assert "session_began_in_an_earlier_part" in text and "split.session_gap_minutes = 30" in text
+
+
+def test_users_without_times_are_named(text_target, tmp_path):
+    timeless = daily(
+        30, request__metadata=lambda index: None, request__user=lambda index: f"user-{index // 3}"
+    )
+    for row in timeless:
+        del row["timestamp"]
+        row["response"].pop("created", None)
+    found = look(text_target, tmp_path, timeless)
+    assert "neither a conversation id nor a time" in found["advice"][0]
+
+
+def test_rows_without_token_ids_are_named_with_what_they_cost(text_target, tmp_path):
+    logged = daily(240, request__metadata__session_id=lambda index: f"s{index}")
+    builder = SequenceBuilder(text_target)
+    for index, row in enumerate(logged):
+        message = row["response"]["choices"][0]["message"]
+        text = message["reasoning"] + "\n</think>\n\n" + message["content"]
+        ids = builder._encode(text)
+        wrong = 1 if index % 4 == 0 else 0
+        row["response"]["usage"] = {"completion_tokens": len(ids) + 1 + wrong}
+    found = look(text_target, tmp_path, logged)
+    [text] = [text for text in found["advice"] if "token ids" in text]
+    different = found["retokenized_against_usage"]["different"]
+    assert 0 < different <= 60 and f"{different:,} of the 240" in text
+    assert "240 of 240 exchanges have no token ids" in text and "`return_token_ids: true`" in text
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def look_at(text_target, tmp_path, logs):
+    def inspected(rows_per_file=None, **traffic):
+        config = TrafficConfig(path=str(logs), **traffic)
+        return inspect(text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file)
+
+    return inspected
+
+
+def asked(number):
+    messages = [{"role": "user", "content": f"question {number}"}]
+    return {"id": f"r{number}", "model": "r1", "messages": messages, "user": f"u{number}"}
+
+
+def answered(number):
+    choice = {
+        "index": 0,
+        "message": {"reasoning": "so\n", "content": "yes"},
+        "finish_reason": "stop",
+    }
+    return {
+        "id": f"chatcmpl-r{number}",
+        "model": "r1",
+        "created": 1000 + number,
+        "choices": [choice],
+    }
+
+
+def chunks(number, whole=True):
+    """A stream of four chunks, or of three if it was cut."""
+    deltas = [
+        ({"reasoning": "so\n"}, None),
+        ({"content": "\n\ny"}, None),
+        ({"content": "es"}, None),
+        ({}, "stop"),
+    ]
+    return [
+        {
+            "id": f"chatcmpl-r{number}",
+            "object": "chat.completion.chunk",
+            "model": "r1",
+            "created": 1000 + number,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
+        }
+        for delta, reason in deltas[: 4 if whole else 3]
+    ]
+
+
+def test_the_first_rows_of_two_halves(look_at, logs):
+    write_log(logs / "requests.jsonl", [asked(number) for number in range(40)])
+    write_log(logs / "responses.jsonl", [answered(number) for number in reversed(range(40))])
+    found = look_at(rows_per_file=30)
+    # 0 to 29 are requests, 39 to 10 are responses: the other halves follow the rows that were read.
+    assert (found["rows"], found["exchanges"], found["joined"]) == (60, 20, 20)
+    assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
+    assert set(found["reject_examples"]) == {"beyond_first"}
+    whole = look_at()
+    assert (whole["rows"], whole["exchanges"], whole["joined"], whole["rejects"]) == (
+        80,
+        40,
+        40,
+        {},
+    )
+
+
+def test_the_first_rows_of_streams(look_at, logs):
+    write_log(logs / "requests.jsonl", [asked(number) for number in range(12)])
+    streamed = [chunk for number in range(12) for chunk in chunks(number)]
+    write_log(logs / "chunks.jsonl", streamed)
+    found = look_at(rows_per_file=30)
+    # All 12 requests are read, seven whole streams, and half of an eighth with its request.
+    assert (found["rows"], found["exchanges"], found["joined"]) == (42, 7, 7 * 4 + 2)
+    assert found["rejects"] == {"beyond_first": 5} and found["problems"] == []
+    assert (look_at()["exchanges"], look_at(rows_per_file=1000)["rejects"]) == (12, {})
+
+
+def test_a_format_named_wrongly_loses_nothing_in_silence(look_at, logs):
+    write_log(logs / "requests.jsonl", [asked(number) for number in range(5)])
+    write_log(logs / "responses.jsonl", [answered(number) for number in range(5)])
+    found = look_at(format="openai_pairs")
+    assert (found["exchanges"], found["rejects"]) == (0, {"incomplete_pair": 10})
+    assert "no usable row" in found["problems"][0]
+    with pytest.raises(OutriderError, match="choose auto or one of"):
+        look_at(format="openai_joint")

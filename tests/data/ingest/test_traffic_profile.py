@@ -1,13 +1,9 @@
 """The profile of a small log against hand-computed numbers."""
 
-import json
-from collections import Counter
-
 import pytest
 
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.traffic_profile import MOST_NAMED, profile
 from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
@@ -116,26 +112,3 @@ def test_times_that_were_not_logged_say_nothing_about_arrivals(text_target, tmp_
     assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"] is None
     write_log(tmp_path / "log.jsonl", [*bare, pair(*next(screenings(1)), timestamp=NOON)])
     assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"]["hours"] == 0
-
-
-def test_many_names_are_few_lines_and_none_is_lost(text_target, tmp_path):
-    made = [
-        pair(messages, reasoning, answer, request__metadata__tenant=f"t{min(index, 30)}")
-        for index, (messages, reasoning, answer) in enumerate(screenings(40))
-    ]
-    log = write_log(tmp_path / "log.jsonl", made)
-    tenants = Counter(
-        ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["tenants"]
-    )
-    assert (
-        len(tenants) == MOST_NAMED + 1
-        and tenants.total() == 40
-        and tenants["t30"] == 10
-        and tenants["others"] == 11
-    )
-
-
-def test_a_target_without_the_token_has_no_length_of_reasoning(ingested, tmp_path):
-    folder, _ = ingested
-    told = profile(folder / "out" / "sequences", tmp_path)
-    assert set(told["lengths"]) == {"prompt", "completion"} and json.dumps(told, allow_nan=False)
