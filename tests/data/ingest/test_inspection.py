@@ -214,7 +214,7 @@ def test_users_without_times_are_named(text_target, tmp_path):
 
 
 def test_rows_without_token_ids_are_named_with_what_they_cost(text_target, tmp_path):
-    logged = daily(240, request__metadata__session_id=lambda index: f"s{index}")
+    logged = daily(60, request__metadata__session_id=lambda index: f"s{index}")
     builder = SequenceBuilder(text_target)
     for index, row in enumerate(logged):
         message = row["response"]["choices"][0]["message"]
@@ -225,8 +225,8 @@ def test_rows_without_token_ids_are_named_with_what_they_cost(text_target, tmp_p
     found = look(text_target, tmp_path, logged)
     [text] = [text for text in found["advice"] if "token ids" in text]
     different = found["retokenized_against_usage"]["different"]
-    assert 0 < different <= 60 and f"{different:,} of the 240" in text
-    assert "240 of 240 exchanges have no token ids" in text and "`return_token_ids: true`" in text
+    assert 0 < different <= 15 and f"{different:,} of the 60" in text
+    assert "60 of 60 exchanges have no token ids" in text and "`return_token_ids: true`" in text
 
 
 @pytest.fixture
