@@ -5,9 +5,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
-from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.ingest.advice import sampling_advice
+from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.inspection import advise
 from outrider.data.ingest.sources import log_files
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.tokens import SequenceBuilder
@@ -311,5 +311,5 @@ def test_responses_under_a_grammar_are_counted_and_are_in_no_part(text_target, t
     assert table["sequence_id"][:] == ["0-17", "0-18", "0-19", "0-20"]
     assert table["top_k"][:] == [20, 0, 0, 0]
     assert summary["sampling"]["top_k"] == {"off": 3, "20": 1}
-    (text,) = sampling_advice(summary)
+    *_, text = advise(summary, None, SplitConfig())
     assert text.startswith("16 of 20 exchanges") and "grammar 15, min_p 1" in text
