@@ -32,8 +32,13 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.v1.worker.gpu_worker import Worker
 
 from outrider.common.threads import in_daemon_thread
-from outrider.serving.admin.candidate import Candidate, checked, in_service
-from outrider.serving.admin.speculator_files import directory_files, release_files
+from outrider.serving.admin.candidate import (
+    Candidate,
+    checked,
+    directory_files,
+    in_service,
+    release_files,
+)
 from outrider.serving.vllm_hooks.drafter_swap import (
     context_copies,
     drafter_digest,

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.candidate import Candidate, checked, in_service
-from outrider.serving.admin.speculator_files import release_files
+from outrider.serving.admin.candidate import Candidate, checked, in_service, release_files
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
