@@ -103,8 +103,8 @@ class Adapter:
         """
         folder = state_dir / FOLDER
         with (
-            lock(folder / "adapt.lock", "follows this traffic already; wait for it, or end it"),
             Journal(state_dir / "journal.jsonl", listener=listener) as journal,
+            lock(folder / "adapt.lock", "follows this traffic already; wait for it, or end it"),
         ):
             console = console or Console(stderr=True, highlight=False, soft_wrap=True)
             yield cls(loaded, folder, deployer, journal, console, parity)
