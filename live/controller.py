@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full
@@ -33,6 +33,9 @@ from outrider.serving.admin.replica import (
     SwapRefused,
 )
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
+
+if TYPE_CHECKING:
+    from outrider.live.metrics import LiveMetrics
 
 KEPT_RELEASES = 5
 """Newest releases that are kept for a rollback."""
@@ -311,11 +314,11 @@ class Controller:
 def controlled(
     endpoint: Endpoint,
     say: Say = lambda text: None,
-    metrics: Any = None,
+    metrics: "LiveMetrics | None" = None,
 ) -> Iterator[Controller]:
     """The controller of an endpoint, with its lock held and its journal open.
 
-    `Locked` where another process deploys to it. `metrics`: the `LiveMetrics` to keep up to date.
+    `Locked` where another process deploys to it. `metrics` are kept up to date.
     """
     listener = metrics.publish if metrics is not None else lambda state: None
     doing = (
@@ -345,7 +348,7 @@ def deploy_bundle(
     endpoint: Endpoint,
     in_place: bool = False,
     say: Say = lambda text: None,
-    metrics: Any = None,
+    metrics: "LiveMetrics | None" = None,
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 

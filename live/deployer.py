@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -23,6 +23,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
+
+if TYPE_CHECKING:
+    from outrider.live.metrics import LiveMetrics
 
 BUSY_S = 10.0
 """Seconds between two tries while another process deploys to the endpoint."""
@@ -50,8 +53,8 @@ class EndpointDeployer:
     endpoint: Endpoint
     say: Callable[[str], None] = lambda text: None
     wait: Callable[[float], None] = time.sleep
-    metrics: Any = None
-    """The `LiveMetrics` to keep up to date."""
+    metrics: "LiveMetrics | None" = None
+    """Kept up to date."""
 
     def serving(self) -> Serving:
         """The release in use; before the first one, what a stable replica was started with."""

@@ -183,8 +183,6 @@ class State:
     rolled_back: int = 0
     refused: int = 0
     recovered: int = 0
-    deployment_s: float = 0.0
-    """Of all deployments that ended."""
     swaps: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By replica and outcome: applied, refused, reverted."""
     swap_s: Counter[str] = field(default_factory=Counter)  # type: ignore[type-var]
@@ -244,7 +242,6 @@ class State:
             self.before[ended.new] = ended.old
             self.promoted += 1
         self.rolled_back += ended.went_back
-        self.deployment_s += entry.at - ended.began_at
         self.serving, self.open, self.last = entry.facts["serving"], None, ended
 
     def _adapted(self, entry: Entry) -> None:
