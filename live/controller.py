@@ -327,8 +327,8 @@ def controlled(
     )
     try:
         with (
-            lock(lock_path(endpoint), doing),
-            Journal(journal_path(endpoint), listener=listener) as journal,
+            lock(endpoint.lock, doing),
+            Journal(endpoint.journal, listener=listener) as journal,
         ):
             controller = Controller(endpoint, journal, say)
             if metrics is not None:
@@ -382,14 +382,14 @@ def end_deployment(
         open_now = read_state(endpoint).open
         if open_now is None:
             raise
-        with Journal(journal_path(endpoint)) as journal:
+        with Journal(endpoint.journal) as journal:
             journal.append("request", deployment=open_now.id, action=action, by=by)
             say(
                 f"process {busy.pid} was asked to {action.replace('_', ' ')} deployment"
                 f" {open_now.id}"
             )
             while (last := journal.read().last) is None or last.id != open_now.id:
-                if holder(lock_path(endpoint)) is None:
+                if holder(endpoint.lock) is None:
                     raise OutriderError(
                         f"process {busy.pid} ended before the deployment did; run the command again"
                     ) from None
@@ -399,14 +399,4 @@ def end_deployment(
 
 def read_state(endpoint: Endpoint) -> State:
     """What the journal says; needs no lock."""
-    return fold(read_journal(journal_path(endpoint)))
-
-
-def journal_path(endpoint: Endpoint) -> Path:
-    """The endpoint's journal."""
-    return endpoint.state_dir / "journal.jsonl"
-
-
-def lock_path(endpoint: Endpoint) -> Path:
-    """The lock of the endpoint's controller."""
-    return endpoint.state_dir / "controller.lock"
+    return fold(read_journal(endpoint.journal))

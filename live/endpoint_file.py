@@ -279,6 +279,16 @@ class Endpoint(Section):
         return self.state_dir / "access.log"
 
     @property
+    def journal(self) -> Path:
+        """Every step of deployments and of adaptation."""
+        return self.state_dir / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the controller."""
+        return self.state_dir / "controller.lock"
+
+    @property
     def admin_token_file(self) -> Path:
         """File of the admin routes' token (OUTRIDER_ADMIN_TOKEN_FILE of the servers)."""
         return self.state_dir / "admin.token"

@@ -32,7 +32,6 @@ from prometheus_client.core import (
 
 from outrider.common.errors import OutriderError
 from outrider.live.adapt_policy import newest_fall
-from outrider.live.controller import journal_path
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import read_journal
 from outrider.live.judge import Decision
@@ -214,7 +213,7 @@ def reporting(endpoint: Endpoint, port: int | None = None) -> Iterator[LiveMetri
     """The metrics of one process: in the text file and, with a port, on 127.0.0.1."""
     endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = LiveMetrics(endpoint.name, endpoint.state_dir / METRICS)
-    metrics.publish(fold(read_journal(journal_path(endpoint))))
+    metrics.publish(fold(read_journal(endpoint.journal)))
     with contextlib.ExitStack() as stack:
         if port is not None:
             stack.enter_context(metrics.served(port))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.live.controller import journal_path, lock_path, read_state
+from outrider.live.controller import read_state
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of, served_by
 from outrider.live.journal import holder
@@ -33,7 +33,7 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
         share: float | None = Router(endpoint).share()
     except OutriderError:
         share = None
-    controller = holder(lock_path(endpoint))
+    controller = holder(endpoint.lock)
     return {
         "endpoint": endpoint.name,
         "serving": state.serving,
@@ -48,7 +48,7 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
         "rolled_back": state.rolled_back,
         "refused": state.refused,
         "releases": [each.name for each in releases.all()],
-        "journal": {"path": str(journal_path(endpoint)), "entries": state.entries},
+        "journal": {"path": str(endpoint.journal), "entries": state.entries},
         "problems": _problems(state, found, share, controller),
     }
 

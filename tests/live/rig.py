@@ -6,7 +6,7 @@ with Rig(small) as controller:
 
 from collections.abc import Callable
 
-from outrider.live.controller import Controller, journal_path
+from outrider.live.controller import Controller
 from outrider.live.journal import Journal
 from tests.live.small_endpoint import SmallEndpoint
 
@@ -37,7 +37,7 @@ class Rig:
     def __init__(self, small: SmallEndpoint, clock: TestClock | None = None) -> None:
         self.small, self.clock = small, clock or TestClock(small)
         self.said: list[str] = []
-        self.journal = Journal(journal_path(small.endpoint), clock=self.clock.time)
+        self.journal = Journal(small.endpoint.journal, clock=self.clock.time)
 
     def __enter__(self) -> Controller:
         return Controller(self.small.endpoint, self.journal, self.said.append, self.clock)

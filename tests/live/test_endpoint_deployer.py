@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.live import deployer as endpoint_deployer
-from outrider.live.controller import lock_path, read_state
+from outrider.live.controller import read_state
 from outrider.live.deployer import BASE, EndpointDeployer
 from outrider.live.journal import lock
 from outrider.live.releases import Releases
@@ -25,7 +25,7 @@ def small(monkeypatch) -> Iterator[SmallEndpoint]:
 
     @contextlib.contextmanager
     def controlled(endpoint, say, metrics):
-        with lock(lock_path(endpoint), "is deploying to this endpoint"), Rig(small) as control:
+        with lock(endpoint.lock, "is deploying to this endpoint"), Rig(small) as control:
             yield control
 
     with SmallEndpoint(stable=1) as small:
@@ -79,7 +79,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error(small, tmp_path):
 
 
 def test_another_deployment_is_waited_for(small):
-    held = lock(lock_path(small.endpoint), "is deploying to this endpoint")
+    held = lock(small.endpoint.lock, "is deploying to this endpoint")
     held.__enter__()
     waited: list[float] = []
 

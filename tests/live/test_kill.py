@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outrider.live.controller import Controller, journal_path, read_state
+from outrider.live.controller import Controller, read_state
 from outrider.live.journal import Journal
 from outrider.live.releases import Releases
 from tests.live.rig import Rig, TestClock
@@ -63,7 +63,7 @@ def run(small: SmallEndpoint, work: Work, fatal: int, start: float) -> int | Non
             points = Points(fatal)
             TornJournal.points = points
             rig = Rig(small, TestClock(small, start=start))
-            rig.journal = TornJournal(journal_path(small.endpoint), clock=rig.clock.time)
+            rig.journal = TornJournal(small.endpoint.journal, clock=rig.clock.time)
             controller = rig.__enter__()
             journal, releases = controller.journal, controller.releases
             journal.append = points.around(journal.append)  # type: ignore[method-assign]

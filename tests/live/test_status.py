@@ -9,7 +9,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
-from outrider.live.controller import lock_path, read_state
+from outrider.live.controller import read_state
 from outrider.live.journal import Locked, holder, lock
 from outrider.live.status import endpoint_status, status_lines
 from tests.cli.commands import assert_one_message, run
@@ -132,7 +132,7 @@ def test_a_mistake_is_one_message(small: SmallEndpoint, tmp_path, words, part) -
 
 
 def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint, tmp_path) -> None:
-    path = lock_path(small.endpoint)
+    path = small.endpoint.lock
     assert holder(path) is None
     child = os.fork()
     if child == 0:
