@@ -21,7 +21,7 @@ import numpy as np
 
 from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.on_policy.quarantine import load_parts
+from outrider.data.on_policy.check import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import replay
 from outrider.eval.stats.clusters import clustered

@@ -25,8 +25,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES, Exchange, Record, Reject
 from outrider.data.formats import parse_record
-from outrider.data.privacy.guard import PrivacyGuard
-from outrider.data.privacy.tally import PrivacyTally
+from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
 CHUNK_BYTES = 4 * 2**20

@@ -40,8 +40,13 @@ from outrider.data.ingest.chunks import SCHEMA, Tally, Work, chunks_of, model_la
 from outrider.data.ingest.make_parts import make_parts
 from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
 from outrider.data.ingest.traffic_profile import profile
-from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, surrogate_key
-from outrider.data.privacy.tally import PRIVACY_FILE, PrivacyTally
+from outrider.data.privacy.guard import (
+    KEY_FILE,
+    LEFT_OUT,
+    PRIVACY_FILE,
+    PrivacyTally,
+    surrogate_key,
+)
 
 PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"

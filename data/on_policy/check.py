@@ -4,15 +4,14 @@ Exact replay and the training loss treat a logged response as a sample of the ta
 template, another model behind the endpoint, an unlogged temperature or edited text violate that
 silently: losses fall as usual, and the predicted acceptance is wrong. Capture has summed the
 target's scores of each logged token (evidence.py). Here every part and slice is judged (causes.py),
-sequences below capture.min_on_policy are quarantined (quarantine.py), and two lines report the
-result.
+sequences below capture.min_on_policy are quarantined, and two lines report the result.
 
     check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
 Writes on_policy.json and quarantine.json into the feature store.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.features.feature_store import FeatureStore
+from outrider.common.fingerprint import file_digest
+from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.on_policy.causes import Verdict, judge
-from outrider.data.on_policy.evidence import Z_EDGES, Evidence
-from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.general_traffic import GENERAL
 from outrider.data.split.slices import Slices, load_slices
 from outrider.data.split.split import PARTS, ids_of
 
-FILE = "on_policy.json"
+FILE, QUARANTINE = "on_policy.json", "quarantine.json"
 MOST_ASIDE = 0.5
 """Maximum share of quarantined sequences. Above it the run stops."""
 
@@ -97,7 +96,6 @@ def examine(
     everything["verdict"] = _localised(evidence, judge(evidence), groups).as_dict()
     report: dict[str, Any] = {
         "min_on_policy": min_on_policy,
-        "z_edges": Z_EDGES,
         "all": everything,
         "parts": {
             part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts
@@ -147,9 +145,9 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
         f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
         f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
         f"samples: {low:.3f} to {high:.3f}); {everything['below_1e4']:.2%} below 1e-4, "
-        f"z {everything['z']['pooled']:.1f}",
+        f"z {everything['z']:.1f}",
         f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
-        f"{everything['own_share']['lowest']:.2f})",
+        f"{everything['lowest_own_share']:.2f})",
     ]
 
 
@@ -187,3 +185,47 @@ def _localised(
     if cause.own is not False:
         return verdict
     return Verdict(False, cause.cause, f"only in {where}: {cause.text}")
+
+
+def write_quarantine(
+    features_dir: Path, scores: Mapping[str, float], not_captured: Sequence[str] = ()
+) -> None:
+    """Publishes the quarantined ids with their scores, readable by their owner only.
+
+    `not_captured` were too long for the engine (capture.too_long).
+    """
+    listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
+    manifest = file_digest(Path(features_dir) / MANIFEST)
+    content: dict[str, Any] = {"manifest_sha256": manifest, "sequences": listed}
+    if not_captured:
+        content["not_captured"] = list(not_captured)
+    write_json(Path(features_dir) / QUARANTINE, content, private=True)
+
+
+def load_parts(split_dir: Path, features_dir: Path, masked: bool = False) -> dict[str, Any]:
+    """Reads parts.json without sequences that are quarantined or were not captured.
+
+    `masked`: the training part keeps those that are quarantined (`training.off_policy: mask`), and
+    `masked` lists them.
+
+    Raises:
+        OutriderError: a part becomes empty.
+    """
+    parts = read_json(Path(split_dir) / "parts.json")
+    quarantine = read_json(Path(features_dir) / QUARANTINE)
+    missing = set(quarantine.get("not_captured", ()))
+    off = set(quarantine["sequences"])
+    if masked:
+        parts["masked"] = [sequence_id for sequence_id in parts["train"] if sequence_id in off]
+    for name in (name for name in (*PARTS, GENERAL) if name in parts):
+        aside = missing if masked and name == "train" else missing | off
+        kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
+        if not kept:
+            raise OutriderError(
+                f"{Path(features_dir) / QUARANTINE}: all {len(parts[name])} sequences of the {name}"
+                " part are quarantined as off-policy or too long; on_policy.json next to it has "
+                "the causes. Correct the log, lower capture.min_on_policy (null: keep all), or "
+                "raise serving.engine.max_model_len"
+            )
+        parts[name] = kept
+    return parts

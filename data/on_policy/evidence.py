@@ -38,9 +38,6 @@ ROUNDING_NATS = 0.02
 self-check's mean difference on nano R1 is 0.01. Without it the zero variance of deterministic text
 would turn rounding into any z."""
 
-Z_EDGES = (-6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-"""Edges of the histogram of z, with one more bin at each end."""
-
 
 @dataclass(frozen=True)
 class TemperatureFit:
@@ -175,38 +172,14 @@ class Evidence:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Shares, means and their expected ranges, as plain values."""
-        error, fit = self.standard_error(), self.fit_temperature()
-        z_S, own_S = self.z(), self.own_share()
-        expected = self.share("expected")
+        """Counts and means, with the range of on-policy text, as plain values."""
+        error, expected = self.standard_error(), self.share("expected")
         return {
             "sequences": len(self),
             "tokens": int(self.total("tokens")),
-            "mean_logprob": self.share("logprob"),
             "sampled_mean_logprob": self.share("sampled_logprob"),
-            "expected_mean_logprob": expected,
             "expected_range": [expected - 1.96 * error, expected + 1.96 * error],
             "below_1e4": self.share("rare"),
-            "outside_top_p": self.share("outside"),
-            "unlikely": self.share("unlikely"),
-            "unlikely_expected": self.share("unlikely_expected"),
-            "top_1": self.share("top"),
-            "sure_missed": self.missed(),
-            "z": {
-                "pooled": self.difference() / error if error else 0.0,
-                "mean": float(z_S.mean()) if len(self) else 0.0,
-                "sd": float(z_S.std(ddof=1)) if len(self) > 1 else 0.0,
-                "beyond_3": float((np.abs(z_S) > 3).mean()) if len(self) else 0.0,
-                "histogram": np.histogram(z_S, [-np.inf, *Z_EDGES, np.inf])[0].tolist(),
-            },
-            "own_share": {"mean": float(own_S.mean()), "lowest": float(own_S.min())}
-            if len(self)
-            else None,
-            "temperature": None
-            if fit is None
-            else {
-                "logged": sorted({float(temperature) for temperature in self.temperature_S})[:5],
-                "fits_best": fit.best,
-                "tokens": fit.tokens,
-            },
+            "z": self.difference() / error if error else 0.0,
+            "lowest_own_share": float(self.own_share().min(initial=1.0)),
         }

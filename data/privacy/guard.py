@@ -8,21 +8,26 @@ new one (regenerate.py). Logged prompt ids are dropped only where the prompt's t
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
     outcome = guard.apply(exchange)                                  # an Exchange or a Reject
-    guard.take_tally()                                               # adds up over processes
+    guard.tally                                                      # adds up over processes
 """
 
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish
+from outrider.common.files import publish, write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.privacy.tally import PrivacyTally
+
+PRIVACY_FILE = "privacy.json"
+
+FIELDS = ("prompt", "completion", "metadata")
+"""`completion` is reasoning, content and tool calls; `metadata` is session, user, tenant, route."""
 
 KEY_FILE = "privacy.key"
 KEY_BYTES = 16
@@ -38,37 +43,93 @@ LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
 METADATA = ("session", "user", "tenant", "route")
-COMPLETION = tuple(
-    field.name
-    for field in dataclasses.fields(Exchange)
-    if field.name in ("reasoning", "content", "tool_calls")
-)
+COMPLETION = ("reasoning", "content", "tool_calls")
 Texts = list[tuple[str, str]]
 """(what precedes a text, the text)"""
+
+
+@dataclasses.dataclass
+class PrivacyTally:
+    """Sums over exchanges, so that the tallies of workers add up."""
+
+    exchanges: int = 0
+    with_any: int = 0
+    """Exchanges with personal data."""
+    in_completion: int = 0
+    """Exchanges whose response holds personal data or repeats some of the prompt's."""
+    replaced: int = 0
+    """Exchanges with surrogates."""
+    to_regenerate: int = 0
+    """Exchanges with surrogates whose response the target must regenerate."""
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Rejected exchanges by reason."""
+    found: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Occurrences by `KIND.field`."""
+
+    def __add__(self, other: "PrivacyTally") -> "PrivacyTally":
+        return PrivacyTally(
+            **{name: value + getattr(other, name) for name, value in vars(self).items()}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts for a part of the ingest."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, counts: dict[str, Any]) -> "PrivacyTally":
+        """Inverse of `to_json`."""
+        return cls(**{name: Counter(n) if isinstance(n, dict) else n for name, n in counts.items()})
+
+    def summary(self, config: PrivacyConfig) -> dict[str, Any]:
+        """The counts for `privacy.json`."""
+        found: dict[str, dict[str, int]] = {}
+        for kind in config.entities:
+            counts = {field: self.found[f"{kind}.{field}"] for field in FIELDS}
+            if any(counts.values()):
+                found[kind] = counts
+        return {
+            "mode": config.mode,
+            "min_score": config.min_score,
+            "looked_for": list(config.entities),
+            **self.to_json(),
+            "found": found,
+        }
+
+    def write(self, config: PrivacyConfig, path: Path) -> None:
+        """Publishes the summary, readable by its owner only: even counts are confidential."""
+        write_json(path, self.summary(config), private=True)
+
+    def line(self, config: PrivacyConfig) -> str:
+        """One line for the terminal."""
+        of_kind: Counter[str] = Counter()
+        for name, count in self.found.items():
+            of_kind[name.partition(".")[0]] += count
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in of_kind.most_common()) or "none"
+        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data "
+        line += f"({kinds})"
+        if config.mode == "surrogate":
+            line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out"
+            if self.to_regenerate:
+                line += f"; responses to regenerate: {self.to_regenerate:,}"
+        elif self.in_completion:
+            line += f"; {self.in_completion:,} hold some in the response and would be left out "
+            line += "with surrogates"
+        return line
 
 
 class PrivacyGuard:
     """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is required for surrogates (`surrogate_key`). `decode` turns token ids into text. Without
-    it, logged ids are assumed to match the logged text, and an exchange of ids alone cannot be
-    examined.
+    `key` is required for surrogates (`surrogate_key`). `decode` turns token ids into text.
     """
 
     def __init__(
-        self,
-        config: PrivacyConfig,
-        key: bytes | None = None,
-        decode: Callable[[list[int]], str] | None = None,
-    ):
-        self.config = config
-        self.decode = decode
-        self.tally = PrivacyTally()
-        if config.mode == "off":
-            return
+        self, config: PrivacyConfig, key: bytes | None, decode: Callable[[list[int]], str]
+    ) -> None:
         from outrider.data.privacy.detection import Finder
         from outrider.data.privacy.surrogates import Surrogates
 
+        self.config, self.decode, self.tally = config, decode, PrivacyTally()
         self._finder = Finder(config)
         if config.mode == "surrogate":
             if key is None:
@@ -77,8 +138,6 @@ class PrivacyGuard:
 
     def apply(self, exchange: Exchange) -> Exchange | Reject:
         """Returns the exchange as it may be stored, or why it may not."""
-        if self.config.mode == "off":
-            return exchange
         self.tally.exchanges += 1
         try:
             outcome = self._looked_at(exchange)
@@ -89,19 +148,13 @@ class PrivacyGuard:
             self.tally.left_out[outcome.reason] += 1
         return outcome
 
-    def take_tally(self) -> PrivacyTally:
-        """Returns the counts since the last call, for one part of a log."""
-        taken, self.tally = self.tally, PrivacyTally()
-        return taken
-
     def _looked_at(self, exchange: Exchange) -> Exchange | Reject:
-        prompt, completion = self._prompt(exchange), self._completion(exchange)
-        if prompt is None or completion is None:
-            self.tally.without_text += 1
-            if self.config.mode == "surrogate":
-                return Reject(UNREADABLE, "logged as token ids alone")
         metadata = [("", getattr(exchange, name) or "") for name in METADATA]
-        fields = {"prompt": prompt or [], "completion": completion or [], "metadata": metadata}
+        fields = {
+            "prompt": self._prompt(exchange),
+            "completion": self._completion(exchange),
+            "metadata": metadata,
+        }
         found: set[tuple[str, str]] = set()
         for field, texts in fields.items():
             for before, text in texts:
@@ -147,7 +200,6 @@ class PrivacyGuard:
                 return Reject(
                     IDS_ONLY, "the prompt is logged as token ids alone and holds personal data"
                 )
-            self.tally.ids_dropped += exchange.prompt_token_ids is not None
             changes |= {
                 "prompt_token_ids": None,
                 "prompt_tokens": None,
@@ -161,12 +213,9 @@ class PrivacyGuard:
 
     def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
         """The response with surrogates, without token counts and stop strings of the logged one."""
-        if exchange.completion_token_ids is not None and self.decode is not None:
-            reasoning, content, calls = (
-                None,
-                change(self.decode(exchange.completion_token_ids)),
-                None,
-            )
+        if exchange.completion_token_ids is not None:
+            reasoning, content = None, change(self.decode(exchange.completion_token_ids))
+            calls = None
         else:
             reasoning, content, calls = (
                 _mapped(value, change)
@@ -185,27 +234,20 @@ class PrivacyGuard:
             "stop_strings": (),
         }
 
-    def _prompt(self, exchange: Exchange) -> Texts | None:
-        """Texts of the prompt; None where they cannot be read."""
-        if exchange.prompt_token_ids is not None and self.decode is not None:
+    def _prompt(self, exchange: Exchange) -> Texts:
+        if exchange.prompt_token_ids is not None:
             return [("", self.decode(exchange.prompt_token_ids))]
-        if exchange.messages is None and exchange.prompt_text is None:
-            return None
         return list(_prompt_texts(exchange))
 
-    def _completion(self, exchange: Exchange) -> Texts | None:
-        if exchange.completion_token_ids is not None and self.decode is not None:
+    def _completion(self, exchange: Exchange) -> Texts:
+        if exchange.completion_token_ids is not None:
             return [("", self.decode(exchange.completion_token_ids))]
-        texts: Texts = []
-        for name in COMPLETION:
-            texts += _texts(getattr(exchange, name))
-        return texts or (None if exchange.completion_token_ids is not None else [])
+        return [text for name in COMPLETION for text in _texts(getattr(exchange, name))]
 
     def _find(self, field: str | None, before: str, text: str) -> Iterator[tuple[str, str]]:
         """Returns (kind, value) of all findings; counts them under `field`."""
         found = self._finder.find(text, before)
         if field is not None:
-            self.tally.characters += len(text)
             self.tally.found.update(f"{one.kind}.{field}" for one in found)
         return ((one.kind, text[one.start : one.end]) for one in found)
 

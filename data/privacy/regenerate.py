@@ -15,7 +15,7 @@ stored responses.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,11 +24,11 @@ from rich.console import Console
 
 from outrider.common.files import publish
 from outrider.data.tokenize.tokens import REGENERATE
+from outrider.serving.engine import AskedRow, batches
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from outrider.serving.engine import AskedRow
 
 FILE = "regenerated.jsonl"
 
@@ -36,14 +36,12 @@ FILE = "regenerated.jsonl"
 class Answers(Protocol):
     """An engine, or several of them."""
 
-    def answer(self, rows: "Sequence[AskedRow]") -> list[list[int]]:
+    def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """As `Engine.answer`."""
 
 
-def asked_rows(table: "Dataset") -> "list[AskedRow]":
+def asked_rows(table: "Dataset") -> list[AskedRow]:
     """The marked rows of a table of sequences, as requests to the engine."""
-    from outrider.serving.engine import AskedRow
-
     marked = [index for index, fidelity in enumerate(table["fidelity"]) if fidelity == REGENERATE]
     columns = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     return [
@@ -61,7 +59,7 @@ def asked_rows(table: "Dataset") -> "list[AskedRow]":
 
 def regenerate(
     engine: Answers,
-    rows: "Sequence[AskedRow]",
+    rows: Sequence[AskedRow],
     out_dir: Path,
     source: dict[str, Any],
     batch_tokens: int,
@@ -69,8 +67,7 @@ def regenerate(
     """Returns the target's response [T] int32 to each row, by id.
 
     Responses to the same `source` are read from `out_dir`; missing ones are generated.
-    `batch_tokens`: tokens of prompts and responses generated at a time; an interrupt loses one
-    batch.
+    `batch_tokens`: tokens of the prompts that are answered at a time; an interrupt loses one batch.
     """
     path = Path(out_dir) / FILE
     answers = _kept(path, source)
@@ -81,7 +78,7 @@ def regenerate(
     if not answers:
         _begin(path, source)
     with path.open("a", encoding="utf-8") as file:
-        for batch in _batches(missing, batch_tokens):
+        for batch in batches(missing, batch_tokens):
             for row, token_ids in zip(batch, engine.answer(batch), strict=True):
                 answers[row.row_id] = np.asarray(token_ids, np.int32)
                 file.write(json.dumps({"id": row.row_id, "token_ids": token_ids}) + "\n")
@@ -111,16 +108,3 @@ def _begin(path: Path, source: dict[str, Any]) -> None:
     with publish(path) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(source) + "\n", encoding="utf-8")
-
-
-def _batches(rows: "Iterable[AskedRow]", batch_tokens: int) -> "Iterator[list[AskedRow]]":
-    batch: list[AskedRow] = []
-    tokens = 0
-    for row in rows:
-        batch.append(row)
-        tokens += len(row.token_ids) + row.max_tokens
-        if tokens >= batch_tokens:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch

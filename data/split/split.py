@@ -8,14 +8,12 @@ left out of the other two, and those of the validation part out of the held-out 
 K are chosen on it. Within the training part copies are kept, up to `split.max_copies` of one
 prompt.
 
-    python -m outrider.data.split.split runs/resume_screening/traffic/sequences /tmp/parts
+    split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
 
 import bisect
 import hashlib
-import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -222,9 +220,3 @@ def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
             "last_time": logged[-1] if logged else None,
         }
     return {**described, "left_out": dict(Counter(left_out.values()).most_common())}
-
-
-if __name__ == "__main__":
-    print(
-        json.dumps(split(Path(sys.argv[1]), SplitConfig(), Path(sys.argv[2]))["summary"], indent=2)
-    )

@@ -101,9 +101,9 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
 def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
-    Before a capture: the whole parts. `masked`: `on_policy.quarantine.load_parts`.
+    Before a capture: the whole parts. `masked`: `on_policy.check.load_parts`.
     """
-    from outrider.data.on_policy.quarantine import load_parts
+    from outrider.data.on_policy.check import load_parts
 
     if not has_quarantine(run):
         parts: dict[str, Any] = read_json(run.split / "parts.json")
@@ -113,9 +113,9 @@ def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
 
 def has_quarantine(run: RunDirectory) -> bool:
     """Whether a capture has decided which sequences are off-policy."""
-    from outrider.data.on_policy.quarantine import FILE
+    from outrider.data.on_policy.check import QUARANTINE
 
-    return (run.features / FILE).is_file()
+    return (run.features / QUARANTINE).is_file()
 
 
 def _listed(paths: str | list[str] | None) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.tally import PrivacyTally
+from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.cost import money
 from outrider.eval.replay.heldout_replay import replay_figures
@@ -72,16 +72,13 @@ def sample_on_policy() -> dict[str, Any]:
         "sampled_mean_logprob": -0.412,
         "expected_range": [-0.42, -0.405],
         "below_1e4": 0.0015,
-        "outside_top_p": 0.001,
-        "top_1": 0.81,
-        "z": {"pooled": 0.4, "mean": 0.1, "sd": 1.02, "histogram": [4, 36, 110, 108, 38, 4]},
+        "z": 0.4,
         "quarantined": 0,
-        "own_share": {"lowest": 0.97},
+        "lowest_own_share": 0.97,
         "verdict": {"own": True, "cause": "own", "text": "as likely as the target's own samples"},
     }
     return {
         "min_on_policy": 0.9,
-        "z_edges": [-2, -1, 0, 1, 2],
         "all": described,
         "parts": {"train": described, "heldout": described},
         "slices": {"tenant": {"acme": described, "small": described}},

@@ -11,7 +11,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.plan.plan import plan

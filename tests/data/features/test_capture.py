@@ -11,8 +11,7 @@ from outrider.data.features.capture import capture, capture_ids, capture_table
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.lengths import fit, lengths_of
 from outrider.data.features.self_check import require, self_check
-from outrider.data.on_policy.check import check_traffic
-from outrider.data.on_policy.quarantine import load_parts
+from outrider.data.on_policy.check import check_traffic, load_parts
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import write_slices
 from outrider.serving.config import EngineConfig, TargetConfig

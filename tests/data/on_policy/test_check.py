@@ -1,32 +1,24 @@
 """Nano R1 separates its recorded traffic from off-policy text, from the log to the verdicts.
 
 One log has groups of one kind each, as tenants: genuine exchanges, answers to other prompts,
-prompts of another template, wrong temperatures, edited text. A perturbed target is scored from the
-captured states.
+prompts of another template, wrong temperatures, edited text.
 """
 
 import json
 import random
 
-import numpy as np
 import pytest
-import torch
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
 from outrider.data.features.capture import capture_table
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
-from outrider.data.on_policy.causes import judge
-from outrider.data.on_policy.check import check_traffic
-from outrider.data.on_policy.evidence import Evidence
-from outrider.data.on_policy.quarantine import load_parts
+from outrider.data.on_policy.check import check_traffic, load_parts
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
 from outrider.data.split.split import PARTS
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
-from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
-from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from tests.data.logs import write_log
 from tests.shipped_traffic import with_token_ids
@@ -180,7 +172,7 @@ def test_the_table_says_what_its_own_samples_would_have(judged):
     low, high = tenants["genuine"]["expected_range"]
     assert low < tenants["genuine"]["sampled_mean_logprob"] < high
     assert tenants["genuine"]["below_1e4"] < 0.001
-    assert abs(tenants["genuine"]["z"]["mean"]) < 0.5 and tenants["genuine"]["z"]["sd"] < 1.3
+    assert abs(tenants["genuine"]["z"]) < 4
     for tenant in ("other-prompts", "edited", "shifted-ids"):
         assert tenants[tenant]["sampled_mean_logprob"] < tenants[tenant]["expected_range"][0] - 0.3
         assert tenants[tenant]["below_1e4"] > 0.02
@@ -252,7 +244,7 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0, privacy=privacy)
     assert summary["fidelity"] == {"regenerate": 8, "exact": 4}
     divide_by_turns(tmp_path)
-    config = CaptureConfig(batch_tokens=500)  # of prompts and responses: several batches
+    config = CaptureConfig(batch_tokens=200)  # several batches
     first, second, third = Interrupted(engine, answers=1), Interrupted(engine), Interrupted(engine)
     with pytest.raises(KeyboardInterrupt):
         captured(first, nano_r1, tmp_path, config)
@@ -282,45 +274,4 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", MIN_ON_POLICY)
     report = json.loads((tmp_path / "features" / "on_policy.json").read_text())
     assert report["slices"]["fidelity"]["regenerate"]["verdict"]["own"] is True
-    assert report["slices"]["fidelity"]["regenerate"]["outside_top_p"] < 0.01
-
-
-def scored_by(head_VH, store, rows):
-    """Sums that capture would have computed with another head, from its states."""
-    sums_SPC = []
-    for row in rows:
-        text = LoggedText(
-            row["token_ids"], Claim(row["completion_start"], row["temperature"], row["top_p"], 1024)
-        )
-        hidden_TH = store.read(row["sequence_id"]).hidden.float()
-        score_step(
-            [Step(text, 0, 0, len(hidden_TH))],
-            hidden_TH,
-            lambda h_NH: h_NH @ head_VH.T,
-            len(head_VH),
-            keep=True,
-        )
-        sums_SPC.append(text.sums_PC.numpy())
-    sampling = [np.round(np.array(rows[name], np.float64), 4) for name in ("temperature", "top_p")]
-    return Evidence(list(COLUMNS), np.array(sums_SPC), *sampling, np.zeros(len(rows), bool))
-
-
-@pytest.mark.engine
-def test_a_perturbed_target_is_told_from_the_one_that_wrote_the_log(judged, nano_r1, sequences):
-    table, store = (
-        load_sequences(sequences / "sequences"),
-        FeatureStore.open(sequences / "features"),
-    )
-    rows = table.select([row for row, tenant in enumerate(table["tenant"]) if tenant == "genuine"])
-    head_VH = load_target_ends(nano_r1).lm_head_VH.float()
-    same, by_engine = scored_by(head_VH, store, rows), Evidence.of(store, rows)
-    assert judge(same).own is True
-    # The engine's head computes in bf16.
-    difference = same.share("sampled_logprob") - by_engine.share("sampled_logprob")
-    assert abs(difference) < 0.01 and same.total("tokens") == by_engine.total("tokens")
-    noise_VH = (
-        torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
-    )
-    verdict = judge(scored_by(head_VH + 0.3 * noise_VH, store, rows))
-    assert (verdict.own, verdict.cause) == (False, "revision_or_settings"), verdict.text
-    assert "another revision or quantization of the target wrote it" in verdict.text
+    assert report["slices"]["fidelity"]["regenerate"]["below_1e4"] < 0.01

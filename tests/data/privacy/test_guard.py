@@ -21,9 +21,9 @@ from outrider.data.privacy.guard import (
     REGENERATE,
     UNREADABLE,
     PrivacyGuard,
+    PrivacyTally,
     surrogate_key,
 )
-from outrider.data.privacy.tally import PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.personal import EXAMPLES
 from tests.fuzzing import examples
@@ -49,18 +49,13 @@ def exchange(prompt="hello", reasoning="r", content="a", **fields):
     return Exchange(**{**given, **fields})
 
 
-def guard(config=SURROGATE, key=KEY, **collaborators):
-    return PrivacyGuard(config, key, **collaborators)
+def guard(config=SURROGATE, key=KEY, decode=None):
+    return PrivacyGuard(config, key, decode)
 
 
 def everything(one):
     """All the text of an exchange, joined."""
     return json.dumps(dataclasses.asdict(one), ensure_ascii=False)
-
-
-def test_off_looks_at_nothing():
-    off, one = guard(PrivacyConfig()), exchange(EMAIL)
-    assert off.apply(one) is one and off.tally == PrivacyTally()
 
 
 def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
@@ -93,23 +88,13 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
 
 
 def test_tallies_of_processes_add_up():
-    guards = [guard(REPORT), guard(REPORT), guard(REPORT)]
-    rows = [
-        exchange(EMAIL),
-        exchange(PHONE, content=PHONE),
-        exchange("none"),
-        exchange(f"{EMAIL} {CARD}"),
-    ]
-    for one, row in zip(itertools.cycle(guards), rows, strict=False):
+    rows = [exchange(EMAIL), exchange(PHONE, content=PHONE), exchange("none")]
+    apart, together = [guard(REPORT), guard(REPORT)], guard(REPORT)
+    for one, row in zip(itertools.cycle(apart), rows, strict=False):
         one.apply(row)
-    together = guard(REPORT)
-    for row in rows:
         together.apply(row)
-    tallies = [
-        PrivacyTally.from_json(json.loads(json.dumps(one.take_tally().to_json()))) for one in guards
-    ]
-    assert sum(tallies, PrivacyTally()) == together.tally
-    assert guards[0].tally == PrivacyTally(), "counted once"
+    stored = [json.loads(json.dumps(one.tally.to_json())) for one in apart]
+    assert sum(map(PrivacyTally.from_json, stored), PrivacyTally()) == together.tally
 
 
 def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
@@ -220,7 +205,7 @@ def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(bui
             f"It is {EMAIL}\n</think>\n\nDear {EMAIL}", add_special_tokens=False
         )
         row = dataclasses.replace(row, completion_token_ids=ids, completion_tokens=len(ids))
-    one = guard(PrivacyConfig(mode="surrogate", regenerate=True), decode=builder.tokenizer.decode)
+    one = guard(PrivacyConfig(mode="surrogate", regenerate=True), decode=builder.decode)
     marked = one.apply(row)
     assert marked.regenerate and marked.model == "r1" and marked.finish_reason == "stop"
     assert "lovelace" not in everything(marked).lower()
@@ -263,7 +248,7 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
             one, prompt_token_ids=ids[:start], completion_token_ids=ids[start:]
         )
 
-    one = guard(decode=builder.tokenizer.decode)
+    one = guard(decode=builder.decode)
     clean, told = logged("hello"), logged(f"write to {EMAIL}")
     named = logged("hello", session=EMAIL)
     assert one.apply(clean) is clean
@@ -277,7 +262,7 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
     assert sequence.token_ids[sequence.completion_start :] == told.completion_token_ids
     kept = one.apply(named)
     assert "lovelace" not in kept.session and builder.build(kept).fidelity == "exact"
-    assert one.tally.ids_dropped == 1 and one.tally.replaced == 2
+    assert one.tally.replaced == 2
 
 
 def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
@@ -286,16 +271,11 @@ def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
     )
     answer = builder.tokenizer.encode(f"r\n</think>\n\n{EMAIL}", add_special_tokens=False)
     logged = {"prompt_token_ids": ids, "completion_token_ids": [5, 6]}
-    one = guard(decode=builder.tokenizer.decode)
+    one = guard(decode=builder.decode)
     injected = one.apply(exchange("hello", **logged))
     assert injected.prompt_token_ids is None, "a gateway put it in behind the messages"
     assert one.apply(exchange("hello", messages=None, **logged)).reason == IDS_ONLY
     assert one.apply(exchange("hello", completion_token_ids=answer)).reason == REGENERATE
-    bare = Exchange(place=Place("log", 1), **logged)
-    assert guard().apply(bare).reason == UNREADABLE
-    report = guard(REPORT)
-    assert report.apply(bare) is bare and report.tally.without_text == 1
-    assert "1 of token ids alone were not examined" in report.tally.line(REPORT)
 
 
 def test_deep_nesting_is_a_reject():

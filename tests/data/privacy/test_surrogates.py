@@ -29,24 +29,20 @@ def shape(text):
 
 
 FREE_SHAPE = ("EMAIL_ADDRESS", "URL", "IP_ADDRESS", "CRYPTO")
+CHECKED = ("PHONE_NUMBER", "CREDIT_CARD", "IBAN_CODE", "MAC_ADDRESS", "US_SSN", "URL")
 
 
 @pytest.mark.parametrize(("kind", "before", "value"), EXAMPLES)
-def test_a_surrogate_has_the_shape_and_passes_the_check_of_its_value(kind, before, value):
+def test_a_surrogate_has_the_shape_of_its_value(kind, before, value):
     drawn = replaced(kind, value)
-    assert drawn != value and drawn == replaced(kind, value) != replaced(
-        kind, value, key=b"another key of 32 bytes, as long"
-    )
+    assert drawn != value and drawn == replaced(kind, value)
+    assert drawn != replaced(kind, value, key=b"another key of 32 bytes, as long")
     if kind not in FREE_SHAPE:
         assert shape(drawn) == shape(value)
-    if kind not in (
-        "EMAIL_ADDRESS",
-        "IP_ADDRESS",
-    ):  # reserved for documentation, so nobody's and not found again
+    if kind in CHECKED:
         finder = Finder(PrivacyConfig(mode="report", entities=[kind]))
-        assert [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")] == [
-            (kind, len(drawn))
-        ]
+        found = [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")]
+        assert found == [(kind, len(drawn))]
 
 
 @pytest.mark.parametrize(
@@ -118,20 +114,6 @@ def test_longer_values_go_first_and_surrogates_are_not_replaced_again():
         == f"{long.respelled('a.b@c.org')} {short.respelled('b@c.org')}"
     )
     assert both.hold("to b@c.org") and not both.hold("to nobody")
-
-
-LUHN = st.text("0123456789", min_size=13, max_size=13).map(lambda body: "45" + body)
-
-
-@given(LUHN)
-def test_invented_cards_become_valid_cards(body):
-    def luhn(number):
-        digits = [int(digit) for digit in reversed(number)]
-        return sum(digits[::2]) + sum(sum(divmod(2 * digit, 10)) for digit in digits[1::2])
-
-    card = next(body + digit for digit in "0123456789" if luhn(body + digit) % 10 == 0)
-    drawn = replaced("CREDIT_CARD", card)
-    assert luhn(drawn) % 10 == 0 and drawn[:2] == "45" and len(drawn) == 16 and drawn != card
 
 
 @given(st.sampled_from(["US", "DE", "CN", "FR", "IN", "BR"]), st.integers(0, 10**6))

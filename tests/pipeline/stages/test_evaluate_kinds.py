@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.data.on_policy.check import write_quarantine
 from outrider.eval.results.choice import KindChoice
 from outrider.eval.results.report import Report, Results
 from outrider.pipeline.recipe.load import load_recipe
