@@ -161,7 +161,7 @@ def _on_replicas(
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
-    with open_cluster(cluster) as session, start_replicas(session, cluster, setup) as actors:
+    with open_cluster(cluster) as session, start_replicas(session, cluster, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
         in_flight = session.in_flight_bytes(cluster)
         answers = regenerate(replicas, asked_rows(table), out_dir, source, capture.batch_tokens)

@@ -22,9 +22,9 @@ Shapes: T tokens of a row, H hidden, L rungs.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -94,10 +94,6 @@ class LayerCheck:
     below_top_error: float
     """The same over the rung below: what one layer off would give."""
     streams: dict[str, StreamCheck]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The numbers by name."""
-        return asdict(self)
 
     def describe(self) -> str:
         """The numbers in two sentences."""

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,11 +164,11 @@ def check_engine(
     """
     check = self_check(engine, rows, lm_head_VH)
     require(check, capture)
-    checks: dict[str, Any] = {"self_check": check.as_dict(), "in_words": check.describe()}
+    checks: dict[str, Any] = {"self_check": asdict(check), "in_words": check.describe()}
     if spec.auxiliary:
         of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))
         require_layers(of_layers)
-        checks["layer_check"] = of_layers.as_dict()
+        checks["layer_check"] = asdict(of_layers)
         checks["in_words"] += f"\n{of_layers.describe()}"
     return checks
 

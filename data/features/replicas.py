@@ -1,6 +1,6 @@
 """Capture replicas on a Ray cluster, and pieces of a plan from them in the plan's order.
 
-    with start_replicas(session, config, setup) as actors:
+    with start_replicas(session, config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
         for piece, rows in replicas.stream(plan, limit_bytes):
             ...
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-NAMESPACE = "outrider"
 POLL_S = 0.5
 """Longest wait for the next event, in seconds."""
 TRIES = 10
@@ -55,8 +54,8 @@ def start_replicas(
     setup: ReplicaSetup,
     actor: type = CaptureReplica,
     other_cores: int = 0,
-) -> "Iterator[dict[str, ActorHandle]]":
-    """Starts the actors and ends them; yields their handles by name (`ray.get_actor`).
+) -> "Iterator[tuple[str, dict[str, ActorHandle]]]":
+    """Starts the actors and ends them; yields their namespace, and their handles by name.
 
     `other_cores`: cores that other work needs on every node.
     """
@@ -65,22 +64,19 @@ def start_replicas(
     resources, cores = resources_of(session, config, setup.engine, other_cores)
     setup = dataclasses.replace(setup, cores=cores)
     remote: Any = ray.remote(actor)
-    run = uuid.uuid4().hex[:8]
-    actors = {
-        name: remote.options(
+    namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
+    for number in range(config.capture_replicas):
+        name = f"replica {number}"
+        actors[name] = remote.options(
             name=name,
-            namespace=NAMESPACE,
+            namespace=namespace,
             max_concurrency=PIECES_AT_A_TIME,
             max_restarts=config.replica_restarts,
             max_task_retries=-1,
             **resources,
         ).remote(setup, number)
-        for number, name in enumerate(
-            f"replica {number} of {run}" for number in range(config.capture_replicas)
-        )
-    }
     try:
-        yield actors
+        yield namespace, actors
     finally:
         for handle in actors.values():
             ray.kill(handle)
@@ -130,12 +126,16 @@ class Replicas:
         """Token ids of the target's answers, from one replica; as `Engine.answer`."""
         import ray
 
-        while not self.running:
-            self._wait([], POLL_S)
-        answers: list[list[int]] = ray.get(
-            self._actors[next(iter(self.running))].answer.remote(rows)
-        )
-        return answers
+        while True:
+            while not self.running:
+                self._wait([], POLL_S)
+            name = next(iter(self.running))
+            try:
+                answers: list[list[int]] = ray.get(self._actors[name].answer.remote(rows))
+            except ray.exceptions.RayActorError as error:
+                self._lose(name, error)
+            else:
+                return answers
 
     def stream(
         self, plan: Iterable[Piece], limit_bytes: int
@@ -199,6 +199,7 @@ class Replicas:
         known = [*self._starting, *asked]
         if known:
             ray.wait(known, timeout=timeout_s, fetch_local=False)
+            # All of them: both pieces of a lost replica, before it has started again.
             ended, _ = ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)
             for reference in ended:
                 if reference in asked:

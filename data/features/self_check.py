@@ -11,8 +11,8 @@ different batches: what it differs from itself is allowed, and a margin (common/
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -52,10 +52,6 @@ class SelfCheck:
     """Nats a token of the logged completions; far below 0 where they are off-policy."""
     completion_below_1e4: float
     """Share of completion tokens with a probability below 1e-4 under the target."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The numbers by name."""
-        return asdict(self)
 
     def describe(self) -> str:
         """The numbers in a sentence."""

@@ -36,7 +36,7 @@ from outrider.data.features.feature_store import (
     rounded,
 )
 from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
-from outrider.data.features.replicas import NAMESPACE, Replicas, start_replicas
+from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables, load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -100,7 +100,7 @@ def streaming(
         cores = max(len(os.sched_getaffinity(0)), needed)
     with (
         open_cluster(cluster, cores) as session,
-        start_replicas(session, cluster, setup, actor, for_ranks) as actors,
+        start_replicas(session, cluster, setup, actor, for_ranks) as (namespace, actors),
     ):
         limit_bytes = session.in_flight_bytes(cluster) // ranks
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
@@ -115,6 +115,7 @@ def streaming(
         paths = [tables] if isinstance(tables, str | Path) else tables
         facts = {
             "address": session.address,
+            "namespace": namespace,
             "replicas": list(actors),
             "start_timeout_s": cluster.start_timeout_s,
             "limit_bytes": limit_bytes,
@@ -182,7 +183,8 @@ class StreamedFeatures:
             connect({"address": self.facts["address"]})
         try:
             actors = {
-                name: ray.get_actor(name, namespace=NAMESPACE) for name in self.facts["replicas"]
+                name: ray.get_actor(name, namespace=self.facts["namespace"])
+                for name in self.facts["replicas"]
             }
         except ValueError:
             raise OutriderError(

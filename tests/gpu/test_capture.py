@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,6 @@ def checked(
         tokens = sum(len(hidden_TH) for _, hidden_TH in engine.prefill([row[:2] for row in logged]))
         seconds = time.monotonic() - began
     record_property("capture_tokens_per_s", tokens / seconds)
-    for name, value in found.as_dict().items():
+    for name, value in asdict(found).items():
         record_property(name, value)
     require(found, CaptureConfig())
