@@ -234,7 +234,7 @@ class Replicas:
         """Notes that a piece is captured, or gives it back."""
         import ray
 
-        assert task.replica is not None
+        assert task.replica is not None and task.done is not None
         try:
             ray.get(task.done)
         except ray.exceptions.RayActorError as error:
@@ -257,6 +257,7 @@ class Replicas:
         """The states of a captured piece; None if they are lost with the node that has them."""
         import ray
 
+        assert task.states is not None
         try:
             return load_states(ray.get(task.states))
         except ray.exceptions.RayError:
