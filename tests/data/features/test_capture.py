@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture import capture, capture_ids, capture_table
+from outrider.data.features.capture import capture, capture_table
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.lengths import fit, lengths_of
 from outrider.data.features.self_check import require, self_check
@@ -152,39 +151,6 @@ def test_streams_that_cannot_be_captured_are_refused_before_an_engine_starts(
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
         capture(target, traffic / "sequences", parts, SMALL_SHARDS, engine, tmp_path, features)
-
-
-class Interrupted:
-    """The engine, stopped by the user when `batches` batches have been taken."""
-
-    def __init__(self, engine, batches):
-        self.llm, self.engine, self.batches = engine.llm, engine, batches
-
-    def prefill_streams(self, rows, streams, batch_tokens):
-        taken = 0
-        for row_id, states in self.engine.prefill_streams(rows, streams, batch_tokens):
-            taken += len(states["final_norm"])
-            if taken > self.batches * batch_tokens:
-                raise KeyboardInterrupt
-            yield row_id, states
-
-
-@pytest.mark.engine
-def test_an_interrupted_capture_goes_on_and_ends_the_same(engine, rows, tmp_path):
-    whole = capture_ids(engine, rows, tmp_path / "whole", SMALL_SHARDS, LAYERS)
-    with pytest.raises(KeyboardInterrupt):
-        capture_ids(Interrupted(engine, 1), rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")}
-    assert kept
-    store = capture_ids(engine, rows, tmp_path / "features", SMALL_SHARDS, LAYERS)
-    for name, written in kept.items():
-        assert (tmp_path / "features" / name).stat().st_mtime_ns == written
-    assert store.sequence_ids == whole.sequence_ids == [row_id for row_id, _, _ in rows]
-    stored = LAYERS.stored(192)
-    for row_id in store.sequence_ids:
-        resumed, at_once = (stored.inputs(each.read(row_id)).float() for each in (store, whole))
-        cosine = torch.nn.functional.cosine_similarity(resumed, at_once, dim=-1)
-        assert cosine.mean() > 0.999  # another batch, another rounding; a router flips now and then
 
 
 @pytest.mark.engine
