@@ -89,6 +89,7 @@ class CaptureReplica:
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._checks: dict[str, Any] | None = None
+        self._failed: Exception | None = None
 
     def start(self) -> dict[str, Any]:
         """Opens the engine and checks its states, on the first call; host, seconds and checks.
@@ -97,17 +98,26 @@ class CaptureReplica:
             OutriderError: a check failed, or there is too little memory for the states.
         """
         with self._lock:
+            if self._failed is not None:
+                raise self._failed
             if self._checks is None:
-                began = time.monotonic()
-                setup, target_dir = self._setup, self._setup.target.directory()
-                self._engine = self._open()
-                start_s = round(time.monotonic() - began, 1)
-                head = load_target_ends(target_dir).lm_head_VH
-                checks = check_engine(
-                    self._engine, setup.checked, setup.spec, setup.capture, head, target_dir
-                )
-                self._checks = {"host": socket.gethostname(), "start_s": start_s, **checks}
+                try:
+                    self._checks = self._begin()
+                except Exception as error:
+                    self._failed = error  # other processes that ask get the same answer
+                    self._opened.close()
+                    raise
             return self._checks
+
+    def _begin(self) -> dict[str, Any]:
+        began, setup, target_dir = time.monotonic(), self._setup, self._setup.target.directory()
+        self._engine = self._open()
+        start_s = round(time.monotonic() - began, 1)
+        head = load_target_ends(target_dir).lm_head_VH
+        checks = check_engine(
+            self._engine, setup.checked, setup.spec, setup.capture, head, target_dir
+        )
+        return {"host": socket.gethostname(), "start_s": start_s, **checks}
 
     def _open(self) -> Engine:
         setup, engine = self._setup, self._setup.engine
