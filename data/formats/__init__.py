@@ -10,7 +10,6 @@ A format is a module with
                                                raise `Reject`
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -73,17 +72,12 @@ UNKNOWN = "unknown"
 """Name under which summaries count the rows of files that no format recognized."""
 
 
-def check_format(name: str) -> None:
-    """Raises an error where `traffic.format` is not a format."""
+def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:
+    """Files by format, formats in order of their first file; `UNKNOWN` for the others."""
     if name != "auto" and name not in FORMATS:
         raise OutriderError(
             f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
         )
-
-
-def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:
-    """Files by format, formats in order of their first file; `UNKNOWN` for the others."""
-    check_format(name)
     found: dict[str, list[LogFile]] = {}
     for file in files:
         found.setdefault(format_of(file) if name == "auto" else name, []).append(file)
@@ -118,14 +112,3 @@ def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
         if isinstance(outcome, Reject):
             outcome.place = outcome.place or record.place
     return outcomes
-
-
-def read_exchanges(files: Sequence[LogFile], name: str = "auto") -> Iterator[Exchange | Reject]:
-    """Yields every outcome of a few files in this process, for a quick look and for tests."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for found, its_files in files_by_format(files, name).items():
-            for item in read_records(found, its_files, Path(scratch)):
-                if isinstance(item, Reject):
-                    yield item
-                else:
-                    yield from parse_record(found, item)

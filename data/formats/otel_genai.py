@@ -29,7 +29,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.otel_events import (
-    ATTRIBUTES,
     attributes,
     calls_of,
     is_message,
@@ -59,24 +58,10 @@ def _is_otlp(row: dict[str, Any]) -> bool:
 
 
 def _has_genai(row: dict[str, Any]) -> bool:
-    for key in ATTRIBUTES:
-        value = row.get(key)
-        if isinstance(value, dict | list) and any(
-            str(name).startswith("gen_ai.") for name in _names(value)
-        ):
-            return True
-    return False
-
-
-def _names(attributes: dict[str, Any] | list[Any]) -> Iterator[Any]:
-    for item in attributes:
-        yield (
-            item.get("key")
-            if isinstance(item, dict)
-            else item[0]
-            if isinstance(item, tuple) and item
-            else item
-        )
+    try:
+        return any(name.startswith("gen_ai.") for name in attributes(row))
+    except Reject:
+        return False
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

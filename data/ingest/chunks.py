@@ -4,8 +4,9 @@ A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rej
 JSON is written last and marks the part as finished; a rerun skips it. A part depends on its chunk
 alone, so the result is the same for any number of workers and interruptions.
 
-    work = Work(target_dir, {"log.jsonl": "0"}, None, PrivacyConfig(), None)
-    ChunkWork(work).make(Chunk(0, "openai_pairs", records)).write(Path("parts"))
+    work = Work(target_dir, None, PrivacyConfig(), None)
+    for chunk in chunks_of(records, {"log.jsonl": "0"}):
+        ChunkWork(work).make(chunk).write(Path("parts"))
 """
 
 import os
@@ -150,6 +151,8 @@ class Chunk:
     number: int
     format: str
     items: list[Record | Reject]
+    file_numbers: dict[str, str]
+    """Beginning of the ids of sequences, by the names of the items' files."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,6 @@ class Work:
     """What all chunks of an ingest share."""
 
     target_dir: Path
-    file_numbers: dict[str, str]
-    """Beginning of the ids of a file's sequences."""
     models: list[str] | None
     privacy: PrivacyConfig
     key: bytes | None
@@ -184,19 +185,25 @@ class Part:
         write_json(path, self.facts)
 
 
-def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
+def chunks_of(
+    records: Iterable[tuple[str, Record | Reject]], file_numbers: dict[str, str]
+) -> Iterator[Chunk]:
     """Groups records, each with the name of its format, into chunks."""
-    number, size, current = 0, 0, ""
-    items: list[Record | Reject] = []
+    chunk: Chunk | None = None
+    size = 0
     for name, item in records:
-        if items and (name != current or size >= CHUNK_BYTES or len(items) >= CHUNK_RECORDS):
-            yield Chunk(number, current, items)
-            number, size, items = number + 1, 0, []
-        current = name
-        items.append(item)
+        if chunk and (
+            name != chunk.format or size >= CHUNK_BYTES or len(chunk.items) >= CHUNK_RECORDS
+        ):
+            yield chunk
+            chunk, size = Chunk(chunk.number + 1, name, [], {}), 0
+        chunk = chunk or Chunk(0, name, [], {})
+        chunk.items.append(item)
         size += _size(item.payload) if isinstance(item, Record) else 0
-    if items:
-        yield Chunk(number, current, items)
+        if item.place:
+            chunk.file_numbers[item.place.file] = file_numbers[item.place.file]
+    if chunk:
+        yield chunk
 
 
 def _size(payload: Any) -> int:
@@ -220,7 +227,6 @@ class ChunkWork:
         self.guard = None
         if work.privacy.mode != "off":
             self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
-        self.file_numbers = work.file_numbers
         self.models = None if work.models is None else {model_label(name) for name in work.models}
 
     def make(self, chunk: Chunk) -> Part:
@@ -254,7 +260,7 @@ class ChunkWork:
                     rejects.append(reject)
                     continue
                 tally.add(outcome, sequence)
-                rows.append(self._table_row(outcome, sequence))
+                rows.append(_table_row(outcome, sequence, chunk.file_numbers))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as table:
             table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
@@ -263,27 +269,30 @@ class ChunkWork:
             facts["privacy"] = self.guard.tally.to_json()
         return Part(chunk.number, len(chunk.items), sink.getvalue().to_pybytes(), facts)
 
-    def _table_row(self, exchange: Exchange, sequence: TokenSequence) -> dict[str, Any]:
-        place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
-        session, session_kind = _session(exchange, sequence.prompt_text)
-        return {
-            "sequence_id": f"{self.file_numbers[place.file]}-{place.line}{choice}",
-            "session": session,
-            "session_kind": session_kind,
-            "tenant": exchange.tenant or "",
-            "route": exchange.route or "",
-            "model": exchange.model or "",
-            "time": exchange.time,
-            "token_ids": np.asarray(sequence.token_ids, np.int32),
-            "completion_start": sequence.completion_start,
-            "fidelity": sequence.fidelity,
-            "finish_reason": exchange.finish_reason,
-            "temperature": sequence.temperature,
-            "top_p": sequence.top_p,
-            "top_k": sequence.top_k,
-            "weight": exchange.weight,
-            "prompt_text": sequence.prompt_text,
-        }
+
+def _table_row(
+    exchange: Exchange, sequence: TokenSequence, file_numbers: dict[str, str]
+) -> dict[str, Any]:
+    place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
+    session, session_kind = _session(exchange, sequence.prompt_text)
+    return {
+        "sequence_id": f"{file_numbers[place.file]}-{place.line}{choice}",
+        "session": session,
+        "session_kind": session_kind,
+        "tenant": exchange.tenant or "",
+        "route": exchange.route or "",
+        "model": exchange.model or "",
+        "time": exchange.time,
+        "token_ids": np.asarray(sequence.token_ids, np.int32),
+        "completion_start": sequence.completion_start,
+        "fidelity": sequence.fidelity,
+        "finish_reason": exchange.finish_reason,
+        "temperature": sequence.temperature,
+        "top_p": sequence.top_p,
+        "top_k": sequence.top_k,
+        "weight": exchange.weight,
+        "prompt_text": sequence.prompt_text,
+    }
 
 
 def model_label(name: str | None) -> str:

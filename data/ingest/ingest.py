@@ -147,14 +147,14 @@ def read_log(
     key = surrogate_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = Work(Path(target_dir), file_numbers, models, privacy, key)
+    work = Work(Path(target_dir), models, privacy, key)
     here = _workers(files) if workers is None else workers
     is_shared = workers is None and cluster and cluster.address and _is_large(files)
     with (
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
         _progress(files) as done,
     ):
-        chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
+        chunks = chunks_of(_records(files, traffic.format, Path(scratch)), file_numbers)
         count = make_parts(chunks, work, parts_dir, here, cluster if is_shared else None, done)
     tally, found = Tally(), PrivacyTally()
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)

@@ -1,10 +1,15 @@
-"""Log rows as vLLM and a gateway write them, and files of them."""
+"""Log rows as vLLM and a gateway write them, files of them, and what a reader makes of these."""
 
 import gzip
 import itertools
 import json
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from outrider.data.exchange import Exchange, Reject
+from outrider.data.formats import files_by_format, parse_record, read_records
+from outrider.data.ingest.sources import LogFile
 from tools.nano_r1 import resumes
 
 WORDS = (
@@ -66,3 +71,11 @@ def write_log(path: Path, rows) -> Path:
     )
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def read_exchanges(files: Sequence[LogFile], name: str = "auto") -> Iterator[Exchange | Reject]:
+    """Every outcome of a few files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for found, its_files in files_by_format(files, name).items():
+            for item in read_records(found, its_files, Path(scratch)):
+                yield from [item] if isinstance(item, Reject) else parse_record(found, item)

@@ -7,9 +7,10 @@ from datasets import Dataset, DatasetDict
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
-from outrider.data.formats import format_of, parse_record, read_exchanges
+from outrider.data.formats import format_of, parse_record
 from outrider.data.ingest.sources import log_files
 from tests.data.formats.test_golden import GOLDEN
+from tests.data.logs import read_exchanges
 
 ASKED, ANSWERED = "When is the library open?", "From 10:00 to 13:00."
 ROWS = [

@@ -3,10 +3,10 @@
 import json
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.formats import openai_pairs, parse_record, read_exchanges
+from outrider.data.formats import openai_pairs, parse_record
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
-from tests.data.logs import write_log
+from tests.data.logs import read_exchanges, write_log
 
 PROMPT = "<｜User｜>When is it open?<｜Assistant｜><think>\n"
 TEXT = "Hm.\n</think>\n\nOn Saturdays."

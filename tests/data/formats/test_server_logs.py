@@ -1,10 +1,11 @@
 """Logs of vLLM and SGLang: what the golden logs do not hold."""
 
 from outrider.data.exchange import Exchange
-from outrider.data.formats import format_of, read_exchanges, vllm_log
+from outrider.data.formats import format_of, vllm_log
 from outrider.data.ingest.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.test_golden import GOLDEN
+from tests.data.logs import read_exchanges
 
 
 def log(tmp_path, text):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from outrider.data.exchange import Reject
-from outrider.data.formats import read_exchanges, unpickle
+from outrider.data.formats import unpickle
 from outrider.data.ingest.sources import log_files
+from tests.data.logs import read_exchanges
 
 
 def read(path):
