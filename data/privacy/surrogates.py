@@ -134,21 +134,19 @@ class Surrogates:
     def _email(self, text: str) -> str:
         local, _, domain = text.rpartition("@")
         rng = self._random("EMAIL_ADDRESS", text.lower(), 0)
-        return f"{_pronounceable(local, rng)}@{self._domain(domain)}"
+        return f"{_like(local, rng)}@{self._domain(domain)}"
 
     def _domain(self, domain: str) -> str:
         """One domain for each organization, whatever the address."""
         rng = self._random("domain", domain.lower(), 0)
-        return (
-            f"{_pronounceable('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
-        )
+        return f"{_like('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
 
     def _url(self, text: str) -> str:
         match = URL_PARTS.fullmatch(text)
         assert match is not None
         scheme, host, rest = match.groups()
         rng = self._random("URL", text.lower(), 0)
-        return f"{scheme}{self._domain(host.removeprefix('www.'))}{_pronounceable(rest, rng)}"
+        return f"{scheme}{self._domain(host.removeprefix('www.'))}{_like(rest, rng)}"
 
     def _ip(self, text: str) -> str:
         address, slash, prefix = text.partition("/")
@@ -187,13 +185,17 @@ def respell(text: str, core: str) -> str:
     return "".join(characters)
 
 
-def _like(core: str, rng: random.Random, kept: int) -> str:
-    """Digits for digits and letters for letters; the first `kept` unchanged."""
-    drawn = [
-        str(rng.randrange(10)) if character.isdigit() else rng.choice(string.ascii_uppercase)
-        for character in core[kept:]
-    ]
-    return core[:kept] + "".join(drawn)
+def _like(text: str, rng: random.Random, kept: int = 0) -> str:
+    """Digits for digits and letters for letters in their case; the first `kept` unchanged."""
+    drawn = text[:kept]
+    for character in text[kept:]:
+        if character.isdigit():
+            character = str(rng.randrange(10))
+        elif character.isalpha():
+            letter = rng.choice(string.ascii_lowercase)
+            character = letter.upper() if character.isupper() else letter
+        drawn += character
+    return drawn
 
 
 KEPT = {"CREDIT_CARD": 2, "IBAN_CODE": 4, "US_SSN": 0, "MAC_ADDRESS": 0}
@@ -245,18 +247,3 @@ def _national_number(text: str, regions: list[str]) -> tuple[str, str]:
         if phonenumbers.is_valid_number(number) and digits.endswith(national):
             return str(number.country_code), national
     return "", digits
-
-
-def _pronounceable(text: str, rng: random.Random) -> str:
-    """Letters for letters, alternating vowels and consonants, in their case; digits for digits."""
-    drawn, vowel = [], bool(rng.randrange(2))
-    for character in text:
-        if character.isdigit():
-            drawn.append(str(rng.randrange(10)))
-        elif character.isalpha():
-            letter = rng.choice("aeiou" if vowel else "bdfgklmnprstv")
-            vowel = not vowel
-            drawn.append(letter.upper() if character.isupper() else letter)
-        else:
-            drawn.append(character)
-    return "".join(drawn)
