@@ -62,7 +62,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=5,
+    version=6,
     needs=(),
     settings=_settings,
     sources=_sources,
