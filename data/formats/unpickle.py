@@ -23,6 +23,9 @@ MEMORY = 4 * 2**30
 SECONDS = 120
 """Processor time of the process."""
 
+LONGEST_LINE = 64 * 2**20
+"""Maximum size of a request as JSON, in bytes."""
+
 ASKED = (
     *("rid", "text", "input_ids", "sampling_params", "custom_labels", "session_params"),
     *("lora_path", "image_data", "video_data", "audio_data", "input_embeds"),
@@ -116,8 +119,9 @@ def _requests(requests: list[Any], server: dict[str, Any], left: int) -> Iterato
             line = _line(entry, model)
         except (ValueError, RecursionError):  # a value that holds itself, or a very long number
             line = _reject("nested_too_deeply", "a value that JSON cannot hold")
-        if len(line) > left:
-            line = _reject("pickle_too_large", "its requests share values and exceed the pickle")
+        if len(line) > min(left, LONGEST_LINE):
+            detail = f"a request above {LONGEST_LINE >> 20} MB, or values that many requests share"
+            line = _reject("pickle_too_large", detail)
         left -= len(line)
         yield line
 
