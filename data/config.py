@@ -126,8 +126,8 @@ class PrivacyConfig(_Section):
     regenerate: bool = False
     """With `mode: surrogate`: the target generates a new response to the prompt with surrogates
     where the logged response holds personal data or repeats some of the prompt's. Otherwise the
-    exchange is left out. Capture does this with the logged temperature and top_p and at most as
-    many tokens as were logged; it costs the time of decoding them."""
+    exchange is left out. Capture does this with the logged sampling and at most as many tokens as
+    were logged; it costs the time of decoding them."""
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """What is deleted after the bundle is exported: nothing; the hidden states; or also the table
@@ -255,12 +255,12 @@ class CaptureConfig(_Section):
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target. Likely means within
-    top_p at the logged temperature, or within 0.95 of the mass where top_p is larger; what sampling
-    leaves outside anyway is allowed for. On-policy text has a share of 1. Sequences below the
-    minimum are quarantined (features/quarantine.json): neither trained on nor measured. The run
-    stops if more than half are. On nano R1's traffic, 0 of 383 exact and 1.2 % of 337 retokenized
-    sequences fall below 0.95, and 95 % of completions that answer another prompt. Null: no
-    quarantine."""
+    top_k and top_p at the logged temperature, or within 0.95 of that mass where top_p is larger;
+    what sampling leaves outside anyway is allowed for. On-policy text has a share of 1. Sequences
+    below the minimum are quarantined (features/quarantine.json): neither trained on nor measured.
+    The run stops if more than half are. On nano R1's traffic, 0 of 383 exact and 1.2 % of 337
+    retokenized sequences fall below 0.95, and 95 % of completions that answer another prompt. Null:
+    no quarantine."""
 
     self_check_sequences: int = Field(default=8, ge=1)
     """Sequences on which lm_head over the captured states is compared with the engine's own

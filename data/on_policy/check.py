@@ -23,7 +23,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.on_policy.causes import Verdict, judge
+from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.general_traffic import GENERAL
@@ -88,22 +88,19 @@ def examine(
             "verdict": judge(group, evidence).as_dict(),
         }
 
-    groups: dict[str, dict[str, np.ndarray]] = {}
+    of_slices: dict[str, dict[str, Any]] = {}
     for dimension, names in slices.items():
-        of_name = {name: rows(ids) for name, ids in names.items()}
-        groups[dimension] = {name: rows_N for name, rows_N in of_name.items() if len(rows_N)}
+        present = {name: rows_N for name, ids in names.items() if len(rows_N := rows(ids))}
+        of_slices[dimension] = {name: described(rows_N) for name, rows_N in present.items()}
     everything = described(np.arange(len(evidence)))
-    everything["verdict"] = _localised(evidence, judge(evidence), groups).as_dict()
     report: dict[str, Any] = {
         "min_on_policy": min_on_policy,
-        "all": everything,
+        "all": {**everything, "verdict": _localised(everything["verdict"], of_slices)},
         "parts": {
             part: described(rows(parts[part])) for part in (*PARTS, GENERAL) if part in parts
         },
-        "slices": {},
+        "slices": of_slices,
     }
-    for dimension, of_name in groups.items():
-        report["slices"][dimension] = {name: described(rows_N) for name, rows_N in of_name.items()}
     write_json(store.directory / FILE, report, private=True)
     ids = table["sequence_id"][:]
     write_quarantine(
@@ -160,31 +157,22 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return rows
 
 
-def _localised(
-    evidence: Evidence, verdict: Verdict, groups: Mapping[str, Mapping[str, np.ndarray]]
-) -> Verdict:
-    """Returns the cause with the slices it is confined to.
+def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The cause with the slices it is confined to, from the largest of them.
 
     Where some slices of a dimension are on-policy and others are not, the verdict names the others.
     Of several dimensions, the one with the fewest off-policy sequences is used.
     """
-    if verdict.own is not False:
+    confined = []
+    for dimension, names in slices.items():
+        off = {name: one for name, one in names.items() if one["verdict"]["own"] is False}
+        if off and any(one["verdict"]["own"] for one in names.values()):
+            confined.append((sum(one["sequences"] for one in off.values()), dimension, off))
+    if verdict["own"] is not False or not confined:
         return verdict
-    explained = None
-    for dimension, names in groups.items():
-        own = {name: judge(evidence.take(rows_N), evidence).own for name, rows_N in names.items()}
-        off = [name for name, is_own in own.items() if is_own is False]
-        if off and True in own.values():
-            rows_N = np.concatenate([names[name] for name in off])
-            if explained is None or len(rows_N) < len(explained[0]):
-                explained = rows_N, f"{dimension} {', '.join(off)}"
-    if explained is None:
-        return verdict
-    rows_N, where = explained
-    cause = judge(evidence.take(rows_N), evidence)
-    if cause.own is not False:
-        return verdict
-    return Verdict(False, cause.cause, f"only in {where}: {cause.text}")
+    _, dimension, off = min(confined, key=lambda one: one[0])
+    cause = max(off.values(), key=lambda one: one["sequences"])["verdict"]
+    return {**cause, "text": f"only in {dimension} {', '.join(off)}: {cause['text']}"}
 
 
 def write_quarantine(

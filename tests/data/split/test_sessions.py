@@ -111,7 +111,7 @@ def test_the_parts_do_not_depend_on_the_order_of_the_log(tmp_path, kind):
 def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):
     rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
     rows[85] = ("s85", 85.0, prompt(75))
-    rows[95] = ("s95", 95.0, prompt(3))
+    rows[95] = ("s95", 95.0, prompt(3).replace("w", "W") + " thanks")
     result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
     assert result["left_out"] == {
         "0-85": "near_identical_to_a_validation_prompt",

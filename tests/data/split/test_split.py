@@ -49,16 +49,6 @@ def shuffled_sessions(sessions=50, seed=0):
     return rows
 
 
-def test_each_row_is_in_one_part_or_left_out(tmp_path):
-    rows = shuffled_sessions()
-    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
-    everywhere = [sequence_id for part in PARTS for sequence_id in result[part]] + list(
-        result["left_out"]
-    )
-    assert sorted(everywhere) == sorted(f"0-{index}" for index in range(len(rows)))
-    assert set(result["left_out"].values()) == {"session_began_in_an_earlier_part"}
-
-
 def test_parts_follow_each_other_in_time_and_share_no_session(tmp_path):
     rows = shuffled_sessions()
     result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
@@ -73,6 +63,9 @@ def test_parts_follow_each_other_in_time_and_share_no_session(tmp_path):
         assert times == sorted(times)
     assert len({session for session, _, _ in of["heldout"]}) == 10
     assert len({session for session, _, _ in of["validation"]}) == 5
+    everywhere = [*itertools.chain(*(result[part] for part in PARTS)), *result["left_out"]]
+    assert sorted(everywhere) == sorted(f"0-{index}" for index in range(len(rows)))
+    assert set(result["left_out"].values()) == {"session_began_in_an_earlier_part"}
 
 
 def test_a_row_without_a_time_follows_the_row_before_it_in_the_log(tmp_path):
@@ -92,17 +85,6 @@ def test_traffic_without_times_is_split_in_the_order_of_the_log(tmp_path):
     assert [*result["train"], *result["validation"]] == [f"0-{row}" for row in range(6)]
     assert result["heldout"] == ["0-6", "0-7"]
     assert result["left_out"] == dict.fromkeys(["0-8", "0-9"], "session_began_in_an_earlier_part")
-
-
-def test_training_prompts_are_left_out_of_the_other_parts(tmp_path):
-    rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
-    rows[85] = ("s85", 85.0, prompt(3).replace("w", "W"))  # the same words
-    rows[95] = ("s95", 95.0, prompt(4) + " thanks")
-    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
-    assert result["left_out"] == dict.fromkeys(
-        ["0-85", "0-95"], "near_identical_to_a_training_prompt"
-    )
-    assert len(result["train"]) == 70
 
 
 def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
