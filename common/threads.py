@@ -28,5 +28,5 @@ def in_daemon_thread(
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=work.__name__, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     return future
